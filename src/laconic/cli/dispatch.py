@@ -1,0 +1,177 @@
+"""From the words typed after `laconic` to one command, and from any error to one line and an exit code.
+
+    0    done
+    2    a LaconicError or a wrong option: one line on stderr, "laconic: error: ..."
+    130  interrupted from the keyboard
+    141  the reader of our output went away (`laconic list | head -1`)
+
+To add a command, write laconic/cli/NAME.py with
+
+    Arguments   a frozen, keyword-only dataclass; its docstrings are the help texts
+    run         run(arguments: Arguments) -> int, the exit code
+
+and add its line to COMMANDS. A command's module is imported only when that command is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+from laconic.cli.terminal import emit, printable, silence_stdout
+from laconic.errors import LaconicError, UsageError, did_you_mean, one_line
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of the table of commands."""
+
+    name: str
+    help: str
+    module: str
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("list", "every method and preset, with its settings", "laconic.cli.list"),
+    Command("explain", "what a strategy does, and the bytes it sends per step", "laconic.cli.explain"),
+    Command("doctor", "what this machine has, what it lacks, what to do about it", "laconic.cli.doctor"),
+)
+"""Every command, in the order in which `laconic` shows them."""
+
+_EXAMPLES = (
+    "laconic list",
+    "laconic explain ddp-bf16 --workers 8 --params 125M",
+    'laconic explain "bsp / all_reduce / fp16 + error_feedback / wfbp"',
+)
+
+
+class CommandModule(Protocol):
+    """What a command's module holds."""
+
+    # `Arguments` is a class inside the module, so it keeps a class's name.
+    Arguments: type[DataclassInstance]
+
+    def run(self, arguments: object) -> int:
+        """Carry the command out and return the exit code."""
+        ...
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code; `arguments` are the words after `laconic`."""
+    try:
+        return _run(sys.argv[1:] if arguments is None else arguments)
+    except LaconicError as exc:
+        print(f"laconic: error: {printable(one_line(exc, 2000))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        silence_stdout()
+        return 141
+
+
+def _run(words: Sequence[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        emit(_overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        from laconic import __version__
+
+        emit(f"laconic {__version__}\n")
+        return 0
+    command = _lookup(words[0])
+    try:
+        module = cast(CommandModule, importlib.import_module(command.module))
+        arguments = _parse(module, command, words[1:])
+    except ModuleNotFoundError as exc:
+        # The library itself runs with torch and numpy alone, so an installation without these two is legal.
+        if (exc.name or "").partition(".")[0] not in ("rich", "tyro"):
+            raise
+        raise UsageError(f'the laconic command needs {exc.name}. Install it with "pip install rich tyro".') from exc
+    return 0 if arguments is None else module.run(arguments)
+
+
+def _lookup(name: str) -> Command:
+    for command in COMMANDS:
+        if command.name == name:
+            return command
+    found = one_line(name, 40)
+    if name.startswith("-"):
+        raise UsageError(
+            f'there is no option "{found}" before a command; known are --help and --version. '
+            'Options of a command follow its name, as in "laconic list --json".'
+        )
+    raise UsageError(f'there is no command "{found}". {did_you_mean(name, [command.name for command in COMMANDS])}')
+
+
+def _overview() -> str:
+    width = max(len(command.name) for command in COMMANDS)
+    commands = "".join(f"  {command.name:<{width}}  {command.help}\n" for command in COMMANDS)
+    examples = "".join(f"  {example}\n" for example in _EXAMPLES)
+    return (
+        "laconic: PyTorch training where the network is the bottleneck.\n"
+        "\n"
+        f"Commands (laconic COMMAND --help says more):\n{commands}"
+        "\n"
+        f"Try next:\n{examples}"
+    )
+
+
+def _parse(module: CommandModule, command: Command, words: Sequence[str]) -> object | None:
+    """The command's Arguments, or None when only help was asked for."""
+    import tyro
+
+    options = list(words)
+    before_separator = options[: options.index("--")] if "--" in options else options
+    if "-h" in before_separator or "--help" in before_separator:
+        # Alone, because tyro leaves positional arguments it has already read out of its help.
+        options = ["--help"]
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            arguments, unknown = tyro.cli(
+                module.Arguments,
+                args=options,
+                prog=f"laconic {command.name}",
+                return_unknown_args=True,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as exc:
+        if not exc.code:
+            return None
+        raise UsageError(
+            f'{command.name}: {_in_one_line(complaint.getvalue(), command)} See "laconic {command.name} --help".'
+        ) from exc
+    if unknown:
+        raise _unknown(module, command, unknown[0])
+    return arguments
+
+
+def _in_one_line(complaint: str, command: Command) -> str:
+    """What tyro says in a box of several lines: without the box, its title, and its pointer to the help text."""
+    frame = " │╭╮╰╯─"
+    lines = [line.strip(frame) for line in complaint.splitlines()]
+    told = [line for line in lines if line.strip("-")][1:]
+    end = next((index for index, line in enumerate(told) if line.startswith("For full helptext")), len(told))
+    sentence = " ".join(told[:end]).replace(f"Missing from laconic {command.name}:", "missing")
+    return one_line(sentence or "these arguments cannot be read.", 400)
+
+
+def _unknown(module: CommandModule, command: Command, word: str) -> UsageError:
+    fields = dataclasses.fields(module.Arguments)
+    if not word.startswith("-"):
+        takes_text = any(field.default is dataclasses.MISSING for field in fields)
+        advice = " Put a strategy that contains spaces in quotes." if takes_text else ""
+        return UsageError(f'{command.name}: "{one_line(word, 40)}" is one argument too many.{advice}')
+    known = [f"--{field.name.replace('_', '-')}" for field in fields if field.default is not dataclasses.MISSING]
+    name = word.partition("=")[0]
+    return UsageError(f'{command.name}: there is no option "{one_line(name, 40)}". {did_you_mean(name, known)}')

@@ -1,0 +1,203 @@
+"""`laconic explain STRATEGY`: what it does in words, what it sends, what it cannot be combined with.
+
+With --json, one stable document:
+
+    {"strategy": str,                       canonical text
+     "settings": {AXIS: {"name": str, SETTING: value, ..., "with": [{"name": str, ...}]}},
+     "workers": int, "params": int,
+     "wire_bytes_per_step": int,            what each worker sends, from the strategy's own formulas
+     "uncompressed_bytes_per_step": int,    the same for one plain fp32 all-reduce, 2 (n-1)/n * 4 params
+     "ratio": float | null,                 uncompressed / wire; null when nothing is sent (one worker)
+     "cannot_combine": [str],
+     "words": [str]}                        one sentence or more per axis
+
+"settings" is the complete TOML table, so `Strategy.from_table` reads it back to the same strategy.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated
+
+import tyro
+from rich.console import Group
+from rich.padding import Padding
+from rich.text import Text
+
+from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
+from laconic.compression import Compressor
+from laconic.core.tensor import TensorSpec
+from laconic.core.transport import all_reduce_sent
+from laconic.errors import UsageError, one_line
+from laconic.settings import Method
+from laconic.strategy import AXES, Strategy
+from laconic.units import human_bytes, human_seconds
+
+_LINKS_BPS = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10, "100 Gbit/s": 1e11}
+_MOST_WORKERS = 1_000_000
+_MOST_PARAMS = 10**15
+_COUNT = re.compile(r"([+-]?(?:\d[\d_]*(?:\.\d+)?|\.\d+)(?:e\+?\d{1,3})?)\s*([kmbgt]?)", re.IGNORECASE | re.ASCII)
+_SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_NOT_COUNTED = (
+    "Module buffers (BatchNorm statistics) are broadcast from rank 0 in every step, as DDP does.",
+    "A step in which some parameter is unused on all ranks (or gets only zeros) costs one more small exchange: one "
+    'byte per parameter tensor, counted as "control" traffic.',
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Say what a strategy does, how many bytes each worker sends per step, and what it cannot be combined with."""
+
+    strategy: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STRATEGY")]
+    """A preset, one-line text in quotes, or a file that ends in .toml."""
+    workers: Annotated[str, tyro.conf.arg(metavar="N")] = "4"
+    """Number of workers."""
+    params: Annotated[str, tyro.conf.arg(metavar="N")] = "25M"
+    """Number of fp32 parameters: 25000000, 25_000_000, 25M, 1.5B."""
+    json: bool = False
+    """Print JSON instead of text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Explanation:
+    strategy: Strategy
+    workers: int
+    params: int
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.strategy.wire_bytes_per_step([self._model], self.workers)
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        return all_reduce_sent(self._model.nbytes, self.workers)
+
+    @property
+    def ratio(self) -> float | None:
+        return self.uncompressed_bytes / self.wire_bytes if self.wire_bytes else None
+
+    @property
+    def _model(self) -> TensorSpec:
+        return TensorSpec("model", (self.params,))
+
+
+def run(arguments: Arguments) -> int:
+    """Print the explanation."""
+    workers = parse_count(arguments.workers, "--workers", at_most=_MOST_WORKERS, example="8")
+    params = parse_count(arguments.params, "--params", at_most=_MOST_PARAMS, example="125M or 1.5B")
+    if arguments.strategy.endswith(".toml"):
+        strategy = Strategy.load(arguments.strategy)
+    else:
+        strategy = Strategy.parse(arguments.strategy)
+    explanation = _Explanation(strategy=strategy, workers=workers, params=params)
+    if arguments.json:
+        emit_json(_as_json(explanation))
+    else:
+        emit_sections(
+            Text(str(strategy), style="bold"),
+            _what_it_does(strategy),
+            _what_it_sends(explanation),
+            _time_on_links(explanation),
+            _bullets("Sent besides, not counted above", _NOT_COUNTED),
+            _bullets(
+                "Cannot be combined with",
+                strategy.cannot_combine() or ["Nothing known: every registered wrapper fits on top of it."],
+            ),
+        )
+    return 0
+
+
+def parse_count(text: str, where: str, *, at_most: int, example: str) -> int:
+    """Read a whole number from 1 to `at_most`: 25000000, 25_000_000, 25M, 1.5B, 1e9."""
+    match = _COUNT.fullmatch(text.strip())
+    # Decimal, because 1.1B is 1100000000 and not the nearest float; compared before it becomes an int, because
+    # int(Decimal("1e999999")) would fill the memory.
+    value = Decimal(match[1].replace("_", "")) * _SCALES[match[2].lower()] if match else None
+    if value is None or not 1 <= value <= at_most or value != int(value):
+        raise UsageError(
+            f'{where} must be a whole number from 1 to {at_most:,}, such as {example}, got "{one_line(text, 60)}".'
+        )
+    return int(value)
+
+
+def _as_json(explanation: _Explanation) -> dict[str, object]:
+    strategy = explanation.strategy
+    return {
+        "strategy": str(strategy),
+        "settings": tomllib.loads(strategy.to_toml())["strategy"],
+        "workers": explanation.workers,
+        "params": explanation.params,
+        "wire_bytes_per_step": explanation.wire_bytes,
+        "uncompressed_bytes_per_step": explanation.uncompressed_bytes,
+        "ratio": explanation.ratio,
+        "cannot_combine": strategy.cannot_combine(),
+        "words": [f"{axis}: " + " ".join(_in_words(method) for method in _layers(strategy, axis)) for axis in AXES],
+    }
+
+
+def _layers(strategy: Strategy, axis: str) -> list[Method]:
+    """The methods of one axis as text names them: the base, then what wraps it."""
+    method: Method = getattr(strategy, axis)
+    if isinstance(method, Compressor):
+        return [*reversed([*method.layers()])]
+    return [method]
+
+
+def _in_words(method: Method) -> str:
+    helps = method.setting_help()
+    settings = [
+        f"{key}={setting.show(getattr(method, key))}: {helps[key]}" for key, setting in method.declared().items()
+    ]
+    return " ".join([f"{method.name}. {method.summary()}", *settings])
+
+
+def _what_it_does(strategy: Strategy) -> Group:
+    table = plain_table()
+    for axis in AXES:
+        for depth, method in enumerate(_layers(strategy, axis)):
+            helps = method.setting_help()
+            settings = {
+                f"{key}={setting.show(getattr(method, key))}": helps[key] for key, setting in method.declared().items()
+            }
+            summary = Text.assemble((f"+ {method.name}" if depth else method.name, "cyan"), f": {method.summary()}")
+            label = Text("" if depth else f"  {axis}", style="dim", no_wrap=True)
+            table.add_row(label, summary_with_settings(summary, settings))
+    return Group(Text("What it does", style="bold"), table)
+
+
+def _what_it_sends(explanation: _Explanation) -> Group:
+    table = plain_table()
+    for label, num_bytes in (
+        ("this strategy", explanation.wire_bytes),
+        ("uncompressed all-reduce", explanation.uncompressed_bytes),
+    ):
+        table.add_row(f"  {label}", Text(human_bytes(num_bytes), justify="right"), f"{num_bytes:,} bytes")
+    if explanation.ratio is None:
+        verdict = "one worker sends nothing"
+    elif explanation.ratio == 1:
+        verdict = "as many bytes as the uncompressed all-reduce"
+    elif explanation.ratio > 1:
+        verdict = f"{explanation.ratio:.3g} times fewer bytes than the uncompressed all-reduce"
+    else:
+        verdict = f"{1 / explanation.ratio:.3g} times MORE bytes than the uncompressed all-reduce"
+    workers = "1 worker" if explanation.workers == 1 else f"{explanation.workers:,} workers"
+    title = f"Bytes each worker sends per step ({workers}, {explanation.params:,} fp32 parameters)"
+    return Group(Text(title, style="bold"), table, Text(f"  {verdict}"))
+
+
+def _time_on_links(explanation: _Explanation) -> Group:
+    table = plain_table("  link", "this strategy", "uncompressed", numbers=("this strategy", "uncompressed"))
+    for link, rate_bps in _LINKS_BPS.items():
+        times = [
+            human_seconds(8 * sent / rate_bps) for sent in (explanation.wire_bytes, explanation.uncompressed_bytes)
+        ]
+        table.add_row(f"  {link}", *times)
+    return Group(Text("Time per step on the link: at least, from bytes alone", style="bold"), table)
+
+
+def _bullets(title: str, lines: tuple[str, ...] | list[str]) -> Group:
+    return Group(Text(title, style="bold"), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines))

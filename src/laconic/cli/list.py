@@ -1,0 +1,103 @@
+"""`laconic list`: every method on every axis, and the presets.
+
+With --json, one stable document:
+
+    {"axes": {AXIS: [{"name": str, "summary": str, "wrapper": bool,
+                      "lossless": bool,                                   compression only
+                      "settings": [{"name": str, "kind": str, "default": value,
+                                    "allowed": str, "help": str}]}]},
+     "presets": [{"name": str, "strategy": str, "what": str}]}
+
+AXIS is synchronization, architecture, compression, scheduling, in this order. A default is in the base unit (bytes,
+seconds), so a number stays a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from rich.console import Group
+from rich.text import Text
+
+from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
+from laconic.compression import Compressor, Wrapper
+from laconic.settings import Method
+from laconic.strategy import AXES, PRESETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Show every method on each of the four axes with its settings, and the presets."""
+
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def run(arguments: Arguments) -> int:
+    """Print the list."""
+    if arguments.json:
+        emit_json(
+            {
+                "axes": {axis: [_method_as_json(method) for method in registry] for axis, registry in AXES.items()},
+                "presets": [{"name": name, "strategy": text, "what": what} for name, (text, what) in PRESETS.items()],
+            }
+        )
+    else:
+        emit_sections(*(_axis_as_text(axis) for axis in AXES), _presets_as_text(), _last_words())
+    return 0
+
+
+def _method_as_json(method: type[Method]) -> dict[str, object]:
+    defaults = {field.name: field.default for field in dataclasses.fields(method)}
+    helps = method.setting_help()
+    entry: dict[str, object] = {
+        "name": method.name,
+        "summary": method.summary(),
+        "wrapper": issubclass(method, Wrapper),
+    }
+    if issubclass(method, Compressor):
+        entry["lossless"] = method.lossless
+    entry["settings"] = [
+        {
+            "name": key,
+            "kind": setting.kind,
+            "default": defaults[key],
+            "allowed": setting.allowed(),
+            "help": helps[key],
+        }
+        for key, setting in method.declared().items()
+    ]
+    return entry
+
+
+def _axis_as_text(axis: str) -> Group:
+    registry = AXES[axis]
+    table = plain_table()
+    for method in registry:
+        is_wrapper = issubclass(method, Wrapper)
+        name = f"  + {method.name}" if is_wrapper else f"  {method.name}"
+        summary = Text(method.summary())
+        if is_wrapper:
+            summary.append("\nA wrapper: write it after another method and a +.", style="dim")
+        defaults = {field.name: field.default for field in dataclasses.fields(method)}
+        settings = {
+            f"{key}={setting.show(defaults[key])}": ("one of: " if setting.kind == "choice" else "") + setting.allowed()
+            for key, setting in method.declared().items()
+        }
+        table.add_row(Text(name, style="cyan", no_wrap=True), summary_with_settings(summary, settings))
+    return Group(Text.assemble((axis, "bold"), f": {registry.contract.summary()}"), table)
+
+
+def _presets_as_text() -> Group:
+    table = plain_table()
+    for name, (text, what) in PRESETS.items():
+        table.add_row(Text(f"  {name}", style="cyan", no_wrap=True), Text.assemble(f"{text}\n", (what, "dim")))
+    return Group(Text.assemble(("presets", "bold"), ": strategies with a name of their own"), table)
+
+
+def _last_words() -> Text:
+    return Text(
+        f"A strategy names one method per axis:\n  {' / '.join(AXES)}\n"
+        "Parts left off at the end take their defaults. Look at one with\n  laconic explain ddp-bf16"
+    )

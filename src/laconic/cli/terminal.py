@@ -1,0 +1,92 @@
+"""How commands print: colour on a terminal, the same words without it in a pipe, JSON on request."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from laconic.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+
+def emit(text: str) -> None:
+    """Write to standard output now, so that a full disk or a closed pipe is met here and not at exit."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        silence_stdout()
+        raise UsageError(f"cannot write the output: {exc.strerror}.") from exc
+
+
+def emit_json(value: object) -> None:
+    """Write `value` as indented JSON."""
+    emit(f"{json.dumps(value, indent=2)}\n")
+
+
+def emit_sections(*sections: RenderableType) -> None:
+    """Write rich tables and texts with an empty line between them."""
+    console = stdout_console()
+    # Rich ends the process by itself on a broken pipe; captured text goes through `emit`, which raises instead.
+    with console.capture() as capture:
+        for index, section in enumerate(sections):
+            if index:
+                console.print()
+            console.print(section)
+    emit("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+
+def stdout_console() -> Console:
+    """A rich console that never reads user text as markup."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+
+
+def plain_table(*headers: str, numbers: Iterable[str] = ()) -> Table:
+    """A table of words and spaces, so that a pipe gets the same text; columns in `numbers` are set to the right."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=bool(headers), pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for header in headers:
+        table.add_column(header, justify="right" if header in set(numbers) else "left")
+    return table
+
+
+def summary_with_settings(summary: Text, settings: Mapping[str, str]) -> RenderableType:
+    """A method's summary, and beneath it each "name=value" with what there is to say about it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    if not settings:
+        return summary
+    table = plain_table()
+    for assignment, about in settings.items():
+        table.add_row(Text(f"  {assignment}", style="bold", no_wrap=True), Text(about, style="dim"))
+    return Group(summary, table)
+
+
+def printable(text: str) -> str:
+    """`text` with control characters spelled out, so that what a user typed cannot steer the terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def silence_stdout() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush at exit has nowhere to fail."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123  os.dup2 needs a descriptor
+        os.dup2(nowhere.fileno(), descriptor)

@@ -1,0 +1,56 @@
+"""Send gradients in a 16-bit floating-point format: fp16 and bf16 are the two leaves of one idea."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Compressor
+from laconic.core.exchange import Round
+from laconic.core.payload import Payload
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast(Compressor):
+    """Round every value to `wire_dtype` and add up in that precision."""
+
+    wire_dtype: ClassVar[torch.dtype]
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """The rounded copy (the tensor itself if it has that type already)."""
+        return Payload((flat.to(self.wire_dtype),))
+
+    def decode(self, payload: Payload, out: torch.Tensor) -> None:
+        """Widen again."""
+        if payload.tensors[0] is not out:
+            out.copy_(payload.tensors[0])
+
+    def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
+        """One sum of two bytes per element."""
+        return (Round("sum", bucket.numel * self.wire_dtype.itemsize),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp16(Cast):
+    """Round to IEEE half precision: 11 significant bits, largest value 65504, beyond which values become infinite.
+
+    decoded = fp32(fp16(g))
+    """
+
+    name: ClassVar[str] = "fp16"
+    wire_dtype: ClassVar[torch.dtype] = torch.float16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16(Cast):
+    """Round to bfloat16: 8 significant bits and the range of fp32, so nothing overflows.
+
+    decoded = fp32(bf16(g))
+    """
+
+    name: ClassVar[str] = "bf16"
+    wire_dtype: ClassVar[torch.dtype] = torch.bfloat16

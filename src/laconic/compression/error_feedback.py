@@ -1,0 +1,45 @@
+"""Remember what compression lost and add it to the next step's gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Wrapper
+from laconic.core.payload import Payload
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
+
+_RESIDUAL = "error_feedback.residual"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorFeedback(Wrapper):
+    """Keep what compression lost and send it with the next step.
+
+        p = g + e,   send C(p),   e = p - decode(C(p))
+
+    g is already divided by the number of workers, so residuals of several workers add up to the update still owed.
+
+    Reference: Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019, arXiv:1901.09847.
+    """
+
+    name: ClassVar[str] = "error_feedback"
+
+    def init(self, bucket: Bucket) -> BucketState:
+        """A residual of zero per element, beside the inner state."""
+        state = self.inner.init(bucket)
+        state.flat[_RESIDUAL] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+        return state
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """Encode the corrected gradient and keep the new error."""
+        residual = state.flat[_RESIDUAL]
+        corrected = flat + residual
+        payload = self.inner.encode(corrected, state)
+        # The payload may be `corrected` itself, so the error is formed in the residual's own memory.
+        self.inner.decode(payload, residual)
+        torch.sub(corrected, residual, out=residual)
+        return payload

@@ -1,0 +1,1 @@
+"""The vocabulary every room shares: what is sent, over what, when, and what is remembered. No algorithm lives here."""

@@ -1,0 +1,111 @@
+"""One record format for everything that happens: runtime, lab and simulator write it, reports read it.
+
+A record is one JSON object on one line. Five keys are always there: kind, time_s (of the clock in use), rank, step
+and, for things that last, duration_s; what else a kind carries stands beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from laconic.errors import LaconicError, one_line
+
+Scalar = str | int | float | bool | None
+_FIXED = ("kind", "time_s", "rank", "step", "duration_s")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened at one time on one rank."""
+
+    kind: str
+    time_s: float
+    rank: int
+    step: int
+    duration_s: float = 0.0
+    data: dict[str, Scalar] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """This event as one line."""
+        fixed = {key: getattr(self, key) for key in _FIXED}
+        return json.dumps({**fixed, **self.data}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Event:
+        """Read one line back."""
+        try:
+            record = json.loads(line)
+            fixed = {key: record.pop(key) for key in _FIXED}
+            return cls(**fixed, data=record)
+        except (ValueError, KeyError, AttributeError, TypeError) as exc:
+            raise LaconicError(f"not an event record: {one_line(line, 80)} ({one_line(exc, 80)}).") from exc
+
+
+class EventSink(Protocol):
+    """Takes events; may be called from several threads."""
+
+    def write(self, event: Event) -> None:
+        """Take one event."""
+        ...
+
+
+class DiscardEvents:
+    """Keeps nothing."""
+
+    def write(self, event: Event) -> None:
+        """Forget the event."""
+
+
+class EventList:
+    """Keeps events in memory."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def write(self, event: Event) -> None:
+        """Append; list.append is atomic."""
+        self.events.append(event)
+
+
+class EventLog:
+    """Appends events to a JSONL file, one whole line at a time."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        try:
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as exc:
+            raise LaconicError(f"cannot write events to {self.path}: {exc.strerror}.") from exc
+
+    def write(self, event: Event) -> None:
+        """Append one line."""
+        line = event.to_json() + "\n"
+        with self._lock:
+            if self._file.closed:
+                raise LaconicError(f"the event log {self.path} is closed.")
+            self._file.write(line)
+
+    def close(self) -> None:
+        """Flush and close; closing twice is fine."""
+        with self._lock:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_events(lines: Iterable[str]) -> Iterator[Event]:
+    """Every event of an open log, blank lines skipped."""
+    return (Event.from_json(line) for line in lines if line.strip())

@@ -1,0 +1,51 @@
+"""The contract between WHAT is sent and WITH WHOM: a compressor asks a Group for sums or gathers, in rounds.
+
+An exchange is a generator that yields the Work of each round it has issued and is resumed when that round is done,
+so one thread can keep many exchanges in flight and every rank issues them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from laconic.core.transport import Work
+
+RoundKind = Literal["sum", "gather"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of an exchange as data: what every rank contributes, and how the contributions meet."""
+
+    kind: RoundKind
+    nbytes: int
+    """Bytes each rank contributes."""
+
+
+Exchange = Generator[Work, None, None]
+
+
+def one_round(work: Work) -> Exchange:
+    """An exchange that consists of one operation already started."""
+    yield work
+
+
+class Group(Protocol):
+    """The ranks an architecture averages over, as a compressor sees them."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks that contribute."""
+        ...
+
+    def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
+        """Start replacing each tensor by its sum over the group."""
+        ...
+
+    def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
+        """Start collecting `tensor` of every rank; the second value has one row per rank once the work is done."""
+        ...

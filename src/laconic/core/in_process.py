@@ -1,0 +1,316 @@
+"""Ranks as threads of one process: every strategy can be tried and tested without a cluster.
+
+    cluster = InProcessCluster(4)
+    losses = cluster.run(lambda transport: train(laconic.attach(model(), ..., transport=transport)))
+
+Sums are formed in rank order, so results are reproducible bit for bit. Ranks that call different operations get an
+error that shows both calls, instead of the hang or the mixed-up data a real network would give.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from laconic.core.transport import (
+    DoneWork,
+    Purpose,
+    ReduceOp,
+    Traffic,
+    Work,
+    all_gather_sent,
+    all_reduce_sent,
+    broadcast_sent,
+    shard_exchange_sent,
+)
+from laconic.errors import CommunicationError, LaconicError, PeerLost, one_line
+
+Result = TypeVar("Result")
+_SLICE_S = 0.05
+"""How long a wait sleeps before it looks whether a peer has failed."""
+
+
+class InProcessCluster:
+    """A fixed number of ranks in this process."""
+
+    def __init__(self, world_size: int, *, timeout_s: float = 30.0) -> None:
+        if world_size < 1:
+            raise LaconicError(f"world_size must be >= 1, got {world_size}.")
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self._lock = threading.Condition()
+        self._meetings: dict[int, _Meeting] = {}
+        self._mail: defaultdict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
+        self._failure: tuple[int, str] | None = None
+        self._status: dict[int, str] = {}
+
+    def transport(self, rank: int) -> InProcessTransport:
+        """The transport of one rank; use each from one thread at a time."""
+        return InProcessTransport(self, rank)
+
+    def run(self, work: Callable[[InProcessTransport], Result]) -> list[Result]:
+        """Call `work` once per rank, each in a thread of its own; results in rank order.
+
+        If a rank raises, the others stop waiting for it and the first rank's error is raised here.
+        """
+        results: dict[int, Result] = {}
+        errors: list[BaseException] = []
+
+        def one_rank(rank: int) -> None:
+            transport = self.transport(rank)
+            try:
+                results[rank] = work(transport)
+            except BaseException as exc:  # noqa: BLE001 - carried to the caller's thread below
+                errors.append(exc)
+                transport.fail(f"raised {type(exc).__name__}: {one_line(exc)}")
+
+        threads = [
+            threading.Thread(target=one_rank, args=(rank,), name=f"rank-{rank}", daemon=True)
+            for rank in range(self.world_size)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise next((error for error in errors if not isinstance(error, PeerLost)), errors[0])
+        return [results[rank] for rank in range(self.world_size)]
+
+
+class _Meeting:
+    """One collective: what each rank brought, done once all have come."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, str] = {}
+        self.outputs: dict[int, torch.Tensor] = {}
+        self.inputs: dict[int, torch.Tensor] = {}
+        self.done = threading.Event()
+        self.error: CommunicationError | None = None
+
+
+class _MeetingWork:
+    def __init__(self, transport: InProcessTransport, meeting: _Meeting, operation: str) -> None:
+        self._transport = transport
+        self._meeting = meeting
+        self._operation = operation
+
+    def wait(self) -> None:
+        cluster = self._transport.cluster
+        waited_s = 0.0
+        while not self._meeting.done.wait(_SLICE_S):
+            waited_s += _SLICE_S
+            self._transport.check(self._operation)
+            if waited_s >= cluster.timeout_s:
+                missing = [rank for rank in range(cluster.world_size) if rank not in self._meeting.calls]
+                raise CommunicationError(
+                    f"{self._operation} did not finish in {cluster.timeout_s:g} s on rank {self._transport.rank}: "
+                    + "; ".join(f"rank {rank} is {cluster._status.get(rank, 'silent')}" for rank in missing)
+                    + "."
+                )
+        if self._meeting.error is not None:
+            raise self._meeting.error
+
+    def done(self) -> bool:
+        return self._meeting.done.is_set()
+
+
+class _ReceiveWork:
+    def __init__(
+        self, transport: InProcessTransport, receives: Sequence[tuple[int, torch.Tensor]], operation: str
+    ) -> None:
+        self._transport = transport
+        self._receives = receives
+        self._operation = operation
+
+    def wait(self) -> None:
+        cluster, rank = self._transport.cluster, self._transport.rank
+        for peer, tensor in self._receives:
+            waited_s = 0.0
+            with cluster._lock:
+                while not cluster._mail[peer, rank]:
+                    self._transport.check(self._operation)
+                    if waited_s >= cluster.timeout_s:
+                        raise CommunicationError(
+                            f"{self._operation} on rank {rank} got nothing from rank {peer} in {cluster.timeout_s:g} s."
+                        )
+                    cluster._lock.wait(_SLICE_S)
+                    waited_s += _SLICE_S
+                sent = cluster._mail[peer, rank].popleft()
+            if sent.shape != tensor.shape or sent.dtype != tensor.dtype:
+                raise CommunicationError(
+                    f"{self._operation}: rank {peer} sent {tuple(sent.shape)} {sent.dtype}, "
+                    f"rank {rank} expected {tuple(tensor.shape)} {tensor.dtype}."
+                )
+            tensor.copy_(sent)
+        self._receives = ()
+
+    def done(self) -> bool:
+        # Only the first of several letters from one peer can be seen; `wait` is what takes them out.
+        cluster, rank = self._transport.cluster, self._transport.rank
+        with cluster._lock:
+            return all(cluster._mail[peer, rank] for peer, _ in self._receives)
+
+
+class InProcessTransport:
+    """One rank of an InProcessCluster."""
+
+    def __init__(self, cluster: InProcessCluster, rank: int) -> None:
+        self.cluster = cluster
+        self.rank = rank
+        self.world_size = cluster.world_size
+        self.traffic = Traffic()
+        self.control_device = torch.device("cpu")
+        self.description = f"{cluster.world_size} threads of one process"
+        self._sequence = 0
+
+    def _meet(
+        self,
+        operation: str,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        finish: Callable[[_Meeting], None],
+        *,
+        sent: int,
+        purpose: Purpose,
+        what: str,
+    ) -> Work:
+        if self.world_size == 1:
+            meeting = _Meeting()
+            meeting.inputs[0], meeting.outputs[0] = tensor, output
+            finish(meeting)
+            return DoneWork()
+        self.traffic.count(purpose, operation, sent)
+        label = f"{operation} of {what or 'a tensor'}"
+        cluster = self.cluster
+        with cluster._lock:
+            number, self._sequence = self._sequence, self._sequence + 1
+            meeting = cluster._meetings.setdefault(number, _Meeting())
+            meeting.calls[self.rank] = f"{label}, {tuple(tensor.shape)} {tensor.dtype}"
+            meeting.inputs[self.rank], meeting.outputs[self.rank] = tensor, output
+            complete = len(meeting.calls) == self.world_size
+            if complete:
+                del cluster._meetings[number]
+        if complete:
+            calls = sorted(meeting.calls.items())
+            other = next((item for item in calls if item[1] != calls[0][1]), None)
+            if other is not None:
+                meeting.error = CommunicationError(
+                    f"ranks disagree on operation {number}: rank 0 called {calls[0][1]}; "
+                    f"rank {other[0]} called {other[1]}."
+                )
+            else:
+                finish(meeting)
+            meeting.done.set()
+        return _MeetingWork(self, meeting, label)
+
+    def all_reduce(
+        self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+        combine = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[op]
+
+        def finish(meeting: _Meeting) -> None:
+            total = meeting.inputs[0].clone()
+            for rank in range(1, self.world_size):
+                combine(total, meeting.inputs[rank], out=total)
+            for output in meeting.outputs.values():
+                output.copy_(total)
+
+        sent = all_reduce_sent(tensor.nbytes, self.world_size)
+        return self._meet(f"all_reduce({op})", tensor, tensor, finish, sent=sent, purpose=purpose, what=what)
+
+    def broadcast(
+        self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+
+        def finish(meeting: _Meeting) -> None:
+            for rank, output in meeting.outputs.items():
+                if rank != source:
+                    output.copy_(meeting.inputs[source])
+
+        sent = broadcast_sent(tensor.nbytes, self.world_size, (self.rank - source) % self.world_size)
+        return self._meet(f"broadcast({source})", tensor, tensor, finish, sent=sent, purpose=purpose, what=what)
+
+    def all_gather(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+
+        def finish(meeting: _Meeting) -> None:
+            for row in meeting.outputs.values():
+                for rank in range(self.world_size):
+                    row[rank].copy_(meeting.inputs[rank])
+
+        sent = all_gather_sent(tensor.nbytes, self.world_size)
+        return self._meet("all_gather", output, tensor, finish, sent=sent, purpose=purpose, what=what)
+
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+
+        def finish(meeting: _Meeting) -> None:
+            for rank, result in meeting.outputs.items():
+                total = meeting.inputs[0][rank].clone()
+                for other in range(1, self.world_size):
+                    total += meeting.inputs[other][rank]
+                result.copy_(total)
+
+        sent = shard_exchange_sent(tensor.nbytes, self.world_size)
+        return self._meet("reduce_scatter", output, tensor, finish, sent=sent, purpose=purpose, what=what)
+
+    def all_to_all(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+
+        def finish(meeting: _Meeting) -> None:
+            for rank, result in meeting.outputs.items():
+                for other in range(self.world_size):
+                    result[other].copy_(meeting.inputs[other][rank])
+
+        sent = shard_exchange_sent(tensor.nbytes, self.world_size)
+        return self._meet("all_to_all", output, tensor, finish, sent=sent, purpose=purpose, what=what)
+
+    def send_receive(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+        *,
+        purpose: Purpose = "payload",
+        what: str = "",
+    ) -> Work:
+        """See Transport."""
+        operation = f"send_receive of {what or 'tensors'}"
+        with self.cluster._lock:
+            for peer, tensor in sends:
+                self.traffic.count(purpose, "send_receive", tensor.nbytes)
+                # A copy, because a receiver may come long after the sender has gone on.
+                self.cluster._mail[self.rank, peer].append(tensor.clone())
+            self.cluster._lock.notify_all()
+        return _ReceiveWork(self, receives, operation)
+
+    def report(self, status: str) -> None:
+        """See Transport."""
+        self.cluster._status[self.rank] = status
+
+    def check(self, operation: str = "communication") -> None:
+        """See Transport."""
+        failure = self.cluster._failure
+        if failure is not None:
+            raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {failure[0]} {failure[1]}.")
+
+    def fail(self, reason: str) -> None:
+        """See Transport."""
+        with self.cluster._lock:
+            if self.cluster._failure is None:
+                self.cluster._failure = (self.rank, reason)
+            self.cluster._lock.notify_all()
+
+    def close(self) -> None:
+        """See Transport."""

@@ -1,0 +1,58 @@
+"""State that can be seen, saved and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from laconic.core.plan import Bucket
+
+
+class Stateful(Protocol):
+    """The state_dict contract of torch and torch.distributed.checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue, as plain containers and tensors."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        ...
+
+
+ParameterState = dict[str, dict[str, torch.Tensor]]
+"""parameter name -> field -> tensor: the form in which state is saved, whatever the buckets were."""
+
+
+@dataclass
+class BucketState:
+    """What a compressor remembers about one bucket between steps.
+
+    `flat` fields hold one value per element of the bucket and can be cut by parameter; `whole` fields belong to one
+    parameter each (field -> parameter name -> tensor). Field names start with the name of the method that owns them.
+    """
+
+    flat: dict[str, torch.Tensor] = field(default_factory=dict)
+    whole: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+    def by_parameter(self, bucket: Bucket) -> ParameterState:
+        """The same state keyed by parameter name, independent of how tensors were grouped."""
+        saved: ParameterState = {}
+        for tensor, place in bucket.segments():
+            fields = {name: flat[place].reshape(tensor.shape) for name, flat in self.flat.items()}
+            fields |= {name: values[tensor.name] for name, values in self.whole.items() if tensor.name in values}
+            if fields:
+                saved[tensor.name] = fields
+        return saved
+
+    def restore(self, bucket: Bucket, saved: ParameterState) -> None:
+        """Take over the values saved for this bucket's parameters; fields that were not saved keep theirs."""
+        for tensor, place in bucket.segments():
+            for name, value in saved.get(tensor.name, {}).items():
+                if name in self.flat:
+                    self.flat[name][place].copy_(value.reshape(-1))
+                elif name in self.whole:
+                    self.whole[name][tensor.name] = value.detach().clone()

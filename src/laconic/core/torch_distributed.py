@@ -1,0 +1,408 @@
+"""The transport over torch.distributed: Gloo, NCCL or whatever backend the process group has.
+
+It makes a process group of its own with the same ranks, so laconic's operations never mix with those the training
+script issues. A wait that fails finds out who is to blame: every rank writes a heartbeat and what it is doing into
+the job's store, and the first rank that fails writes why.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from laconic.core.transport import (
+    DoneWork,
+    Purpose,
+    ReduceOp,
+    Traffic,
+    Work,
+    all_gather_sent,
+    all_reduce_sent,
+    broadcast_sent,
+    shard_exchange_sent,
+)
+from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
+
+_SLICE_S = 0.5
+"""How long a wait sleeps before it looks whether a peer has failed."""
+
+# torch 2.13 renamed these; the old names warn there and the new ones do not exist in 2.11.
+_all_gather_flat: Callable[..., dist.Work] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_flat: Callable[..., dist.Work] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
+
+class TorchTransport:
+    """One rank of a torch.distributed process group."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, timeout_s: float = 300.0) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise AttachError(
+                "no process group: call torch.distributed.init_process_group() first and start the script with "
+                "torchrun, or pass transport= to run without a cluster."
+            )
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise AttachError("this rank is not a member of the process group given as process_group.")
+        parent = group or dist.group.WORLD
+        assert parent is not None
+        self.timeout_s = timeout_s
+        self.rank = dist.get_rank(parent)
+        self.world_size = dist.get_world_size(parent)
+        self.traffic = Traffic()
+        config = str(dist.get_backend_config(parent))  # e.g. "cpu:gloo,cuda:nccl"
+        self._backends = dict(item.split(":", 1) for item in config.split(","))
+        self.control_device = (
+            torch.device("cpu") if "cpu" in self._backends else torch.device("cuda", torch.cuda.current_device())
+        )
+        self.description = f"torch.distributed, {config}, {self.world_size} ranks"
+        self._group: dist.ProcessGroup | None = None
+        self._may_destroy = False
+        self._pulse: _Pulse | None = None
+        if self.world_size == 1:
+            return
+        self._group, self._may_destroy = _private_group(parent, config, self.rank, timeout_s)
+        self._pulse = _Pulse(self._group, self.rank, self.world_size)
+
+    def _start(
+        self,
+        issue: Callable[[dist.ProcessGroup], dist.Work | Sequence[dist.Work] | None],
+        *,
+        operation: str,
+        sent: int,
+        purpose: Purpose,
+        what: str,
+    ) -> Work:
+        assert self._group is not None and self._pulse is not None, "the transport is closed"
+        label = f"{operation} of {what or 'a tensor'}"
+        self.traffic.count(purpose, operation, sent)
+        try:
+            works = issue(self._group)
+        except RuntimeError as exc:
+            raise self._pulse.explain(label, one_line(exc)) from exc
+        started = [works] if isinstance(works, dist.Work) else list(works or [])
+        return _TorchWork(started, label, self._pulse, self.timeout_s)
+
+    def all_reduce(
+        self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+        if self.world_size == 1:
+            return DoneWork()
+        kind = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op]
+        return self._start(
+            lambda group: dist.all_reduce(tensor, op=kind, group=group, async_op=True),
+            operation=f"all_reduce({op})",
+            sent=all_reduce_sent(tensor.nbytes, self.world_size),
+            purpose=purpose,
+            what=what,
+        )
+
+    def broadcast(
+        self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+        if self.world_size == 1:
+            return DoneWork()
+        return self._start(
+            lambda group: dist.broadcast(tensor, group=group, group_src=source, async_op=True),
+            operation=f"broadcast({source})",
+            sent=broadcast_sent(tensor.nbytes, self.world_size, (self.rank - source) % self.world_size),
+            purpose=purpose,
+            what=what,
+        )
+
+    def all_gather(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+        if self.world_size == 1:
+            output[0].copy_(tensor)
+            return DoneWork()
+        return self._start(
+            lambda group: _all_gather_flat(output.view(-1), tensor.reshape(-1), group=group, async_op=True),
+            operation="all_gather",
+            sent=all_gather_sent(tensor.nbytes, self.world_size),
+            purpose=purpose,
+            what=what,
+        )
+
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+        if self.world_size == 1:
+            output.copy_(tensor[0])
+            return DoneWork()
+        sent = shard_exchange_sent(tensor.nbytes, self.world_size)
+        if self._backends.get(tensor.device.type) != "gloo":
+            return self._start(
+                lambda group: _reduce_scatter_flat(output.view(-1), tensor.reshape(-1), group=group, async_op=True),
+                operation="reduce_scatter",
+                sent=sent,
+                purpose=purpose,
+                what=what,
+            )
+        # Gloo's own reduce-scatter sends as much as an all-reduce; shards summed here cost half of that.
+        shards = torch.empty_like(tensor)
+        work = self._start(
+            lambda group: dist.all_to_all_single(shards, tensor.contiguous(), group=group, async_op=True),
+            operation="reduce_scatter",
+            sent=sent,
+            purpose=purpose,
+            what=what,
+        )
+        return _ThenSum(work, shards, output)
+
+    def all_to_all(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """See Transport."""
+        if self.world_size == 1:
+            output.copy_(tensor)
+            return DoneWork()
+        return self._start(
+            lambda group: dist.all_to_all_single(output, tensor, group=group, async_op=True),
+            operation="all_to_all",
+            sent=shard_exchange_sent(tensor.nbytes, self.world_size),
+            purpose=purpose,
+            what=what,
+        )
+
+    def send_receive(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+        *,
+        purpose: Purpose = "payload",
+        what: str = "",
+    ) -> Work:
+        """See Transport."""
+        if not sends and not receives:
+            return DoneWork()
+
+        def issue(group: dist.ProcessGroup) -> Sequence[dist.Work]:
+            operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]
+            operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for peer, tensor in receives]
+            return dist.batch_isend_irecv(operations)
+
+        return self._start(
+            issue,
+            operation="send_receive",
+            sent=sum(tensor.nbytes for _, tensor in sends),
+            purpose=purpose,
+            what=what,
+        )
+
+    def report(self, status: str) -> None:
+        """See Transport."""
+        if self._pulse is not None:
+            self._pulse.status = status
+
+    def check(self) -> None:
+        """See Transport."""
+        if self._pulse is not None:
+            self._pulse.check("communication")
+
+    def fail(self, reason: str) -> None:
+        """See Transport."""
+        if self._pulse is not None:
+            self._pulse.fail(self.rank, reason)
+
+    def close(self) -> None:
+        """See Transport."""
+        pulse, self._pulse = self._pulse, None
+        if pulse is not None:
+            pulse.stop()
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized() and self._may_destroy:
+            dist.destroy_process_group(group)
+
+
+class _TorchWork:
+    def __init__(self, works: list[dist.Work], operation: str, pulse: _Pulse, timeout_s: float) -> None:
+        self._works = works
+        self._operation = operation
+        self._pulse = pulse
+        self._timeout_s = timeout_s
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        for work in self._works:
+            while True:
+                try:
+                    work.wait(timedelta(seconds=_SLICE_S))
+                    break
+                except RuntimeError as exc:
+                    # Gloo says "timed out" both when the slice ends and when the operation itself gave up.
+                    if work.is_completed() or "timed out" not in str(exc).lower():
+                        raise self._pulse.explain(self._operation, one_line(exc)) from exc
+                    self._pulse.check(self._operation)
+                    if time.monotonic() >= deadline:
+                        raise self._pulse.explain(
+                            self._operation, f"did not finish in {self._timeout_s:g} s", timed_out=True
+                        ) from exc
+
+    def done(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+class _ThenSum:
+    def __init__(self, work: Work, shards: torch.Tensor, output: torch.Tensor) -> None:
+        self._work = work
+        self._shards = shards
+        self._output = output
+
+    def wait(self) -> None:
+        self._work.wait()
+        torch.sum(self._shards, dim=0, out=self._output)
+
+    def done(self) -> bool:
+        return self._work.done()
+
+
+class _Pulse:
+    """Heartbeats and last words in the job's store."""
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.status = "attaching"
+        # A thousand ranks must not flood the store: two hundred beats a second in all are plenty.
+        self.period_s = max(0.5, world_size / 200)
+        self._store = dist.PrefixStore(f"laconic/{group.group_name}", _job_store().clone())
+        self._stop = threading.Event()
+        self._failure: tuple[int, str] | None = None
+        self._thread = threading.Thread(target=self._run, name="laconic-pulse", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        beat = 0
+        while True:
+            try:
+                self._store.set(f"beat/{self.rank}", f"{beat}|{self.status}")
+            except RuntimeError:
+                return  # the store is gone; the next wait on this rank fails and says so
+            beat += 1
+            if self._stop.wait(self.period_s):
+                return
+
+    def stop(self) -> None:
+        """Stop beating; the last status stays readable."""
+        self.status = "detached"
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def fail(self, rank: int, reason: str) -> None:
+        """Record that `rank` has failed; the first record wins."""
+        if self._failure is not None:
+            return
+        self._failure = (rank, reason)
+        try:
+            record = json.dumps({"rank": rank, "reason": reason})
+            first = self._store.compare_set("failure", "", record) == record.encode()
+        except RuntimeError:
+            return  # nobody can read it any more: the store's host is gone
+        if first and self.rank == 0:
+            # Rank 0 often hosts the store: stay until the others have read why.
+            time.sleep(2 * self.period_s)
+
+    def check(self, operation: str) -> None:
+        """Raise PeerLost if some rank has recorded a failure."""
+        try:
+            if not self._store.check(["failure"]):
+                return
+            record = json.loads(self._store.get("failure"))
+        except RuntimeError as exc:
+            raise self._store_gone(operation) from exc
+        self._failure = (record["rank"], record["reason"])
+        raise PeerLost(
+            f"{operation} on rank {self.rank} cannot finish: rank {record['rank']} {record['reason']}."
+        )
+
+    def _store_gone(self, operation: str) -> PeerLost:
+        return PeerLost(
+            f"{operation} on rank {self.rank} cannot finish: rank 0 or the launcher, which hosts the job's store, "
+            "is gone."
+        )
+
+    def explain(self, operation: str, cause: str, *, timed_out: bool = False) -> CommunicationError:
+        """Find out which rank is to blame for a failed wait, tell the others, and make the error."""
+        try:
+            silent = self._silent_ranks(operation)
+            if silent:
+                rank, last = next(iter(silent.items()))
+                reason = f'stopped answering; it last said "{last}"'
+                self.fail(rank, reason)
+                return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
+            waiting = ", ".join(
+                f'rank {rank} says "{self._read(rank)[1]}"' for rank in range(self.world_size) if rank != self.rank
+            )
+        except PeerLost as lost:
+            return lost
+        except RuntimeError:
+            return self._store_gone(operation)
+        error = f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; {one_line(waiting, 400)}."
+        self.fail(self.rank, f"gave up: {operation} {cause}")
+        return CommunicationError(error)
+
+    def _read(self, rank: int) -> tuple[str, str]:
+        if not self._store.check([f"beat/{rank}"]):
+            return "", "nothing yet"
+        beat, _, status = self._store.get(f"beat/{rank}").decode().partition("|")
+        return beat, status
+
+    def _silent_ranks(self, operation: str) -> dict[int, str]:
+        """Ranks whose heart does not beat while we look; raises PeerLost if a failure is recorded meanwhile."""
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        first: dict[int, tuple[str, str]] = {}
+        silent = set(others)
+        for _ in range(6):
+            self.check(operation)
+            for rank in sorted(silent):
+                seen = self._read(rank)
+                if seen[0] != first.setdefault(rank, seen)[0]:
+                    silent.discard(rank)
+            if not silent:
+                break
+            time.sleep(self.period_s / 2)
+        return {rank: first[rank][1] for rank in sorted(silent)}
+
+
+def _private_group(
+    parent: dist.ProcessGroup, config: str, rank: int, timeout_s: float
+) -> tuple[dist.ProcessGroup, bool]:
+    """A group with the same ranks for laconic alone, and whether it may be destroyed while the job goes on."""
+    ranks = dist.get_process_group_ranks(parent)
+    whole_job = parent is dist.group.WORLD
+    store = dist.PrefixStore(f"laconic/attach/{parent.group_name}", _job_store())
+    attempt = store.add(str(rank), 1)
+    backends = {item.split(":", 1)[1] for item in config.split(",")}
+    try:
+        group = dist.new_group(
+            ranks=ranks,
+            timeout=timedelta(seconds=timeout_s),
+            backend=backends.pop() if len(backends) == 1 else config,
+            use_local_synchronization=not whole_job,
+            group_desc="laconic",
+        )
+    except RuntimeError as exc:
+        absent = [str(other) for other in range(len(ranks)) if store.add(str(other), 0) < attempt]
+        who = f"rank {', '.join(absent)} did not attach" if absent else one_line(exc)
+        raise CommunicationError(
+            f"attaching on rank {rank} did not finish in {timeout_s:g} s: {who}. Every rank of the process group must "
+            "call laconic.attach."
+        ) from exc
+    # torch names a part of the job after its ranks and how many groups exist, so destroying one would give its
+    # name, and the stale addresses stored under it, to the next.
+    return group, whole_job
+
+
+def _job_store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()

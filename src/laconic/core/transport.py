@@ -1,0 +1,202 @@
+"""How tensors move between ranks, and the one place where bytes are counted.
+
+Counted is what a rank sends. For n ranks and N bytes per rank:
+
+    all_reduce      2 (n-1)/n N        reduce_scatter   (n-1)/n N       all_to_all   (n-1)/n N
+    all_gather      (n-1) N            broadcast        N per child in a binomial tree
+    send_receive    the bytes of the sends
+
+These are what ring, pairwise and tree algorithms put on the wire, without the headers of lower layers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+
+Purpose = Literal["payload", "buffers", "control"]
+"""payload: gradients, parameters and what stands for them; buffers: module buffers; control: agreement among ranks."""
+
+ReduceOp = Literal["sum", "max", "min"]
+
+
+def all_reduce_sent(nbytes: int, world_size: int) -> int:
+    """Bytes one rank sends in an all-reduce of `nbytes`."""
+    return -(-2 * (world_size - 1) * nbytes // world_size)
+
+
+def all_gather_sent(nbytes: int, world_size: int) -> int:
+    """Bytes one rank sends when each contributes `nbytes`."""
+    return (world_size - 1) * nbytes
+
+
+def shard_exchange_sent(nbytes: int, world_size: int) -> int:
+    """Bytes one rank sends when it keeps one of n equal shards of `nbytes` and sends the others."""
+    return nbytes - nbytes // world_size if world_size > 1 else 0
+
+
+def broadcast_sent(nbytes: int, world_size: int, distance: int) -> int:
+    """Bytes the rank `distance` places after the source sends in a binomial-tree broadcast."""
+    children = sum(
+        1 for level in range(world_size.bit_length()) if 2**level > distance and distance + 2**level < world_size
+    )
+    return children * nbytes
+
+
+class Traffic:
+    """Bytes this rank has sent, by purpose and by operation."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent: Counter[tuple[Purpose, str]] = Counter()
+
+    def count(self, purpose: Purpose, operation: str, nbytes: int) -> None:
+        """Add to the count; called by transports only."""
+        with self._lock:
+            self._sent[purpose, operation] += nbytes
+
+    def sent_bytes(self, purpose: Purpose | None = None) -> int:
+        """Bytes sent so far, for one purpose or for all."""
+        with self._lock:
+            return sum(value for (kind, _), value in self._sent.items() if purpose in (None, kind))
+
+    def by_operation(self) -> dict[str, int]:
+        """Bytes sent so far, keyed "purpose/operation"."""
+        with self._lock:
+            return {f"{purpose}/{operation}": value for (purpose, operation), value in sorted(self._sent.items())}
+
+
+class Work(Protocol):
+    """An operation that has been started."""
+
+    def wait(self) -> None:
+        """Return when the result may be used; raise CommunicationError if it failed or took too long.
+
+        On a GPU "may be used" means on the current stream: the host does not wait.
+        """
+        ...
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+
+class Transport(Protocol):
+    """A fixed set of ranks that exchange tensors.
+
+    Every rank calls the same operations in the same order, from one thread. Operations start at once and work in
+    place where the signature says nothing else; tensors must stay untouched until the work is done.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0 <= rank < world_size."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """The byte count of this rank."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What carries the bytes, in words."""
+        ...
+
+    @property
+    def control_device(self) -> torch.device:
+        """Where small tensors must live for this transport to carry them."""
+        ...
+
+    def all_reduce(
+        self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """Replace `tensor` by its sum (max, min) over all ranks."""
+        ...
+
+    def broadcast(
+        self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """Replace `tensor` by the source's."""
+        ...
+
+    def all_gather(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """Fill row r of `output` with rank r's `tensor`."""
+        ...
+
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """Fill `output` with row `rank` of the sum of everyone's `tensor`."""
+        ...
+
+    def all_to_all(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
+    ) -> Work:
+        """Fill row r of `output` with row `rank` of rank r's `tensor`."""
+        ...
+
+    def send_receive(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+        *,
+        purpose: Purpose = "payload",
+        what: str = "",
+    ) -> Work:
+        """Send each (peer, tensor) and fill each (peer, tensor); pairs match in the order given per peer."""
+        ...
+
+    def report(self, status: str) -> None:
+        """Say what this rank is doing, for the error message of a rank that waits for it."""
+        ...
+
+    def check(self) -> None:
+        """Raise PeerLost if a rank is known to have failed."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Tell the other ranks that this one has failed, so that none of them waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Release what the transport holds; closing twice is fine."""
+        ...
+
+
+class DoneWork:
+    """Work that needed nothing: one rank, or nothing to send."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def done(self) -> bool:
+        """Always."""
+        return True
+
+
+class AllWork:
+    """Several operations as one."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Wait for each in turn."""
+        for work in self._works:
+            work.wait()
+
+    def done(self) -> bool:
+        """Whether all are done."""
+        return all(work.done() for work in self._works)

@@ -1,0 +1,87 @@
+"""Every error a user can meet, as one tree.
+
+    LaconicError
+      StrategyError          a strategy cannot be built
+        SyntaxProblem        its text or TOML is malformed
+        UnknownName          a method, setting or preset that does not exist
+        InvalidSetting       a setting has the wrong type or is out of range
+        IllegalCombination   the parts are valid but cannot be used together
+      AttachError            a strategy cannot be attached to this model, optimizer or process group
+      UnsupportedGradient    a gradient of a kind no exchange here can carry
+      CheckpointError        a saved state does not fit this session
+      CommunicationError     an exchange failed or did not finish in time
+        PeerLost             ... because a named rank died, raised or stopped answering
+      UsageError             a command was given something it cannot use
+
+A message says where, what was found, what is allowed and what to do, in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LaconicError(Exception):
+    """Base of every error laconic raises on purpose."""
+
+
+class StrategyError(LaconicError):
+    """A strategy cannot be built from what was given."""
+
+
+class SyntaxProblem(StrategyError):
+    """Strategy text or TOML that cannot be read."""
+
+
+class UnknownName(StrategyError):
+    """A method, setting or preset that does not exist."""
+
+
+class InvalidSetting(StrategyError):
+    """A setting with the wrong type, unit or range."""
+
+
+class IllegalCombination(StrategyError):
+    """Valid parts that cannot be used together."""
+
+
+class AttachError(LaconicError):
+    """A strategy cannot be attached to this model, optimizer or process group."""
+
+
+class UnsupportedGradient(LaconicError):
+    """A gradient of a kind that cannot be exchanged."""
+
+
+class CheckpointError(LaconicError):
+    """A saved state that does not fit this session."""
+
+
+class CommunicationError(LaconicError):
+    """An exchange failed or did not finish in time."""
+
+
+class PeerLost(CommunicationError):
+    """A rank died, raised or stopped answering while others waited for it."""
+
+
+class UsageError(LaconicError):
+    """A command was given something it cannot use."""
+
+
+def one_line(text: object, limit: int = 200) -> str:
+    """`text` on one line, shortened in the middle when it is longer than `limit`."""
+    flat = " ".join(str(text).split())
+    if len(flat) <= limit:
+        return flat
+    head = limit * 2 // 3
+    return f"{flat[:head]} ... {flat[-(limit - head) :]}"
+
+
+def did_you_mean(found: str, known: Iterable[str]) -> str:
+    """The tail of an "unknown name" message: the nearest name, then everything allowed."""
+    names = list(known)
+    nearest = difflib.get_close_matches(found.lower(), names, n=1, cutoff=0.6)
+    hint = f'Did you mean "{nearest[0]}"? ' if nearest else ""
+    return f"{hint}Known: {', '.join(names) if names else 'none'}."

@@ -1,0 +1,1 @@
+"""Virtual hosts and shaped links on one machine."""

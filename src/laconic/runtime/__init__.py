@@ -1,0 +1,7 @@
+"""Runs a Strategy: attach, the session, buckets, the communication thread, checkpoints."""
+
+from laconic.runtime.attach import attach
+from laconic.runtime.checkpoint import redistribute
+from laconic.runtime.session import Session
+
+__all__ = ["Session", "attach", "redistribute"]

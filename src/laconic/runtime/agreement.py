@@ -1,0 +1,69 @@
+"""Before training starts, ranks make sure they mean the same thing and begin from the same values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from laconic.core.exchange import Exchange
+from laconic.core.transport import Purpose, Transport
+from laconic.errors import AttachError, one_line
+
+
+def check_agreement(transport: Transport, strategy: str, model: nn.Module, names: Mapping[str, nn.Parameter]) -> None:
+    """Raise on every rank, naming the first difference, unless all ranks attach the same thing."""
+    description = {"strategy": strategy}
+    description |= {f"parameter {name}": _describe(parameter) for name, parameter in names.items()}
+    description |= {f"buffer {name}": _describe(buffer) for name, buffer in model.named_buffers()}
+    text = json.dumps(description).encode()
+    digests = _gather_bytes(transport, hashlib.sha256(text).digest(), "agreement digests")
+    if all(digest == digests[0] for digest in digests):
+        return
+    sizes = _gather_bytes(transport, len(text).to_bytes(8, "big"), "agreement sizes")
+    largest = max(int.from_bytes(size, "big") for size in sizes)
+    texts = _gather_bytes(transport, text.ljust(largest), "agreement texts")
+    first = json.loads(texts[0])
+    for rank, other_text in enumerate(texts):
+        other = json.loads(other_text)
+        for key in [*first, *(key for key in other if key not in first)]:
+            if first.get(key) != other.get(key):
+                raise AttachError(
+                    f"ranks attach different things: {key} is {one_line(first.get(key, 'missing'), 80)} on rank 0 "
+                    f"and {one_line(other.get(key, 'missing'), 80)} on rank {rank}. Build the same model and "
+                    "strategy on every rank."
+                )
+        if list(first) != list(other):
+            raise AttachError(f"ranks attach different things: the order of parameters on rank {rank} is not rank 0's.")
+
+
+def broadcast_all(transport: Transport, tensors: Sequence[torch.Tensor], *, purpose: Purpose, what: str) -> Exchange:
+    """Overwrite `tensors` by rank 0's: one message per device, whatever the dtypes."""
+    devices: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            devices.setdefault(tensor.device, []).append(tensor.detach())
+    for group in devices.values():
+        # As bytes: what is only copied needs no arithmetic, and not every backend knows every dtype.
+        packed = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in group])
+        yield transport.broadcast(packed, source=0, purpose=purpose, what=what)
+        start = 0
+        for tensor in group:
+            # The clone starts at an aligned address, which a slice of bytes need not.
+            received = packed[start : start + tensor.nbytes].clone().view(tensor.dtype).view(tensor.shape)
+            tensor.copy_(received)
+            start += tensor.nbytes
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _gather_bytes(transport: Transport, data: bytes, what: str) -> list[bytes]:
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(transport.control_device)
+    rows = torch.empty((transport.world_size, len(data)), dtype=torch.uint8, device=transport.control_device)
+    transport.all_gather(rows, mine, purpose="control", what=what).wait()
+    return [bytes(row.tolist()) for row in rows.cpu()]

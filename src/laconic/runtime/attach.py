@@ -1,0 +1,137 @@
+"""attach(): put a strategy to work on an ordinary model and optimizer."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from laconic.core.clock import Clock, WallClock
+from laconic.core.event import DiscardEvents, Event, EventSink
+from laconic.core.torch_distributed import TorchTransport
+from laconic.core.transport import Transport
+from laconic.errors import AttachError, UnsupportedGradient, one_line
+from laconic.runtime.agreement import broadcast_all, check_agreement
+from laconic.runtime.engine import Engine
+from laconic.runtime.seams import optimizer_steps, plain
+from laconic.runtime.seams.contract import Job, Seam
+from laconic.runtime.seams.ddp import DdpSeam, check_schedule
+from laconic.runtime.seams.module_buffers import ModuleBuffers
+from laconic.runtime.seams.plain import PlainSeam
+from laconic.runtime.session import Session
+from laconic.strategy import Strategy, as_strategy
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    strategy: Strategy | str,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    transport: Transport | None = None,
+    find_unused_parameters: bool = True,
+    timeout_s: float = 300.0,
+    events: EventSink | None = None,
+    clock: Clock | None = None,
+) -> Session:
+    """Attach `strategy` to `model` and `optimizer`; every rank of the group calls it, and the loop stays as it was.
+
+    model: an ordinary module, or one already wrapped in DistributedDataParallel.
+    process_group: the ranks that train together; the default group if left out.
+    transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
+    find_unused_parameters: parameters may get no gradient in some step or on some rank. False promises that all get
+        one, saves a look at the result per step (on a GPU: a synchronization with the host), and raises when broken.
+    timeout_s: how long any wait for other ranks may take before it raises an error that names them.
+    events: where to record steps and exchanges, e.g. an EventLog.
+
+    Parameters and buffers are made equal to rank 0's. Gradients are views of exchange buffers while attached.
+    """
+    chosen = as_strategy(strategy)
+    _check_types(model, optimizer, timeout_s)
+    if process_group is not None and transport is not None:
+        raise AttachError("give process_group or transport, not both.")
+    parameters = trainable_parameters(model)
+    _check_model(model, optimizer, parameters, chosen)
+    if isinstance(model, DistributedDataParallel):
+        check_schedule(model, chosen.scheduling)
+        process_group = process_group or model.process_group
+    clock = clock or WallClock()
+    events = events or DiscardEvents()
+    wire = transport or TorchTransport(process_group, timeout_s=timeout_s)
+    engine = Engine(wire, clock, events)
+    try:
+        job = Job(model, parameters, chosen, wire, engine, clock, events, find_unused_parameters)
+        began_s = clock.now()
+        _make_equal(job)
+        seam: Seam | None = None
+        buffers: ModuleBuffers | None = None
+        if wire.world_size > 1:
+            if isinstance(model, DistributedDataParallel):
+                seam = DdpSeam(job, model)
+            else:
+                seam = PlainSeam(job)
+                buffers = ModuleBuffers(job)
+        about = {"strategy": str(chosen), "world_size": wire.world_size, "transport": wire.description}
+        events.write(Event("attach", began_s, wire.rank, 0, clock.now() - began_s, {**about}))
+        return Session(job, optimizer, seam, buffers, owns_transport=transport is None)
+    except BaseException as error:
+        wire.fail(f"raised {type(error).__name__} while attaching: {one_line(error)}")
+        engine.stop()
+        if transport is None:
+            wire.close()
+        raise
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that get gradients, each once, under the name they have without any wrapper."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    return {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in inner.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def _check_types(model: object, optimizer: object, timeout_s: float) -> None:
+    if not isinstance(model, nn.Module):
+        raise AttachError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    if not isinstance(optimizer, Optimizer):
+        raise AttachError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+    if not timeout_s > 0:
+        raise AttachError(f"timeout_s must be > 0, got {timeout_s}.")
+
+
+def _check_model(
+    model: nn.Module, optimizer: Optimizer, parameters: dict[str, nn.Parameter], strategy: Strategy
+) -> None:
+    if not parameters:
+        raise AttachError("the model has no trainable parameter: nothing would be exchanged. Unfreeze some first.")
+    if optimizer_steps.is_attached(optimizer):
+        raise AttachError("this optimizer is already attached; call session.detach() first.")
+    if any(map(plain.is_attached, parameters.values())):
+        raise AttachError("this model is already attached; call session.detach() first.")
+    optimizer_steps.check_optimizer(optimizer, {id(parameter) for parameter in parameters.values()})
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise UnsupportedGradient(
+                f'layer "{name}" has sparse=True; sparse gradients are not exchanged. Build it with sparse=False.'
+            )
+    for name, parameter in parameters.items():
+        if parameter.dtype not in strategy.compression.dtypes:
+            raise UnsupportedGradient(
+                f'compression {strategy.compression} cannot carry parameter "{name}" of {parameter.dtype}; it takes '
+                f'{", ".join(str(dtype).removeprefix("torch.") for dtype in strategy.compression.dtypes)}. Use "none".'
+            )
+
+
+def _make_equal(job: Job) -> None:
+    """Check that all ranks attach the same thing, then start all of them from rank 0's values."""
+    if job.transport.world_size == 1:
+        return
+    check_agreement(job.transport, str(job.strategy), job.model, job.parameters)
+    tensors = [*job.model.parameters(), *job.model.buffers()]
+    with torch.no_grad():
+        for work in broadcast_all(job.transport, tensors, purpose="control", what="initial parameters and buffers"):
+            work.wait()

@@ -1,0 +1,214 @@
+"""The communication thread: the only place that issues operations, in one order that is the same on every rank.
+
+Exchanges are generators (see core/exchange.py). The thread starts them in the order submitted and resumes them in an
+order that depends only on that order and on how many rounds each has, never on which network operation happens to
+finish first - so methods with several rounds and many buckets in flight cannot mix up operations between ranks.
+
+    start the next exchange while fewer than `window` are open and the last one has not come yet;
+    otherwise wait for the oldest open one, resume it, and put it at the end if it has issued another round.
+
+An exchange whose only remaining work is local (decoding) issues nothing, so it is finished early when it can be.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from laconic.core.clock import Clock
+from laconic.core.event import Event, EventSink
+from laconic.core.exchange import Exchange
+from laconic.core.transport import Transport, Work
+from laconic.errors import CommunicationError
+
+_WINDOW = 8
+"""Exchanges open at a time: enough to hide start-up costs, few enough to bound the memory of payloads."""
+
+
+@dataclass
+class Task:
+    """One exchange to run."""
+
+    what: str
+    start: Callable[[], Exchange]
+    rounds: int | None = None
+    """How many rounds it has, if known: then its last part, which sends nothing, may run early."""
+    last: bool = True
+    """No further task belongs to this step, so open exchanges are completed."""
+    step: int = 0
+    device: torch.device = torch.device("cpu")
+    on_done: Callable[[], None] | None = None
+    record: dict[str, str | int] = field(default_factory=dict)
+    """What the event log says about it."""
+    inputs_ready: torch.cuda.Event | None = None
+    finished: threading.Event = field(default_factory=threading.Event)
+    outputs_ready: torch.cuda.Event | None = None
+
+
+@dataclass
+class _Open:
+    task: Task
+    exchange: Exchange
+    work: Work
+    began_s: float
+    rounds_issued: int = 1
+    finished: bool = False
+
+
+class Engine:
+    """Runs tasks on one thread, in the order submitted."""
+
+    def __init__(self, transport: Transport, clock: Clock, events: EventSink) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._events = events
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="laconic-communication", daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Task) -> Task:
+        """Hand over a task; its tensors belong to the engine until it is finished."""
+        if task.device.type == "cuda":
+            task.inputs_ready = torch.cuda.Event()
+            task.inputs_ready.record(torch.cuda.current_stream(task.device))
+        self._queue.put(task)
+        return task
+
+    def wait(self, task: Task) -> None:
+        """Return when `task` is finished (on a GPU: when the current stream may use its result)."""
+        # Every network wait inside the thread has its own timeout, so this only has to notice a dead thread.
+        while not task.finished.wait(1.0):
+            if not self._thread.is_alive():
+                break
+        self.check()
+        if task.outputs_ready is not None:
+            torch.cuda.current_stream(task.device).wait_event(task.outputs_ready)
+
+    def call(self, what: str, start: Callable[[], Exchange], *, step: int, device: torch.device) -> None:
+        """Run one exchange in order and wait for it."""
+        self.wait(self.submit(Task(what, start, step=step, device=device)))
+
+    def failed(self) -> bool:
+        """Whether something went wrong on the communication thread; `check` says what."""
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raise what went wrong on the communication thread."""
+        if self._error is not None:
+            raise self._error
+        if self._stopped:
+            raise CommunicationError("the session is detached; attach again to communicate.")
+
+    def stop(self) -> None:
+        """End the thread; what it has not started is dropped."""
+        self._stopped = True
+        self._queue.put(None)
+        # A thread that waits for a lost peer ends by its own timeout; do not hold up the caller for that.
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        running: deque[_Open] = deque()
+        last_came = True
+        task: Task | None = None
+        with torch.no_grad():
+            try:
+                while True:
+                    if not running or (not last_came and len(running) < _WINDOW):
+                        task = self._queue.get()
+                        if task is None:
+                            return
+                        last_came = task.last
+                        self._start(task, running)
+                        self._finish_early(running)
+                    else:
+                        entry = running.popleft()
+                        task = entry.task
+                        if not entry.finished and self._resume(entry):
+                            running.append(entry)
+            except BaseException as exc:  # noqa: BLE001 - carried to the training thread by check()
+                self._error = exc
+                self._drain(task, running)
+
+    def _start(self, task: Task, running: deque[_Open]) -> None:
+        self._transport.report(f"step {task.step}: {task.what}")
+        began_s = self._clock.now()
+        with self._on_stream(task):
+            exchange = task.start()
+            work = next(exchange, None)
+        if work is None:
+            self._finish(task, began_s)
+        else:
+            running.append(_Open(task, exchange, work, began_s))
+        if not task.last:
+            self._transport.report(f"step {task.step}: computing gradients after {task.what}")
+
+    def _resume(self, entry: _Open) -> bool:
+        """Wait for the round in flight and continue; True if another round has been issued."""
+        with self._on_stream(entry.task):
+            entry.work.wait()
+            work = next(entry.exchange, None)
+        if work is None:
+            entry.finished = True
+            self._finish(entry.task, entry.began_s)
+            return False
+        entry.work = work
+        entry.rounds_issued += 1
+        return True
+
+    def _finish_early(self, running: deque[_Open]) -> None:
+        # Finished entries keep their place: how many are open must not depend on the network's timing.
+        for entry in running:
+            if not entry.finished and entry.rounds_issued == entry.task.rounds and entry.work.done():
+                issued = self._resume(entry)
+                assert not issued, f"{entry.task.what}: more rounds than its compressor declares"
+
+    def _finish(self, task: Task, began_s: float) -> None:
+        if task.device.type == "cuda":
+            task.outputs_ready = torch.cuda.Event()
+            task.outputs_ready.record(self._stream(task.device))
+        if task.record:
+            now_s = self._clock.now()
+            record = dict(task.record)
+            self._events.write(
+                Event("exchange", began_s, self._transport.rank, task.step, now_s - began_s, {**record})
+            )
+        if task.on_done is not None:
+            task.on_done()
+        if task.last:
+            self._transport.report(f"step {task.step}: computing")
+        task.finished.set()
+
+    def _drain(self, task: Task | None, running: deque[_Open]) -> None:
+        """Release everyone who waits; they find the error in check()."""
+        left = [entry.task for entry in running] + ([task] if task is not None else [])
+        while True:
+            for waiting in left:
+                if waiting.on_done is not None and not waiting.finished.is_set():
+                    waiting.on_done()
+                waiting.finished.set()
+            following = self._queue.get()
+            if following is None:
+                return
+            left = [following]
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def _on_stream(self, task: Task) -> AbstractContextManager[object]:
+        if task.device.type != "cuda":
+            return nullcontext()
+        stream = self._stream(task.device)
+        if task.inputs_ready is not None:
+            stream.wait_event(task.inputs_ready)
+        return torch.cuda.stream(stream)

@@ -1,0 +1,139 @@
+"""A module already wrapped in DistributedDataParallel: its communication hook hands us every bucket.
+
+DDP keeps deciding buckets, order, unused parameters and buffers; the strategy decides what is sent and with whom. A
+communication hook cannot be taken off again, so ours stays and, while no session is attached, does what DDP does.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.core.plan import Bucket, Plan
+from laconic.core.stateful import ParameterState
+from laconic.core.tensor import TensorSpec
+from laconic.errors import AttachError
+from laconic.runtime.buckets import Buckets
+from laconic.runtime.seams.contract import Job
+from laconic.scheduling import Fusion
+
+
+class DdpHook:
+    """What DDP keeps as the state of our communication hook: the seam in charge, if any."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.seam: DdpSeam | None = None
+
+
+def _communicate(state, bucket):  # noqa: ANN001, ANN202 - DDP compares annotations, and ours would be text
+    """Forward a bucket to the attached seam, or average it as DDP would."""
+    if state.seam is not None:
+        return state.seam.exchange(bucket)
+    work = dist.all_reduce(bucket.buffer().div_(state.group.size()), group=state.group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+class DdpSeam:
+    """Exchanges the buckets of one DDP module."""
+
+    def __init__(self, job: Job, model: DistributedDataParallel) -> None:
+        self._job = job
+        self._scale = 1.0 / job.transport.world_size
+        self._names = {id(parameter): name for name, parameter in job.parameters.items()}
+        self._plan = Plan(())
+        self._saved: ParameterState = {}
+        self._buckets: dict[tuple[str, ...], Buckets] = {}
+        self._lock = threading.Lock()
+        self._hook = _hook_of(model)
+        if self._hook.seam is not None:
+            raise AttachError("this model is already attached; call session.detach() first.")
+        self._hook.seam = self
+
+    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start the exchange of one of DDP's buckets."""
+        job = self._job
+        flat = bucket.buffer()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[flat.device] if flat.is_cuda else None
+        )
+        if job.engine.failed():
+            # DDP cannot carry our error through its future; the optimizer's hook raises it.
+            future.set_result(flat)
+            return future
+        buckets = self._for(bucket)
+        flat.mul_(self._scale)
+        buckets.flats[0] = flat
+        task = job.bucket_task(buckets, 0, last=bucket.is_last())
+        task.what = f"DDP bucket {bucket.index()}"
+        task.on_done = lambda: future.set_result(flat)
+        job.engine.submit(task)
+        return future
+
+    def _for(self, bucket: dist.GradBucket) -> Buckets:
+        names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
+        with self._lock:
+            if names not in self._buckets:
+                # DDP regroups parameters after the first step: carry what was remembered over to the new groups.
+                self._saved = self.state()
+                self._buckets = {
+                    known: old for known, old in self._buckets.items() if not set(known) & set(names)
+                }
+                spec = Bucket(tuple(TensorSpec.of(name, self._job.parameters[name]) for name in names))
+                self._buckets[names] = Buckets(
+                    Plan((spec,)), self._job.strategy.compression, self._job.parameters, self._saved, [bucket.buffer()]
+                )
+            return self._buckets[names]
+
+    def state(self) -> ParameterState:
+        """See Seam."""
+        merged = dict(self._saved)
+        for buckets in self._buckets.values():
+            merged |= buckets.state_by_parameter()
+        return merged
+
+    def load_state(self, saved: ParameterState) -> None:
+        """See Seam."""
+        self._saved = saved
+        self._buckets.clear()
+
+    def plan(self) -> Plan:
+        """See Seam."""
+        return Plan(tuple(buckets.plan.buckets[0] for buckets in self._buckets.values()))
+
+    def check_complete(self) -> None:
+        """See Seam; DDP itself reports an interrupted pass."""
+
+    def detach(self) -> None:
+        """See Seam."""
+        self._hook.seam = None
+
+
+def check_schedule(model: DistributedDataParallel, schedule: object) -> None:
+    """Raise unless the strategy's schedule is what DDP does anyway, so that no setting is ignored."""
+    limit: int = model.bucket_bytes_cap
+    first: int = min(dist._DEFAULT_FIRST_BUCKET_BYTES, limit) if model.bucket_bytes_cap_default else limit
+    if not isinstance(schedule, Fusion) or schedule.bytes != limit or min(schedule.first_bytes, schedule.bytes) != first:
+        raise AttachError(
+            f"the model is wrapped in DistributedDataParallel, which schedules buckets itself as "
+            f'"{Fusion(bytes=limit, first_bytes=first)}"; the strategy asks for "{schedule}". '
+            "Use that schedule, or attach to the plain module (ddp.module) before wrapping it."
+        )
+
+
+def _hook_of(model: DistributedDataParallel) -> DdpHook:
+    """Our hook on this model, installed if it is not there yet."""
+    for _, state in model._comm_hooks:
+        if isinstance(state, DdpHook):
+            return state
+    if model._comm_hooks:
+        raise AttachError(
+            "this DistributedDataParallel model already has a communication hook, which cannot be replaced. "
+            "Attach before registering one, or attach to the plain module."
+        )
+    hook = DdpHook(model.process_group)
+    model.register_comm_hook(state=hook, hook=_communicate)
+    return hook

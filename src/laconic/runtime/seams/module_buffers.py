@@ -1,0 +1,56 @@
+"""Module buffers (BatchNorm statistics and the like): rank 0's before each training forward pass, as DDP does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from laconic.runtime.agreement import broadcast_all
+from laconic.runtime.seams.contract import Job
+
+
+class ModuleBuffers:
+    """Keeps the buffers of a module equal on all ranks."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._due = True
+        self._handle = None
+        if job.transport.world_size > 1 and any(True for _ in job.model.buffers()):
+            self._handle = job.model.register_forward_pre_hook(self._hook())
+
+    def _hook(self) -> Callable[[nn.Module, object], None]:
+        # A plain function: copying an attached model (for an average of its weights, say) must not copy the session.
+        def before_forward(module: nn.Module, inputs: object) -> None:
+            if module is self._job.model and module.training and torch.is_grad_enabled():
+                if self._due:
+                    self.synchronize()
+                # As in DDP, the forward pass after one that only accumulated keeps its own statistics.
+                self._due = not self._job.accumulating
+
+        if getattr(self._job.model, "_compiled_call_impl", None) is not None:
+            return torch.compiler.disable(before_forward)
+        return before_forward
+
+    def synchronize(self) -> None:
+        """Overwrite all buffers by rank 0's."""
+        job = self._job
+        buffers = list(job.model.buffers())
+        if not buffers or job.transport.world_size == 1:
+            return
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
+            job.engine.call(
+                "module buffers",
+                lambda: broadcast_all(
+                    job.transport, buffers, purpose="buffers", what=f"module buffers in step {job.step}"
+                ),
+                step=job.step,
+                device=buffers[0].device,
+            )
+
+    def detach(self) -> None:
+        """Take the hook off."""
+        if self._handle is not None:
+            self._handle.remove()

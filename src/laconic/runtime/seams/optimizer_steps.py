@@ -1,0 +1,78 @@
+"""Where one step ends and the next begins: hooks on the optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from laconic.core.event import Event
+from laconic.errors import AttachError
+from laconic.runtime.seams.contract import Job, Seam
+
+
+class BeforeStep:
+    """Runs before optimizer.step(): nothing may be applied that has not been exchanged."""
+
+    def __init__(self, job: Job, seam: Seam | None) -> None:
+        self._job = job
+        self._seam = seam
+        self._known = {id(parameter) for parameter in job.parameters.values()}
+        self._num_parameters = -1
+
+    def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._job.engine.check()
+        if self._seam is not None:
+            self._seam.check_complete()
+        num_parameters = sum(len(group["params"]) for group in optimizer.param_groups)
+        if num_parameters != self._num_parameters:
+            check_optimizer(optimizer, self._known)
+            self._num_parameters = num_parameters
+
+
+class AfterStep:
+    """Runs after optimizer.step(): counts the step and says how long it took."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._began_s = job.clock.now()
+
+    def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        job, now_s = self._job, self._job.clock.now()
+        data = {"sent_bytes": job.transport.traffic.sent_bytes()}
+        job.events.write(Event("step", self._began_s, job.transport.rank, job.step, now_s - self._began_s, data))
+        self._began_s = now_s
+        job.step += 1
+
+
+class OptimizerSteps:
+    """Both hooks on one optimizer."""
+
+    def __init__(self, job: Job, seam: Seam | None, optimizer: Optimizer) -> None:
+        self._handles = [
+            optimizer.register_step_pre_hook(BeforeStep(job, seam)),
+            optimizer.register_step_post_hook(AfterStep(job)),
+        ]
+
+    def detach(self) -> None:
+        """Take both hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def check_optimizer(optimizer: Optimizer, known: set[int]) -> None:
+    """Raise if the optimizer trains something that is not synchronized: its replicas would drift apart."""
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.requires_grad and id(parameter) not in known:
+                raise AttachError(
+                    f"optimizer group {index} trains a parameter of shape {tuple(parameter.shape)} that is not a "
+                    "parameter of the attached model, so nothing would synchronize it. Attach a module that holds all "
+                    "of them, e.g. torch.nn.ModuleList([a, b]), after they have been added."
+                )
+
+
+def is_attached(optimizer: Optimizer) -> bool:
+    """Whether a session has its hooks on this optimizer."""
+    hooks: dict[int, Any] = getattr(optimizer, "_optimizer_step_pre_hooks", {})
+    return any(isinstance(hook, BeforeStep) for hook in hooks.values())

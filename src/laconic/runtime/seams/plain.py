@@ -1,0 +1,253 @@
+"""An ordinary module: a hook on every trainable parameter, called when its gradient has been accumulated.
+
+Gradients are copied once, scaled by 1/n, into the flat tensor of their bucket; when a bucket is complete its
+parameters' .grad become views of it, so the sum arrives without another copy. When the backward pass ends, buckets
+that are not complete are filled (a parameter without a gradient contributes zero), everything outstanding is awaited,
+and .grad is the mean - before clipping, unscaling or the optimizer see it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic.core.event import Event
+from laconic.core.exchange import one_round
+from laconic.core.plan import Plan
+from laconic.core.stateful import ParameterState
+from laconic.core.tensor import TensorSpec
+from laconic.errors import CommunicationError, UnsupportedGradient
+from laconic.runtime.buckets import Buckets
+from laconic.runtime.engine import Task
+from laconic.runtime.seams.contract import Job
+from laconic.runtime.usage import unused_everywhere
+
+
+class GradientHook:
+    """The hook on one parameter; a class, so that an attached parameter can be recognised."""
+
+    __slots__ = ("name", "seam")
+
+    def __init__(self, seam: PlainSeam, name: str) -> None:
+        self.seam = seam
+        self.name = name
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        self.seam.gradient_ready(self.name, parameter)
+
+
+class PlainSeam:
+    """Hooks on the parameters of a module that nothing else synchronizes."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._scale = 1.0 / job.transport.world_size
+        self._specs = {name: TensorSpec.of(name, parameter) for name, parameter in job.parameters.items()}
+        self._lock = threading.Lock()  # autograd runs one thread per device
+        self._order: list[str] = []
+        self._used = dict.fromkeys(job.parameters, False)
+        self._observed = False
+        self._new_plan: Plan | None = None
+        self._buckets = self._allocate(job.strategy.plan(list(self._specs.values()), observed=False), {})
+        self._graphs: set[int] = set()
+        self._filled: set[str] = set()
+        self._missing: list[int] = []
+        self._next = 0
+        self._last_task: Task | None = None
+        self._open = False
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(GradientHook(self, name))
+            for name, parameter in job.parameters.items()
+        ]
+
+    def _allocate(self, plan: Plan, saved: ParameterState) -> Buckets:
+        return Buckets(plan, self._job.strategy.compression, self._job.parameters, saved)
+
+    def plan(self) -> Plan:
+        """See Seam."""
+        return self._new_plan or self._buckets.plan
+
+    def state(self) -> ParameterState:
+        """See Seam."""
+        return self._buckets.state_by_parameter()
+
+    def load_state(self, saved: ParameterState) -> None:
+        """See Seam."""
+        self._buckets = self._allocate(self._buckets.plan, saved)
+
+    # -- during the backward pass ------------------------------------------------------------------------------
+
+    def gradient_ready(self, name: str, parameter: torch.Tensor) -> None:
+        """Take over one gradient; called by autograd once it has been accumulated."""
+        gradient = parameter.grad
+        assert gradient is not None
+        with self._lock:
+            self._used[name] = True
+            if self._job.accumulating:
+                return
+            self._job.engine.check()
+            self._refuse_odd(name, gradient)
+            if not self._open:
+                self._begin()
+            self._call_back_at_the_end()
+            if name in self._filled:
+                self._refuse_second(name, gradient)
+            if not self._observed:
+                self._order.append(name)
+            self._fill(name, gradient)
+            self._launch(ended=False)
+
+    def _refuse_odd(self, name: str, gradient: torch.Tensor) -> None:
+        if gradient.layout != torch.strided:
+            raise UnsupportedGradient(
+                f'parameter "{name}" has a sparse gradient ({gradient.layout}); only dense ones are exchanged. '
+                "Build the layer with sparse=False."
+            )
+        if gradient.requires_grad:
+            raise UnsupportedGradient(
+                f'the gradient of parameter "{name}" is itself differentiable (create_graph=True); averaging would '
+                "cut that graph. Use torch.autograd.grad for the inner derivative."
+            )
+
+    def _refuse_second(self, name: str, gradient: torch.Tensor) -> None:
+        # Before its bucket leaves, a gradient that grew can be copied again - unless it grew inside the bucket.
+        sent = self._buckets.bucket_of[name] < self._next
+        if sent or _same_memory(gradient, self._buckets.views[name]):
+            raise CommunicationError(
+                f'parameter "{name}" got a second gradient after the first had been taken: the previous backward pass '
+                "was interrupted, or the parameter is used in several re-entrant checkpoints. After an interrupted "
+                "pass detach and attach again; otherwise pass use_reentrant=False to torch.utils.checkpoint."
+            )
+
+    def _begin(self) -> None:
+        if self._new_plan is not None:
+            # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
+            self._buckets = self._allocate(self._new_plan, self._buckets.state_by_parameter())
+            self._new_plan = None
+        self._open = True
+        self._filled.clear()
+        self._graphs.clear()
+        self._missing = [len(bucket.tensors) for bucket in self._buckets.plan.buckets]
+        self._next = 0
+        self._last_task = None
+
+    def _call_back_at_the_end(self) -> None:
+        # A re-entrant checkpoint runs a backward pass inside the backward pass; each has an end of its own.
+        graph = torch._C._current_graph_task_id()
+        if graph not in self._graphs:
+            self._graphs.add(graph)
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _fill(self, name: str, gradient: torch.Tensor | None) -> None:
+        view = self._buckets.views[name]
+        if gradient is None:
+            view.zero_()
+        elif _same_memory(gradient, view):
+            view.mul_(self._scale)
+        else:
+            torch.mul(gradient, self._scale, out=view)
+        if name not in self._filled:
+            self._filled.add(name)
+            self._missing[self._buckets.bucket_of[name]] -= 1
+
+    def _launch(self, *, ended: bool) -> None:
+        """Submit the buckets that are complete, in planned order."""
+        buckets = self._buckets.plan.buckets
+        if self._buckets.plan.launch == "after_backward" and not ended:
+            return
+        while self._next < len(buckets) and self._missing[self._next] == 0:
+            for tensor in buckets[self._next].tensors:
+                if self._used[tensor.name]:
+                    self._job.parameters[tensor.name].grad = self._buckets.views[tensor.name]
+            last = self._next == len(buckets) - 1
+            self._last_task = self._job.engine.submit(
+                self._job.bucket_task(self._buckets, self._next, last=last)
+            )
+            self._next += 1
+
+    # -- at its end --------------------------------------------------------------------------------------------
+
+    def _backward_ended(self) -> None:
+        nested = torch._C._current_autograd_node() is not None
+        if not self._open or (nested and len(self._filled) < len(self._specs)):
+            return
+        job = self._job
+        with torch.no_grad():
+            unfilled = [name for name in self._specs if name not in self._filled]
+            unused = [name for name in unfilled if not self._used[name]]
+            if unused and not job.find_unused_parameters:
+                raise CommunicationError(
+                    f"{len(unused)} parameters got no gradient in step {job.step} on rank {job.transport.rank} "
+                    f'({", ".join(unused[:3])}{", ..." if len(unused) > 3 else ""}), and find_unused_parameters=False '
+                    "promises that all do. Attach with find_unused_parameters=True."
+                )
+            for name in unfilled:
+                self._fill(name, job.parameters[name].grad)
+            self._launch(ended=True)
+            self._await_exchange()
+            if job.find_unused_parameters:
+                nowhere = unused_everywhere(self._used, self._buckets, job.transport, job.engine, step=job.step)
+                for name in unused:
+                    if name not in nowhere:
+                        job.parameters[name].grad = self._buckets.views[name]
+            if not self._observed:
+                self._agree_on_order()
+        self._used = dict.fromkeys(self._used, False)
+        self._open = False
+
+    def _await_exchange(self) -> None:
+        assert self._last_task is not None
+        job = self._job
+        began_s = job.clock.now()
+        job.engine.wait(self._last_task)
+        job.events.write(Event("wait", began_s, job.transport.rank, job.step, job.clock.now() - began_s))
+
+    def _agree_on_order(self) -> None:
+        """Plan the following steps from the order in which rank 0's gradients became ready."""
+        job = self._job
+        names = list(self._specs)
+        seen = dict.fromkeys(self._order)
+        positions = {name: index for index, name in enumerate(names)}
+        order = [positions[name] for name in [*seen, *(name for name in reversed(names) if name not in seen)]]
+        indices = torch.tensor(order, dtype=torch.int32, device=job.transport.control_device)
+        what = "the order of gradients"
+        job.engine.call(
+            what,
+            lambda: one_round(job.transport.broadcast(indices, source=0, purpose="control", what=what)),
+            step=job.step,
+            device=job.transport.control_device,
+        )
+        self._new_plan = job.strategy.plan([self._specs[names[index]] for index in indices.tolist()], observed=True)
+        self._observed = True
+        self._order.clear()
+
+    def check_complete(self) -> None:
+        """See Seam."""
+        if self._open:
+            raise CommunicationError(
+                f"the backward pass of step {self._job.step} has not exchanged all gradients: it was interrupted, or all "
+                "parameters are inside re-entrant checkpoints and some got no gradient. Detach and attach again, or "
+                "pass use_reentrant=False to torch.utils.checkpoint."
+            )
+
+    def detach(self) -> None:
+        """See Seam."""
+        for handle in self._handles:
+            handle.remove()
+        for parameter in self._job.parameters.values():
+            # A gradient that shared memory with a bucket becomes an ordinary tensor again.
+            if parameter.grad is not None and parameter.grad._base is not None:
+                parameter.grad = parameter.grad.clone()
+
+
+def _same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
+    return gradient.data_ptr() == view.data_ptr() and gradient.untyped_storage().data_ptr() != 0
+
+
+def is_attached(parameter: nn.Parameter) -> bool:
+    """Whether a session has its hook on this parameter."""
+    hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return any(isinstance(hook, GradientHook) for hook in hooks.values())

@@ -1,0 +1,133 @@
+"""A strategy at work on one model: what attach() returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from torch.optim import Optimizer
+
+from laconic.core.plan import Plan
+from laconic.core.transport import Traffic
+from laconic.errors import one_line
+from laconic.runtime.checkpoint import pack, unpack
+from laconic.runtime.seams.contract import Job, Seam
+from laconic.runtime.seams.module_buffers import ModuleBuffers
+from laconic.runtime.seams.optimizer_steps import OptimizerSteps
+from laconic.strategy import Strategy
+
+
+class Session:
+    """A strategy attached to a model and an optimizer.
+
+    Use it as a context manager, or call detach() yourself. Every rank attaches and detaches.
+    """
+
+    def __init__(
+        self, job: Job, optimizer: Optimizer, seam: Seam | None, buffers: ModuleBuffers | None, *, owns_transport: bool
+    ) -> None:
+        self._job = job
+        self._seam = seam
+        self._buffers = buffers
+        self._owns_transport = owns_transport
+        self._attached = True
+        self._steps = OptimizerSteps(job, seam, optimizer)
+
+    @property
+    def strategy(self) -> Strategy:
+        """What is running."""
+        return self._job.strategy
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._job.transport.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that train together."""
+        return self._job.transport.world_size
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed, including those before a checkpoint that was loaded."""
+        return self._job.step
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes this rank has sent, as counted by the transport."""
+        return self._job.transport.traffic
+
+    @property
+    def plan(self) -> Plan:
+        """Buckets and their order from the next backward pass on."""
+        return self._seam.plan() if self._seam is not None else Plan(())
+
+    def predicted_bytes_per_step(self) -> int:
+        """Payload bytes this rank should send per step, from formulas alone."""
+        plan = self.plan
+        return sum(self.strategy.bucket_bytes(plan, index, self.world_size) for index in range(len(plan.buckets)))
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes inside add up gradients locally; the first one outside exchanges the sum.
+
+        As in DDP, put the forward pass inside as well.
+        """
+        before, self._job.accumulating = self._job.accumulating, True
+        try:
+            yield
+        finally:
+            self._job.accumulating = before
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to continue, beside the model's and the optimizer's own state."""
+        state = self._seam.state() if self._seam is not None else {}
+        copied = {name: {key: value.clone() for key, value in fields.items()} for name, fields in state.items()}
+        return pack(str(self.strategy), self.world_size, self.step, self.rank, copied)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what state_dict() returned on this rank."""
+        expected = self._seam.state() if self._seam is not None else {}
+        step, state = unpack(state_dict, str(self.strategy), self.world_size, self.rank, expected)
+        if self._seam is not None:
+            self._seam.load_state(state)
+        self._job.step = step
+
+    def detach(self) -> None:
+        """Take every hook off; model, optimizer and their state are as if laconic had never been there.
+
+        Module buffers are made equal one last time. Detaching twice is fine.
+        """
+        if not self._attached:
+            return
+        try:
+            if self._buffers is not None:
+                self._buffers.synchronize()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._attached = False
+        self._steps.detach()
+        for part in (self._buffers, self._seam):
+            if part is not None:
+                part.detach()
+        self._job.engine.stop()
+        if self._owns_transport:
+            self._job.transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.detach()
+        elif self._attached:
+            # The others wait for this rank: tell them why it will not come.
+            self._job.transport.fail(f"raised {type(error).__name__}: {one_line(error)}")
+            self._release()

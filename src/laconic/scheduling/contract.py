@@ -1,0 +1,34 @@
+"""What a schedule promises: the same Plan on every rank, from the same list of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.core.plan import Bucket, Plan
+from laconic.core.tensor import TensorSpec
+from laconic.settings import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Method):
+    """IN WHAT ORDER tensors are exchanged, overlapped with what."""
+
+    axis: ClassVar[str] = "scheduling"
+
+    def plan(self, tensors: Sequence[TensorSpec], *, observed: bool) -> Plan:
+        """Group and order `tensors`.
+
+        Before the first backward pass (`observed` is False) they come in the order of registration; afterwards in
+        the order in which rank 0 saw their gradients become ready. All ranks pass the same list.
+        """
+        raise NotImplementedError
+
+
+def one_bucket_per_kind(tensors: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
+    """As few buckets as dtypes and devices allow, tensors in the order given."""
+    kinds: dict[object, list[TensorSpec]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return tuple(Bucket(tuple(group)) for group in kinds.values())

@@ -1,0 +1,230 @@
+"""What a method can be set to: typed, bounded, documented fields, checked when the method is built.
+
+A method is a frozen, keyword-only dataclass whose fields are made by `count`, `number`, `size`, `duration`,
+`flag` and `choice`. The same declaration checks Python objects, reads strategy text and TOML, prints the
+canonical text and fills `laconic explain`, so no setting can be accepted in one spelling and lost in another.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self, cast
+
+from laconic.errors import InvalidSetting, UnknownName, did_you_mean, one_line
+from laconic.units import format_size, format_time, parse_quantity
+
+Value = bool | int | float | str
+Kind = Literal["count", "number", "share", "size", "duration", "flag", "choice"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The declaration of one field: what it holds and within which bounds."""
+
+    kind: Kind
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+    advice: str = ""
+    """What to do instead, appended to a range error."""
+
+    def allowed(self) -> str:
+        """The bounds in words."""
+        if self.kind == "choice":
+            return " or ".join(self.choices)
+        bounds = [
+            f"{sign} {self.show(bound)}"
+            for sign, bound in ((">=", self.at_least), (">", self.above), ("<=", self.at_most))
+            if bound is not None
+        ]
+        noun = {
+            "count": "a whole number",
+            "size": "a size",
+            "duration": "a time",
+            "flag": "true or false",
+        }.get(self.kind, "a number")
+        return f"{noun} {' and '.join(bounds)}".strip()
+
+    def show(self, value: object) -> str:
+        """`value` as canonical text."""
+        if self.kind == "flag":
+            return "true" if value else "false"
+        if self.kind == "size" and isinstance(value, int):
+            return format_size(value)
+        if self.kind == "duration" and isinstance(value, int | float):
+            return format_time(value)
+        if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
+            return str(int(value))
+        return str(value)
+
+    def read(self, value: object, where: str) -> Value:
+        """Turn text or a TOML value into what the field holds; units are allowed in text."""
+        if isinstance(value, str):
+            text = value.strip()
+            if self.kind == "choice":
+                return text
+            if self.kind == "flag":
+                if text.lower() in ("true", "false"):
+                    return text.lower() == "true"
+                raise InvalidSetting(f'{where} must be true or false, got "{one_line(text, 60)}".')
+            if self.kind == "share" and text.endswith("%"):
+                return parse_quantity(text, "share", where)
+            dimension = {"size": "size", "duration": "time"}.get(self.kind, "number")
+            value = parse_quantity(text, cast(Literal["size", "time", "number"], dimension), where)
+        if self.kind in ("count", "size") and isinstance(value, float) and value == int(value):
+            return int(value)
+        if self.kind in ("number", "share", "duration") and isinstance(value, int) and not isinstance(value, bool):
+            try:
+                return float(value)
+            except OverflowError as exc:
+                raise InvalidSetting(f"{where} is too large: {one_line(value, 60)}.") from exc
+        if isinstance(value, bool | int | float | str):
+            return value
+        raise InvalidSetting(f"{where} must be {self.allowed()}, got {one_line(repr(value), 60)}.")
+
+    def check(self, value: object, where: str) -> None:
+        """Raise InvalidSetting unless `value` has the right type and lies within the bounds."""
+        advice = f" {self.advice}" if self.advice else ""
+        problem = InvalidSetting(f"{where} must be {self.allowed()}, got {one_line(self.show(value), 60)}.{advice}")
+        if self.kind == "choice":
+            if value not in self.choices:
+                raise InvalidSetting(
+                    f'{where} must be one of the known choices, got "{one_line(value, 60)}". '
+                    f"{did_you_mean(str(value), self.choices)}"
+                )
+            return
+        if self.kind == "flag":
+            if not isinstance(value, bool):
+                raise problem
+            return
+        wanted = int if self.kind in ("count", "size") else int | float
+        if not isinstance(value, wanted) or isinstance(value, bool) or not math.isfinite(value):
+            raise problem
+        too_small = (self.at_least is not None and value < self.at_least) or (
+            self.above is not None and value <= self.above
+        )
+        if too_small or (self.at_most is not None and value > self.at_most):
+            raise problem
+
+
+def _field(default: Value, setting: Setting) -> object:
+    return dataclasses.field(default=default, metadata={"setting": setting})
+
+
+def count(default: int, *, at_least: int = 0, at_most: int | None = None, advice: str = "") -> int:
+    """A whole number."""
+    return cast(int, _field(default, Setting(kind="count", at_least=at_least, at_most=at_most, advice=advice)))
+
+
+def size(default: int, *, at_least: int = 1, advice: str = "") -> int:
+    """A number of bytes, written with or without a unit."""
+    # 2**50: a bucket larger than a pebibyte is a typing error, and stays far from integer overflow in torch.
+    return cast(int, _field(default, Setting(kind="size", at_least=at_least, at_most=2**50, advice=advice)))
+
+
+def number(
+    default: float, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
+) -> float:
+    """A real number."""
+    return cast(float, _field(default, Setting(kind="number", at_least=at_least, above=above, at_most=at_most)))
+
+
+def share(default: float, *, above: float | None = 0.0, at_least: float | None = None, at_most: float = 1.0) -> float:
+    """A fraction, written as 0.01 or 1%."""
+    return cast(float, _field(default, Setting(kind="share", above=above, at_least=at_least, at_most=at_most)))
+
+
+def duration(default: float, *, at_least: float = 0.0) -> float:
+    """A number of seconds, written with or without a unit."""
+    return cast(float, _field(default, Setting(kind="duration", at_least=at_least)))
+
+
+def flag(default: bool) -> bool:
+    """True or false."""
+    return cast(bool, _field(default, Setting(kind="flag")))
+
+
+def choice(default: str, *choices: str) -> str:
+    """One of a closed set of names, the default first."""
+    return cast(str, _field(default, Setting(kind="choice", choices=(default, *choices))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One choice on one axis: a name, its settings, and a text that reads back to the same object."""
+
+    axis: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for key, setting in self.declared().items():
+            setting.check(getattr(self, key), f"{self.axis}.{self.name}.{key}")
+
+    @classmethod
+    def declared(cls) -> dict[str, Setting]:
+        """Every setting of this method, in the order in which it is declared."""
+        return {
+            field.name: field.metadata["setting"] for field in dataclasses.fields(cls) if "setting" in field.metadata
+        }
+
+    @classmethod
+    def build(cls, settings: Mapping[str, object], **parts: object) -> Self:
+        """Make the method from raw settings (text or TOML values); unknown names are refused."""
+        declared = cls.declared()
+        values: dict[str, object] = {}
+        for key, raw in settings.items():
+            where = f"{cls.axis}.{cls.name}.{one_line(key, 40)}"
+            if key not in declared:
+                raise UnknownName(f"{where}: {cls.name} has no such setting. {did_you_mean(key, declared)}")
+            values[key] = declared[key].read(raw, where)
+        return cls(**values, **parts)
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first sentence of the docstring."""
+        return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+
+    @classmethod
+    def setting_help(cls) -> dict[str, str]:
+        """The docstring under each field."""
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        found: dict[str, str] = {}
+        for field, text in zip(tree.body, tree.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+                and isinstance(text.value.value, str)
+            ):
+                found[field.target.id] = " ".join(text.value.value.split())
+        return {key: found.get(key, "") for key in cls.declared()}
+
+    def settings(self) -> dict[str, Value]:
+        """Every setting with its value, defaults included."""
+        return {key: getattr(self, key) for key in self.declared()}
+
+    def changed_settings(self) -> dict[str, str]:
+        """The settings that differ from their defaults, as canonical text."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {
+            key: setting.show(getattr(self, key))
+            for key, setting in self.declared().items()
+            if getattr(self, key) != defaults[key]
+        }
+
+    def call_text(self) -> str:
+        """This method alone as canonical text: the name, then what differs from the defaults."""
+        arguments = ", ".join(f"{key}={value}" for key, value in self.changed_settings().items())
+        return f"{self.name}({arguments})" if arguments else self.name
+
+    def __str__(self) -> str:
+        return self.call_text()

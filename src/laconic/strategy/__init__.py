@@ -1,0 +1,208 @@
+"""Strategy: one choice per axis. Text, Python objects and TOML give the same object and print the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
+from laconic.compression import COMPRESSORS, Compressor, NoCompression, Wrapper
+from laconic.core.plan import Plan
+from laconic.core.tensor import TensorSpec
+from laconic.errors import InvalidSetting, StrategyError, SyntaxProblem, UnknownName, did_you_mean, one_line
+from laconic.registry import Registry
+from laconic.scheduling import SCHEDULES, Fusion, Schedule
+from laconic.settings import Method
+from laconic.strategy.grammar import Call, parse_text
+from laconic.strategy.legality import Parts, cannot_combine, check_legal
+from laconic.strategy.presets import PRESETS
+from laconic.strategy.toml import check_axes, read_method, read_table, write_value
+from laconic.synchronization import SYNCHRONIZATIONS, Bsp, Synchronization
+
+AXES: dict[str, Registry] = {
+    "synchronization": SYNCHRONIZATIONS,
+    "architecture": ARCHITECTURES,
+    "compression": COMPRESSORS,
+    "scheduling": SCHEDULES,
+}
+"""The four axes in the order in which strategy text names them."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One choice per axis, checked to fit together when it is built."""
+
+    synchronization: Synchronization = Bsp()
+    architecture: Architecture = AllReduce()
+    compression: Compressor = NoCompression()
+    scheduling: Schedule = Fusion()
+
+    def __post_init__(self) -> None:
+        for axis, registry in AXES.items():
+            method = getattr(self, axis)
+            if not isinstance(method, registry.contract):
+                raise StrategyError(
+                    f"{axis} must be a {registry.contract.__name__} object, got {one_line(repr(method), 60)}. "
+                    "For text use Strategy.parse()."
+                )
+        check_legal(self._parts())
+
+    def _parts(self) -> Parts:
+        return Parts(self.synchronization, self.architecture, self.compression, self.scheduling)
+
+    @classmethod
+    def parse(cls, text: str) -> Strategy:
+        """Read a preset's name or one-line text."""
+        if not isinstance(text, str):
+            raise SyntaxProblem(f"a strategy is text or a Strategy, got {one_line(repr(text), 60)}.")
+        preset = PRESETS.get(text.strip())
+        axes = parse_text(preset[0] if preset else text)
+        if len(axes) > len(AXES):
+            raise SyntaxProblem(
+                f'strategy "{one_line(text, 100)}" has {len(axes)} parts; at most {len(AXES)} are allowed: '
+                f"{' / '.join(AXES)}."
+            )
+        if len(axes) == 1 and axes[0][0].name not in SYNCHRONIZATIONS:
+            name = axes[0][0].name
+            raise UnknownName(
+                f'strategy: "{one_line(name, 40)}" is neither a preset nor a synchronization. '
+                f"{did_you_mean(name, [*PRESETS, *SYNCHRONIZATIONS.names()])}"
+            )
+        return cls._assemble({axis: _from_calls(axis, calls) for axis, calls in zip(AXES, axes, strict=False)})
+
+    @classmethod
+    def from_toml(cls, text: str) -> Strategy:
+        """Read a TOML document."""
+        return cls.from_table(read_table(text))
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, object]) -> Strategy:
+        """Read an already parsed TOML table."""
+        check_axes(table, list(AXES))
+        return cls._assemble({axis: _from_value(axis, value) for axis, value in table.items()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Strategy:
+        """Read a TOML file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as exc:
+            raise StrategyError(f"cannot read strategy file {path}: {exc.strerror}.") from exc
+        except UnicodeDecodeError as exc:
+            raise SyntaxProblem(f"strategy file {path} is not UTF-8 text.") from exc
+        return cls.from_toml(text)
+
+    @classmethod
+    def _assemble(cls, methods: Mapping[str, Method]) -> Strategy:
+        return cls(**cast(Mapping[str, "Synchronization"], methods))
+
+    def __str__(self) -> str:
+        return self._parts().text()
+
+    def to_toml(self) -> str:
+        """The complete TOML table: every setting, defaults included."""
+        lines: list[str] = []
+        for axis in AXES:
+            method = getattr(self, axis)
+            layers = list(method.layers()) if isinstance(method, Compressor) else [method]
+            base, wrappers = layers[-1], layers[-2::-1]
+            lines.append(f"[strategy.{axis}]\nname = {write_value(base.name)}")
+            lines += [f"{key} = {write_value(value)}" for key, value in base.settings().items()]
+            for wrapper in wrappers:
+                lines.append(f"[[strategy.{axis}.with]]\nname = {write_value(wrapper.name)}")
+                lines += [f"{key} = {write_value(value)}" for key, value in wrapper.settings().items()]
+            lines.append("")
+        return "\n".join(lines)
+
+    def plan(self, tensors: Sequence[TensorSpec], *, observed: bool = True) -> Plan:
+        """How `tensors` are grouped and ordered; see Schedule.plan."""
+        return self.scheduling.plan(tensors, observed=observed)
+
+    def wire_bytes_per_step(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
+        """Payload bytes one worker sends per optimizer step, from formulas alone."""
+        plan = self.plan(list(tensors))
+        return sum(self.bucket_bytes(plan, index, world_size) for index in range(len(plan.buckets)))
+
+    def bucket_bytes(self, plan: Plan, index: int, world_size: int) -> int:
+        """Payload bytes one worker sends for one bucket."""
+        rounds = self.compression.rounds(plan.buckets[index])
+        return sum(self.architecture.sent_bytes(round, world_size) for round in rounds)
+
+    def cannot_combine(self) -> list[str]:
+        """Wrappers that would be refused on top of this strategy, with the reason."""
+        return cannot_combine(self._parts(), [method for method in COMPRESSORS if issubclass(method, Wrapper)])
+
+
+def as_strategy(strategy: Strategy | str) -> Strategy:
+    """A Strategy from text or from itself."""
+    return strategy if isinstance(strategy, Strategy) else Strategy.parse(strategy)
+
+
+def _from_value(axis: str, value: object) -> Method:
+    """An axis of a TOML table: text, or a table with name, settings and `with`."""
+    if isinstance(value, str):
+        axes = parse_text(value)
+        if len(axes) != 1:
+            raise SyntaxProblem(f'strategy TOML: {axis} = "{one_line(value, 60)}" must be one method, not several.')
+        return _from_calls(axis, axes[0])
+    name, settings, wrappers = read_method(axis, value)
+    method = _base(axis, name, settings)
+    for wrapper in wrappers:
+        if isinstance(wrapper, str):
+            axes = parse_text(wrapper)
+            if len(axes) != 1 or len(axes[0]) != 1:
+                raise SyntaxProblem(f'strategy TOML: {axis}.with holds "{one_line(wrapper, 60)}"; write one wrapper.')
+            method = _wrap(axis, axes[0][0].name, _named(axis, axes[0][0]), method)
+        else:
+            inner_name, inner_settings, nested = read_method(f"{axis}.with", wrapper)
+            if nested:
+                raise SyntaxProblem(f"strategy TOML: {axis}.with cannot be nested; list wrappers side by side.")
+            method = _wrap(axis, inner_name, inner_settings, method)
+    return method
+
+
+def _from_calls(axis: str, calls: list[Call]) -> Method:
+    """An axis of strategy text: a base method and its wrappers."""
+    method = _base(axis, calls[0].name, _named(axis, calls[0]))
+    for call in calls[1:]:
+        method = _wrap(axis, call.name, _named(axis, call), method)
+    return method
+
+
+def _named(axis: str, call: Call) -> dict[str, object]:
+    """The arguments of a call by name; a value without a name goes to the next setting in order of declaration."""
+    declared = list(AXES[axis].lookup(call.name).declared())
+    named: dict[str, object] = {}
+    for position, (key, value) in enumerate(call.arguments):
+        if key is None:
+            if position >= len(declared):
+                raise InvalidSetting(
+                    f'{axis}.{call.name} takes {len(declared)} setting(s), "{one_line(value, 40)}" is one too many. '
+                    f"Known: {', '.join(declared) or 'none'}."
+                )
+            key = declared[position]
+        if key in named:
+            raise InvalidSetting(f"{axis}.{call.name}.{key} is set twice.")
+        named[key] = value
+    return named
+
+
+def _base(axis: str, name: str, settings: Mapping[str, object]) -> Method:
+    method = AXES[axis].lookup(name)
+    if issubclass(method, Wrapper):
+        raise SyntaxProblem(
+            f'{axis}: {name} wraps another method. Write "fp16 + {name}", with the method it wraps before the +.'
+        )
+    return method.build(settings)
+
+
+def _wrap(axis: str, name: str, settings: Mapping[str, object], inner: Method) -> Method:
+    method = AXES[axis].lookup(name)
+    if not issubclass(method, Wrapper):
+        wrappers = [known.name for known in AXES[axis] if issubclass(known, Wrapper)]
+        raise SyntaxProblem(
+            f"{axis}: {name} cannot follow a +, it is not a wrapper. Known wrappers: {', '.join(wrappers) or 'none'}."
+        )
+    return method.build(settings, inner=inner)

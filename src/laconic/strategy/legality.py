@@ -1,0 +1,101 @@
+"""Which combinations cannot work, why, and the nearest one that can.
+
+A rule looks only at what methods declare about themselves, never at their names, so a new method is judged by the
+same rules as the old ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from laconic.architecture import Architecture
+from laconic.compression import Compressor, NoCompression, Wrapper
+from laconic.errors import IllegalCombination
+from laconic.scheduling import Schedule
+from laconic.synchronization import Synchronization
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One choice per axis, not yet known to fit together."""
+
+    synchronization: Synchronization
+    architecture: Architecture
+    compression: Compressor
+    scheduling: Schedule
+
+    def text(self, *, compression: Compressor | None = None) -> str:
+        """Canonical text, with one part exchanged if asked."""
+        parts = (self.synchronization, self.architecture, compression or self.compression, self.scheduling)
+        return " / ".join(map(str, parts))
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a combination cannot work, and what to use instead."""
+
+    reason: str
+    nearest: str
+
+
+Rule = Callable[[Parts], Refusal | None]
+
+
+def _error_feedback_needs_an_error(parts: Parts) -> Refusal | None:
+    """A wrapper on a compressor that loses nothing would have no effect."""
+    for layer in parts.compression.layers():
+        if isinstance(layer, Wrapper) and layer.inner.lossless:
+            return Refusal(
+                f'compression: {layer.name} has no effect on "{layer.inner}", which loses nothing',
+                parts.text(compression=_without(parts.compression, layer)),
+            )
+    return None
+
+
+def _no_wrapper_twice(parts: Parts) -> Refusal | None:
+    """The same wrapper twice would keep the same error twice."""
+    seen: set[str] = set()
+    for layer in parts.compression.layers():
+        if isinstance(layer, Wrapper):
+            if layer.name in seen:
+                return Refusal(
+                    f'compression: {layer.name} is applied twice in "{parts.compression}"',
+                    parts.text(compression=_without(parts.compression, layer)),
+                )
+            seen.add(layer.name)
+    return None
+
+
+RULES: tuple[Rule, ...] = (_no_wrapper_twice, _error_feedback_needs_an_error)
+
+
+def check_legal(parts: Parts) -> None:
+    """Raise IllegalCombination, with the reason and the nearest legal choice, if the parts do not fit."""
+    for rule in RULES:
+        refusal = rule(parts)
+        if refusal is not None:
+            raise IllegalCombination(f'{refusal.reason}. Nearest that works: "{refusal.nearest}".')
+
+
+def cannot_combine(parts: Parts, wrappers: list[type[Wrapper]]) -> list[str]:
+    """What this legal strategy cannot be extended by, in words."""
+    refused: list[str] = []
+    for wrapper in wrappers:
+        extended = Parts(parts.synchronization, parts.architecture, wrapper(parts.compression), parts.scheduling)
+        for rule in RULES:
+            refusal = rule(extended)
+            if refusal is not None:
+                refused.append(f"+ {wrapper.name}: {refusal.reason}")
+                break
+    return refused
+
+
+def _without(compression: Compressor, unwanted: Compressor) -> Compressor:
+    """The same stack of wrappers with one layer taken out."""
+    if compression is unwanted:
+        return compression.inner if isinstance(compression, Wrapper) else NoCompression()
+    if isinstance(compression, Wrapper):
+        return dataclasses.replace(compression, inner=_without(compression.inner, unwanted))
+    return compression

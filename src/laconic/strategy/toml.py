@@ -1,0 +1,72 @@
+"""A strategy as a TOML table.
+
+    [strategy]
+    synchronization = "bsp"
+
+    [strategy.compression]
+    name = "fp16"
+    with = ["error_feedback"]          # wrappers, from the inside out: text, or tables like this one
+
+    [strategy.scheduling]
+    name = "fusion"
+    bytes = "25MiB"                    # or 26214400
+
+Each axis is text or a table; axes left off take their defaults. A file may hold the table itself or a table
+[strategy].
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from laconic.errors import SyntaxProblem, UnknownName, did_you_mean, one_line
+
+
+def read_table(text: str) -> Mapping[str, object]:
+    """The strategy table of a TOML document."""
+    try:
+        document = tomllib.loads(text)
+    # tomllib lets a few others through on hostile input: deep nesting, huge integers, impossible dates.
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError, OverflowError) as exc:
+        raise SyntaxProblem(f"strategy TOML cannot be read: {one_line(exc)}.") from exc
+    inner = document.get("strategy", document)
+    if not isinstance(inner, Mapping):
+        raise SyntaxProblem(f"strategy TOML: [strategy] must be a table, got {one_line(repr(inner), 60)}.")
+    if not inner:
+        raise SyntaxProblem('strategy TOML: the table is empty. Write at least synchronization = "bsp".')
+    return cast(Mapping[str, object], inner)
+
+
+def check_axes(table: Mapping[str, object], axes: Sequence[str]) -> None:
+    """Refuse keys that are no axis."""
+    for key in table:
+        if key not in axes:
+            raise UnknownName(f'strategy TOML: there is no axis "{one_line(key, 40)}". {did_you_mean(key, axes)}')
+
+
+def read_method(axis: str, value: object) -> tuple[str, dict[str, object], list[object]]:
+    """Name, settings and wrappers of an axis given as a table."""
+    if not isinstance(value, Mapping):
+        raise SyntaxProblem(
+            f"strategy TOML: {axis} must be text or a table with a name, got {one_line(repr(value), 60)}."
+        )
+    settings: dict[str, object] = dict(value)
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise SyntaxProblem(f'strategy TOML: {axis} needs name = "..." (text), got {one_line(repr(name), 60)}.')
+    wrappers = settings.pop("with", [])
+    if not isinstance(wrappers, list):
+        raise SyntaxProblem(f"strategy TOML: {axis}.with must be a list, got {one_line(repr(wrappers), 60)}.")
+    return name, settings, wrappers
+
+
+def write_value(value: object) -> str:
+    """A setting as a TOML value."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,166 @@
+"""What the ranks of the Gloo tests do; started by tests.processes, one process per rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from laconic.core.torch_distributed import TorchTransport
+from laconic.errors import CommunicationError
+from tests.core.operations import CASES, contribution
+from tests.processes import gloo_group
+
+
+def describe(word: str) -> dict[str, object]:
+    """Who am I, and does an all-reduce work."""
+    with gloo_group():
+        print(f"I am rank {dist.get_rank()}")
+        total = torch.full((2,), float(dist.get_rank()))
+        dist.all_reduce(total)
+        return {
+            "rank": dist.get_rank(),
+            "world_size": dist.get_world_size(),
+            "threads": torch.get_num_threads(),
+            "port": os.environ["MASTER_PORT"],
+            "word": word,
+            "sum": total,
+        }
+
+
+def operations() -> dict[str, object]:
+    """Every case of tests.core.operations on one transport, and the bytes each was counted at."""
+    found: dict[str, object] = {}
+    with gloo_group():
+        transport = TorchTransport(timeout_s=20)
+        try:
+            for case in CASES:
+                before = transport.traffic.by_operation()
+                result = case.run(transport)
+                after = transport.traffic.by_operation()
+                sent = {key: value - before.get(key, 0) for key, value in after.items() if value != before.get(key, 0)}
+                found[case.label] = {"result": result, "sent": sent}
+            found["description"] = transport.description
+            found["mixed"] = _interleaved(transport)
+        finally:
+            transport.close()
+            transport.close()
+        found["group of two"] = _group_of_two()
+    return found
+
+
+def _interleaved(transport: TorchTransport) -> dict[str, torch.Tensor]:
+    """Operations of the training script and of the transport between each other, waited for in another order."""
+    ours = contribution(transport.rank, torch.float32, 1000)
+    theirs = contribution(transport.rank, torch.float64, 1000)
+    script = dist.all_reduce(theirs, async_op=True)
+    first = transport.all_reduce(ours)
+    gathered = torch.empty(transport.world_size, 3)
+    second = transport.all_gather(gathered, torch.full((3,), float(transport.rank)))
+    second.wait()
+    first.wait()
+    script.wait()
+    return {"ours": ours, "theirs": theirs, "gathered": gathered}
+
+
+def _group_of_two() -> dict[str, object] | None:
+    """A transport over ranks 0 and the last one only: group ranks are not global ranks."""
+    last = dist.get_world_size() - 1
+    group = dist.new_group([0, last])
+    if dist.get_rank() not in (0, last):
+        return None
+    transport = TorchTransport(group, timeout_s=20)
+    try:
+        tensor = torch.tensor([float(dist.get_rank())])
+        transport.broadcast(tensor, source=1).wait()
+        received = torch.empty(1)
+        peer = 1 - transport.rank
+        transport.send_receive([(peer, torch.tensor([10.0 + transport.rank]))], [(peer, received)]).wait()
+        return {"rank": transport.rank, "world_size": transport.world_size, "from 1": tensor, "received": received}
+    finally:
+        transport.close()
+
+
+def _error_of(action: Callable[[], None]) -> dict[str, object]:
+    """What `action` raised, and how long that took."""
+    started_s = time.monotonic()
+    try:
+        action()
+    except Exception as error:
+        return {
+            "kind": type(error).__name__,
+            "message": str(error),
+            "seconds": time.monotonic() - started_s,
+        }
+    return {"kind": None, "message": "", "seconds": time.monotonic() - started_s}
+
+
+def trouble() -> dict[str, object]:
+    """Three ways in which rank 1 lets the others down while it lives; each on a fresh transport."""
+    found: dict[str, object] = {}
+    with gloo_group():
+        rank = dist.get_rank()
+
+        # 1. It says that it has failed.
+        transport = TorchTransport(timeout_s=30)
+        if rank == 1:
+            transport.fail("raised ValueError: no more data")
+            found["told"] = _error_of(transport.check)
+        else:
+            found["told"] = _error_of(transport.all_reduce(torch.ones(10), what="bucket 3").wait)
+            found["check"] = _error_of(transport.check)
+            found["next"] = _error_of(lambda: transport.all_reduce(torch.ones(10), what="bucket 4").wait())
+        dist.barrier()
+        transport.close()
+
+        # 2. It is busy with something else for longer than the timeout.
+        transport = TorchTransport(timeout_s=2)
+        if rank == 1:
+            transport.report("reading a very large file")
+            time.sleep(8)
+            found["absent"] = None
+        else:
+            transport.report(f"waiting as rank {rank}")
+            found["absent"] = _error_of(transport.all_reduce(torch.ones(10), what="bucket 5").wait)
+        dist.barrier()
+        transport.close()
+
+        # 3. It sends something of another size.
+        found["after"] = None
+        transport = TorchTransport(timeout_s=5)
+        sends = [((rank + 1) % 3, torch.ones(4))]
+        receives = [((rank - 1) % 3, torch.empty(4))]
+        transport.send_receive(sends, receives, what="a last word").wait()
+        found["after"] = receives[0][1]
+        dist.barrier()
+        transport.close()
+    return found
+
+
+def wait_for_a_killed_rank(victim: int) -> dict[str, object]:
+    """One exchange together, then rank `victim` says that it is ready to be killed and the others wait for it."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    transport = TorchTransport(timeout_s=60)
+    transport.report("step 1")
+    tensor = torch.ones(1000)
+    transport.all_reduce(tensor, what="bucket 0").wait()
+    transport.report("step 2")
+    # Long enough for every heart to have said so.
+    time.sleep(1.5)
+    if rank == victim:
+        print("kill me")
+        time.sleep(60)
+    found = _error_of(lambda: transport.all_reduce(tensor, what="bucket 7").wait())
+    found["is a CommunicationError"] = found["kind"] in [
+        kind.__name__ for kind in (CommunicationError, *CommunicationError.__subclasses__())
+    ]
+    closing = time.monotonic()
+    with contextlib.suppress(RuntimeError):
+        transport.close()
+    found["close_s"] = time.monotonic() - closing
+    return found

@@ -1,0 +1,78 @@
+"""The tool that starts ranks must itself be trusted: results, failures, signals, timeouts, no leftovers."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.processes import SignalAfterLine, run_processes
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
+
+
+def test_function_results_come_back_in_rank_order() -> None:
+    results = run_processes("tests.core.gloo_ranks:describe", world_size=2, arguments={"word": "hello"}, timeout_s=40)
+    assert [result.exit_code for result in results] == [0, 0]
+    for rank, result in enumerate(results):
+        assert result.value["rank"] == rank
+        assert result.value["world_size"] == 2
+        assert result.value["threads"] == 1
+        assert result.value["word"] == "hello"
+        assert result.value["sum"].tolist() == [1.0, 1.0]
+        assert f"I am rank {rank}" in result.stdout
+    assert results[0].value["port"] == results[1].value["port"]
+
+
+def test_failure_shows_every_ranks_output() -> None:
+    script = "import os, sys\nprint('out of', os.environ['RANK'])\nsys.exit(int(os.environ['RANK']) * 7)\n"
+    with pytest.raises(AssertionError) as caught:
+        run_processes(script, world_size=2, timeout_s=40)
+    message = str(caught.value)
+    assert "ranks [1]" in message
+    assert "out of 0" in message
+    assert "out of 1" in message
+    assert "exit code 7" in message
+    assert [result.exit_code for result in run_processes(script, world_size=2, timeout_s=40, may_fail=True)] == [0, 7]
+
+
+def test_script_gets_arguments_and_writes_json() -> None:
+    script = "import json\nresult_file.write_text(json.dumps({'twice': 2 * arguments['number']}))\n"
+    assert run_processes(script, world_size=1, arguments={"number": 21}, timeout_s=40)[0].value == {"twice": 42}
+
+
+def test_signal_is_sent_after_the_line_and_only_to_that_rank() -> None:
+    script = "import os, time\nprint('ready')\ntime.sleep(60 if os.environ['RANK'] == '1' else 0)\n"
+    results = run_processes(script, world_size=2, timeout_s=40, send_signal=SignalAfterLine(1, "ready", signal.SIGKILL))
+    assert [result.exit_code for result in results] == [0, -signal.SIGKILL]
+    with pytest.raises(AssertionError, match="never printed 'something else'"):
+        run_processes("pass\n", world_size=1, timeout_s=40, send_signal=SignalAfterLine(0, "something else"))
+
+
+def test_timeout_fails_and_leaves_nothing_behind() -> None:
+    script = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(f'{os.getpid()} {child.pid}.')\n"
+        "time.sleep(60)\n"
+    )
+    with pytest.raises(AssertionError, match=r"still ran after 6 s") as caught:
+        run_processes(script, world_size=1, timeout_s=6)
+    line = next(line for line in str(caught.value).splitlines() if line.endswith("."))
+    for pid in map(int, line.rstrip(".").split()):
+        assert not _is_running(pid), f"process {pid} is still there"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123 - /proc is not a path to build
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_own_process_is_untouched() -> None:
+    # start_new_session: a kill of the group a rank leads must never reach the tests themselves.
+    script = "import os\nresult_file.write_text(str(os.getpgid(0)))\n"
+    assert run_processes(script, world_size=1, timeout_s=40)[0].value != os.getpgid(0)
