@@ -43,7 +43,7 @@ class Registry(Generic[M]):
         if taken is not None and taken is not method:
             raise StrategyError(
                 f'{self.group}: the name "{method.name}" is taken by {taken.__module__}.{taken.__qualname__}; '
-                "choose another."
+                f"give {method.__module__}.{method.__qualname__} another."
             )
         self._methods[method.name] = method
 
@@ -51,7 +51,6 @@ class Registry(Generic[M]):
         # Only when a name is looked up or listed: importing laconic must not import third-party packages.
         if self._plugins_found:
             return
-        self._plugins_found = True
         for point in entry_points(group=self.group):
             try:
                 loaded = point.load()
@@ -61,6 +60,8 @@ class Registry(Generic[M]):
                     f"{one_line(exc)}. Repair or uninstall that package."
                 ) from exc
             self.add(loaded)
+        # Not before all are there: a broken one is reported every time, not once.
+        self._plugins_found = True
 
     def lookup(self, name: str) -> type[M]:
         """The method called `name`."""

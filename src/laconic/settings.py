@@ -8,6 +8,7 @@ canonical text and fills `laconic explain`, so no setting can be accepted in one
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import math
@@ -60,7 +61,7 @@ class Setting:
             return format_size(value)
         if self.kind == "duration" and isinstance(value, int | float):
             return format_time(value)
-        if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
             return str(int(value))
         return str(value)
 
@@ -76,42 +77,60 @@ class Setting:
                 raise InvalidSetting(f'{where} must be true or false, got "{one_line(text, 60)}".')
             if self.kind == "share" and text.endswith("%"):
                 return parse_quantity(text, "share", where)
+            if self.kind in ("count", "size"):
+                # A float holds whole numbers only up to 2**53.
+                with contextlib.suppress(ValueError):
+                    return int(text)
             dimension = {"size": "size", "duration": "time"}.get(self.kind, "number")
             value = parse_quantity(text, cast(Literal["size", "time", "number"], dimension), where)
-        if self.kind in ("count", "size") and isinstance(value, float) and value == int(value):
+        if self.kind in ("count", "size") and isinstance(value, float) and value.is_integer():
             return int(value)
         if self.kind in ("number", "share", "duration") and isinstance(value, int) and not isinstance(value, bool):
-            try:
+            with contextlib.suppress(OverflowError):  # too large: `check` says so
                 return float(value)
-            except OverflowError as exc:
-                raise InvalidSetting(f"{where} is too large: {one_line(value, 60)}.") from exc
         if isinstance(value, bool | int | float | str):
             return value
-        raise InvalidSetting(f"{where} must be {self.allowed()}, got {one_line(repr(value), 60)}.")
+        raise InvalidSetting(f"{where} must be {self.allowed()}, got {found(value)}.")
 
     def check(self, value: object, where: str) -> None:
         """Raise InvalidSetting unless `value` has the right type and lies within the bounds."""
-        advice = f" {self.advice}" if self.advice else ""
-        problem = InvalidSetting(f"{where} must be {self.allowed()}, got {one_line(self.show(value), 60)}.{advice}")
         if self.kind == "choice":
             if value not in self.choices:
+                text = one_line(value, 60) if isinstance(value, str) else found(value)
                 raise InvalidSetting(
-                    f'{where} must be one of the known choices, got "{one_line(value, 60)}". '
-                    f"{did_you_mean(str(value), self.choices)}"
+                    f'{where} must be one of the known choices, got "{text}". {did_you_mean(text, self.choices)}'
                 )
             return
         if self.kind == "flag":
             if not isinstance(value, bool):
-                raise problem
+                raise InvalidSetting(f"{where} must be {self.allowed()}, got {found(value)}.")
             return
         wanted = int if self.kind in ("count", "size") else int | float
-        if not isinstance(value, wanted) or isinstance(value, bool) or not math.isfinite(value):
-            raise problem
+        if not isinstance(value, wanted) or isinstance(value, bool) or not _is_finite(value):
+            raise InvalidSetting(f"{where} must be {self.allowed()}, got {found(value)}.")
         too_small = (self.at_least is not None and value < self.at_least) or (
             self.above is not None and value <= self.above
         )
         if too_small or (self.at_most is not None and value > self.at_most):
-            raise problem
+            advice = f" {self.advice}" if self.advice else ""
+            raise InvalidSetting(
+                f"{where} must be {self.allowed()}, got {one_line(self.show(value), 60)}.{advice}"
+            )
+
+
+def found(value: object) -> str:
+    """Any value a user may have given, for a message."""
+    try:
+        return one_line(repr(value), 60)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a bottomless table
+        return f"something of type {type(value).__name__} that is too long to show"
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond what a float can hold
+        return False
 
 
 def _field(default: Value, setting: Setting) -> object:
@@ -193,20 +212,24 @@ class Method:
 
     @classmethod
     def setting_help(cls) -> dict[str, str]:
-        """The docstring under each field."""
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        assert isinstance(tree, ast.ClassDef)
-        found: dict[str, str] = {}
-        for field, text in zip(tree.body, tree.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-                and isinstance(text.value.value, str)
-            ):
-                found[field.target.id] = " ".join(text.value.value.split())
-        return {key: found.get(key, "") for key in cls.declared()}
+        """The docstring under each field, inherited fields included."""
+        texts: dict[str, str] = {}
+        for owner in reversed(cls.__mro__[: cls.__mro__.index(Method)]):
+            try:
+                tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+            except (OSError, TypeError):  # typed into an interpreter: there is no source
+                continue
+            assert isinstance(tree, ast.ClassDef)
+            for field, text in zip(tree.body, tree.body[1:], strict=False):
+                if (
+                    isinstance(field, ast.AnnAssign)
+                    and isinstance(field.target, ast.Name)
+                    and isinstance(text, ast.Expr)
+                    and isinstance(text.value, ast.Constant)
+                    and isinstance(text.value.value, str)
+                ):
+                    texts[field.target.id] = " ".join(text.value.value.split())
+        return {key: texts.get(key, "") for key in cls.declared()}
 
     def settings(self) -> dict[str, Value]:
         """Every setting with its value, defaults included."""

@@ -59,9 +59,10 @@ def parse_quantity(text: str, dimension: Dimension, where: str) -> float:
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         raise InvalidSetting(f'{where} must be {expected}, got "{one_line(text, 60)}".')
-    unit = match[2].lower().removesuffix("/s")
-    if unit.endswith("bps") and dimension == "rate":
-        unit = f"{unit[:-3]}bit"
+    unit = match[2].lower()
+    if dimension == "rate":
+        unit = unit.removesuffix("/s")
+        unit = f"{unit[:-3]}bit" if unit.endswith("bps") else unit
     value = float(match[1].replace("_", ""))
     if unit:
         kind, factor = _UNITS.get(unit, (None, 1.0))

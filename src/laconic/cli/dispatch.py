@@ -147,6 +147,7 @@ def _parse(module: CommandModule, command: Command, words: Sequence[str]) -> obj
             )
     except SystemExit as exc:
         if not exc.code:
+            emit("")  # flushes what tyro printed
             return None
         raise UsageError(
             f'{command.name}: {_in_one_line(complaint.getvalue(), command)} See "laconic {command.name} --help".'

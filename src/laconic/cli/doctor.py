@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import sys
@@ -179,8 +180,8 @@ def _versions() -> dict[str, str | None]:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    # torch built from source may have no metadata under its own name, yet it is running.
+            # A copied folder can be imported although no installer knows of it.
+            found[package] = "(version unknown)" if importlib.util.find_spec(package) else None
     found["torch"] = str(torch.__version__)
     return found
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from laconic.errors import UsageError
@@ -20,9 +21,17 @@ def emit(text: str) -> None:
     """Write to standard output now, so that a full disk or a closed pipe is met here and not at exit."""
     if sys.stdout is None:
         return
-    try:
-        sys.stdout.write(text)
+    # A third-party method may describe itself in letters this terminal does not have.
+    encoding = sys.stdout.encoding or "utf-8"
+    with _write_errors_explained():
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _write_errors_explained() -> Generator[None, None, None]:
+    try:
+        yield
     except BrokenPipeError:
         raise
     except OSError as exc:
@@ -39,7 +48,7 @@ def emit_sections(*sections: RenderableType) -> None:
     """Write rich tables and texts with an empty line between them."""
     console = stdout_console()
     # Rich ends the process by itself on a broken pipe; captured text goes through `emit`, which raises instead.
-    with console.capture() as capture:
+    with _write_errors_explained(), console.capture() as capture:
         for index, section in enumerate(sections):
             if index:
                 console.print()
@@ -88,5 +97,6 @@ def silence_stdout() -> None:
         descriptor = sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):
         return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123  os.dup2 needs a descriptor
-        os.dup2(nowhere.fileno(), descriptor)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -14,7 +14,7 @@ from laconic.core.tensor import TensorSpec
 from laconic.errors import InvalidSetting, StrategyError, SyntaxProblem, UnknownName, did_you_mean, one_line
 from laconic.registry import Registry
 from laconic.scheduling import SCHEDULES, Fusion, Schedule
-from laconic.settings import Method
+from laconic.settings import Method, found
 from laconic.strategy.grammar import Call, parse_text
 from laconic.strategy.legality import Parts, cannot_combine, check_legal
 from laconic.strategy.presets import PRESETS
@@ -44,7 +44,7 @@ class Strategy:
             method = getattr(self, axis)
             if not isinstance(method, registry.contract):
                 raise StrategyError(
-                    f"{axis} must be a {registry.contract.__name__} object, got {one_line(repr(method), 60)}. "
+                    f"{axis} must be a {registry.contract.__name__} object, got {found(method)}. "
                     "For text use Strategy.parse()."
                 )
         check_legal(self._parts())
@@ -56,7 +56,7 @@ class Strategy:
     def parse(cls, text: str) -> Strategy:
         """Read a preset's name or one-line text."""
         if not isinstance(text, str):
-            raise SyntaxProblem(f"a strategy is text or a Strategy, got {one_line(repr(text), 60)}.")
+            raise SyntaxProblem(f"a strategy is text or a Strategy, got {found(text)}.")
         preset = PRESETS.get(text.strip())
         axes = parse_text(preset[0] if preset else text)
         if len(axes) > len(AXES):
@@ -75,7 +75,7 @@ class Strategy:
     @classmethod
     def from_toml(cls, text: str) -> Strategy:
         """Read a TOML document."""
-        return cls.from_table(read_table(text))
+        return cls.from_table(read_table(text, list(AXES)))
 
     @classmethod
     def from_table(cls, table: Mapping[str, object]) -> Strategy:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from laconic.errors import SyntaxProblem, one_line
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<word>\d[\w.]*(?:(?<=[eE])[+-]\d+)?%?|[-.]\d[\w.]*(?:(?<=[eE])[+-]\d+)?%?|[A-Za-z_][\w.-]*)
+    r"""\s*(?:(?P<word>[-.]?\d[\w.]*(?:(?<=[eE])[+-]\d\w*)?%?|[A-Za-z_][\w.-]*)
          |(?P<string>"[^"\n]*"|'[^'\n]*')
          |(?P<mark>[/+(),=]))""",
     re.VERBOSE,

@@ -26,10 +26,9 @@ class Parts:
     compression: Compressor
     scheduling: Schedule
 
-    def text(self, *, compression: Compressor | None = None) -> str:
-        """Canonical text, with one part exchanged if asked."""
-        parts = (self.synchronization, self.architecture, compression or self.compression, self.scheduling)
-        return " / ".join(map(str, parts))
+    def text(self) -> str:
+        """Canonical text."""
+        return " / ".join(map(str, (self.synchronization, self.architecture, self.compression, self.scheduling)))
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ class Refusal:
     """Why a combination cannot work, and what to use instead."""
 
     reason: str
-    nearest: str
+    nearest: Parts
+    """Free of this fault; other rules may still refuse it."""
 
 
 Rule = Callable[[Parts], Refusal | None]
@@ -49,7 +49,7 @@ def _error_feedback_needs_an_error(parts: Parts) -> Refusal | None:
         if isinstance(layer, Wrapper) and layer.inner.lossless:
             return Refusal(
                 f'compression: {layer.name} has no effect on "{layer.inner}", which loses nothing',
-                parts.text(compression=_without(parts.compression, layer)),
+                dataclasses.replace(parts, compression=_without(parts.compression, layer)),
             )
     return None
 
@@ -62,7 +62,7 @@ def _no_wrapper_twice(parts: Parts) -> Refusal | None:
             if layer.name in seen:
                 return Refusal(
                     f'compression: {layer.name} is applied twice in "{parts.compression}"',
-                    parts.text(compression=_without(parts.compression, layer)),
+                    dataclasses.replace(parts, compression=_without(parts.compression, layer)),
                 )
             seen.add(layer.name)
     return None
@@ -73,10 +73,13 @@ RULES: tuple[Rule, ...] = (_no_wrapper_twice, _error_feedback_needs_an_error)
 
 def check_legal(parts: Parts) -> None:
     """Raise IllegalCombination, with the reason and the nearest legal choice, if the parts do not fit."""
-    for rule in RULES:
-        refusal = rule(parts)
-        if refusal is not None:
-            raise IllegalCombination(f'{refusal.reason}. Nearest that works: "{refusal.nearest}".')
+    refusal = _first_refusal(parts)
+    if refusal is None:
+        return
+    nearest = refusal.nearest
+    while (further := _first_refusal(nearest)) is not None:  # each takes something away, so this ends
+        nearest = further.nearest
+    raise IllegalCombination(f'{refusal.reason}. Nearest that works: "{nearest.text()}".')
 
 
 def cannot_combine(parts: Parts, wrappers: list[type[Wrapper]]) -> list[str]:
@@ -84,12 +87,14 @@ def cannot_combine(parts: Parts, wrappers: list[type[Wrapper]]) -> list[str]:
     refused: list[str] = []
     for wrapper in wrappers:
         extended = Parts(parts.synchronization, parts.architecture, wrapper(parts.compression), parts.scheduling)
-        for rule in RULES:
-            refusal = rule(extended)
-            if refusal is not None:
-                refused.append(f"+ {wrapper.name}: {refusal.reason}")
-                break
+        refusal = _first_refusal(extended)
+        if refusal is not None:
+            refused.append(f"+ {wrapper.name}: {refusal.reason}")
     return refused
+
+
+def _first_refusal(parts: Parts) -> Refusal | None:
+    return next((refusal for rule in RULES if (refusal := rule(parts)) is not None), None)
 
 
 def _without(compression: Compressor, unwanted: Compressor) -> Compressor:

@@ -22,9 +22,10 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from laconic.errors import SyntaxProblem, UnknownName, did_you_mean, one_line
+from laconic.settings import found
 
 
-def read_table(text: str) -> Mapping[str, object]:
+def read_table(text: str, axes: Sequence[str]) -> Mapping[str, object]:
     """The strategy table of a TOML document."""
     try:
         document = tomllib.loads(text)
@@ -32,8 +33,11 @@ def read_table(text: str) -> Mapping[str, object]:
     except (tomllib.TOMLDecodeError, RecursionError, ValueError, OverflowError) as exc:
         raise SyntaxProblem(f"strategy TOML cannot be read: {one_line(exc)}.") from exc
     inner = document.get("strategy", document)
+    for axis in axes:
+        if inner is not document and axis in document:
+            raise SyntaxProblem(f"strategy TOML: {axis} stands outside [strategy]; move it into that table.")
     if not isinstance(inner, Mapping):
-        raise SyntaxProblem(f"strategy TOML: [strategy] must be a table, got {one_line(repr(inner), 60)}.")
+        raise SyntaxProblem(f"strategy TOML: [strategy] must be a table, got {found(inner)}.")
     if not inner:
         raise SyntaxProblem('strategy TOML: the table is empty. Write at least synchronization = "bsp".')
     return cast(Mapping[str, object], inner)
@@ -50,15 +54,15 @@ def read_method(axis: str, value: object) -> tuple[str, dict[str, object], list[
     """Name, settings and wrappers of an axis given as a table."""
     if not isinstance(value, Mapping):
         raise SyntaxProblem(
-            f"strategy TOML: {axis} must be text or a table with a name, got {one_line(repr(value), 60)}."
+            f"strategy TOML: {axis} must be text or a table with a name, got {found(value)}."
         )
     settings: dict[str, object] = dict(value)
     name = settings.pop("name", None)
     if not isinstance(name, str):
-        raise SyntaxProblem(f'strategy TOML: {axis} needs name = "..." (text), got {one_line(repr(name), 60)}.')
+        raise SyntaxProblem(f'strategy TOML: {axis} needs name = "..." (text), got {found(name)}.')
     wrappers = settings.pop("with", [])
     if not isinstance(wrappers, list):
-        raise SyntaxProblem(f"strategy TOML: {axis}.with must be a list, got {one_line(repr(wrappers), 60)}.")
+        raise SyntaxProblem(f"strategy TOML: {axis}.with must be a list, got {found(wrappers)}.")
     return name, settings, wrappers
 
 

@@ -171,9 +171,11 @@ class PlainSeam:
     # -- at its end --------------------------------------------------------------------------------------------
 
     def _backward_ended(self) -> None:
-        nested = torch._C._current_autograd_node() is not None
-        if not self._open or (nested and len(self._filled) < len(self._specs)):
+        self._graphs.discard(torch._C._current_graph_task_id())
+        if not self._open:
             return
+        if torch._C._current_autograd_node() is not None and (self._graphs or len(self._filled) < len(self._specs)):
+            return  # the end of a re-entrant checkpoint's pass, not of the whole
         job = self._job
         with torch.no_grad():
             unfilled = [name for name in self._specs if name not in self._filled]

@@ -1,0 +1,1 @@
+"""Side-by-side measurements against PyTorch and other libraries; not part of the package."""

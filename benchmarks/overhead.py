@@ -1,0 +1,123 @@
+"""What laconic costs beside torch DDP when the network is no limit: step time and memory.
+
+    python -m benchmarks.overhead
+
+Two processes on this machine train the same GPT of about 5 M parameters. In one run, blocks of DDP steps and blocks
+of laconic steps alternate; the ratio compares medians. Peak memory comes from separate runs, alternating too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.experiments.small_gpt import SmallGpt, gpt_shape
+from laconic.lab.launch import run_ranks
+
+STRATEGY = "bsp / all_reduce / none / fusion(25MiB)"
+
+
+class Contender:
+    """One model with its optimizer, stepped on random tokens."""
+
+    def __init__(self, kind: str, size: str, batch: int, strategy: str) -> None:
+        torch.manual_seed(0)
+        shape = gpt_shape(size)
+        self._model = SmallGpt(shape)
+        self._forward: torch.nn.Module = self._model
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3)
+        self._tokens = torch.randint(shape.vocabulary, (batch, shape.context + 1))
+        self.session: laconic.Session | None = None
+        if kind == "ddp":
+            self._forward = DistributedDataParallel(self._model)
+        elif kind == "laconic":
+            self.session = laconic.attach(self._model, self._optimizer, strategy)
+
+    def step(self) -> float:
+        """Seconds one step took."""
+        began_s = time.perf_counter()
+        logits = self._forward(self._tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), self._tokens[:, 1:].flatten())
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return time.perf_counter() - began_s
+
+
+def run_rank(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    kinds = options.role.split(",")
+    contenders = {kind: Contender(kind, options.size, options.batch, options.strategy) for kind in kinds}
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for contender in contenders.values():
+        for _ in range(5):
+            contender.step()
+    for block in range(options.blocks):
+        # Who goes first alternates too, so that a drift of the machine favours neither.
+        for kind in kinds if block % 2 == 0 else reversed(kinds):
+            dist.barrier()
+            times[kind].append(statistics.median(contenders[kind].step() for _ in range(options.steps)))
+    if dist.get_rank() == 0:
+        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        Path(options.out).write_text(json.dumps({"times": times, "peak_kib": peak_kib}))
+    for contender in contenders.values():
+        if contender.session is not None:
+            contender.session.detach()
+    dist.destroy_process_group()
+
+
+def measure(role: str, options: argparse.Namespace, *, blocks: int) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "benchmarks.overhead", "--role", role, "--out", str(out)]
+        command += ["--blocks", str(blocks), "--steps", str(options.steps), "--batch", str(options.batch)]
+        command += ["--size", options.size, "--strategy", options.strategy]
+        run_ranks(command, num_ranks=options.workers, timeout_s=600, environment={"OMP_NUM_THREADS": "1"})
+        return json.loads(out.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=20, help="alternating blocks of each kind")
+    parser.add_argument("--steps", type=int, default=5, help="steps per block")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--size", default="medium")
+    parser.add_argument("--strategy", default=STRATEGY)
+    parser.add_argument("--role", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role:
+        run_rank(options)
+        return
+    model = SmallGpt(gpt_shape(options.size))
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"GPT of {num_parameters / 1e6:.2f} M parameters, batch {options.batch}, {options.workers} processes, Gloo")
+    print(f"laconic runs {options.strategy}")
+    times = measure("ddp,laconic", options, blocks=options.blocks)["times"]
+    ratios = [ours / theirs for ours, theirs in zip(times["laconic"], times["ddp"], strict=True)]
+    for kind in ("ddp", "laconic"):
+        low, middle, high = statistics.quantiles(times[kind], n=4)
+        print(f"{kind:8} median step {middle * 1e3:8.2f} ms   quartiles {low * 1e3:.2f} .. {high * 1e3:.2f} ms")
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    ratio = statistics.median(times["laconic"]) / statistics.median(times["ddp"])
+    print(f"ratio laconic/DDP of medians {ratio:.3f}   block by block {middle:.3f}, quartiles {low:.3f} .. {high:.3f}")
+    peaks = {kind: [measure(kind, options, blocks=1)["peak_kib"] for _ in range(3)] for kind in ("ddp", "laconic")}
+    ours, theirs = (statistics.median(peaks[kind]) for kind in ("laconic", "ddp"))
+    print(f"peak memory: DDP {theirs / 1024:.1f} MiB, laconic {ours / 1024:.1f} MiB, ratio {ours / theirs:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The embedded tasks and the runs that compare strategies on them."""

@@ -1,0 +1,154 @@
+"""Start the ranks of one job on this machine and see all of them to their end.
+
+Each rank gets the environment torchrun would give it. When one fails, the others are given a moment to say why they
+stopped, then ended; the same happens on Ctrl-C and at the time limit. Only processes started here are ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from laconic.errors import LaconicError, UsageError, one_line
+
+_GRACE_S = 10.0
+"""Time for the other ranks to notice a lost peer and report it before they are ended."""
+_KEPT_LINES = 40
+
+
+@dataclass
+class Rank:
+    """One process of the job and how it ended."""
+
+    rank: int
+    process: subprocess.Popen[str]
+    reader: threading.Thread
+    last_lines: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code; None while it runs; negative if a signal ended it."""
+        return self.process.poll()
+
+
+def free_port() -> int:
+    """A TCP port on the loopback interface that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(
+    command: Sequence[str],
+    *,
+    num_ranks: int,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    on_line: Callable[[int, str], None] = lambda rank, line: None,
+) -> None:
+    """Run `command` once per rank and return when all have ended with 0.
+
+    Raises LaconicError naming the first rank that failed and the last thing it said.
+    """
+    if num_ranks < 1:
+        raise UsageError(f"the number of ranks must be >= 1, got {num_ranks}.")
+    port = free_port()
+    ranks: list[Rank] = []
+    try:
+        for rank in range(num_ranks):
+            ranks.append(_start(command, rank, num_ranks, port, environment or {}, on_line))
+        failed = _watch(ranks, time.monotonic() + timeout_s)
+    finally:
+        _end(ranks)
+    if failed is not None:
+        said = next((line for line in reversed(failed.last_lines) if line.strip()), "nothing")
+        raise LaconicError(
+            f"rank {failed.rank} of {num_ranks} ended with {_describe(failed.process.returncode)}; it last said: "
+            f"{one_line(said, 300)}"
+        )
+    unfinished = [rank.rank for rank in ranks if rank.process.returncode != 0]
+    if unfinished:
+        raise LaconicError(
+            f"rank {', '.join(map(str, unfinished))} did not end within {timeout_s:g} s and was stopped. "
+            "Give it more time or fewer steps."
+        )
+
+
+def _start(
+    command: Sequence[str],
+    rank: int,
+    num_ranks: int,
+    port: int,
+    environment: Mapping[str, str],
+    on_line: Callable[[int, str], None],
+) -> Rank:
+    variables = {
+        **os.environ,
+        **environment,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONUNBUFFERED": "1",
+    }
+    process = subprocess.Popen(
+        list(command),
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # A session of its own: Ctrl-C reaches us alone, and we end the rank with everything it started.
+        start_new_session=True,
+    )
+    last_lines: list[str] = []
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            last_lines.append(line.rstrip("\n"))
+            del last_lines[:-_KEPT_LINES]
+            on_line(rank, line.rstrip("\n"))
+
+    reader = threading.Thread(target=read, name=f"output-of-rank-{rank}", daemon=True)
+    reader.start()
+    return Rank(rank, process, reader, last_lines)
+
+
+def _watch(ranks: list[Rank], deadline: float) -> Rank | None:
+    """Wait until all have ended or time is up; the first rank that failed, if any."""
+    failed: Rank | None = None
+    while any(rank.exit_code is None for rank in ranks) and time.monotonic() < deadline:
+        if failed is None:
+            failed = next((rank for rank in ranks if rank.exit_code not in (None, 0)), None)
+            if failed is not None:
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        time.sleep(0.05)
+    return failed or next((rank for rank in ranks if rank.exit_code not in (None, 0)), None)
+
+
+def _end(ranks: list[Rank]) -> None:
+    for stop in (signal.SIGTERM, signal.SIGKILL):
+        for rank in ranks:
+            if rank.exit_code is None:
+                os.killpg(rank.process.pid, stop)
+        until = time.monotonic() + 3.0
+        while any(rank.exit_code is None for rank in ranks) and time.monotonic() < until:
+            time.sleep(0.02)
+    for rank in ranks:
+        rank.process.wait()
+        rank.reader.join(timeout=2.0)
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

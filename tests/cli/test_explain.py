@@ -1,0 +1,186 @@
+"""`laconic explain`: the words, the bytes, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from laconic.cli import main
+from laconic.cli.explain import parse_count
+from laconic.errors import UsageError
+from laconic.strategy import AXES, PRESETS, Strategy
+
+KEYS = [
+    "strategy",
+    "settings",
+    "workers",
+    "params",
+    "wire_bytes_per_step",
+    "uncompressed_bytes_per_step",
+    "ratio",
+    "cannot_combine",
+    "words",
+]
+
+
+def explain_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert main(["explain", *words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 64])
+@pytest.mark.parametrize("params", [1, 13, 25_000_000])
+@pytest.mark.parametrize(("compression", "bytes_per_value"), [("none", 4), ("fp16", 2), ("bf16 + error_feedback", 2)])
+def test_bytes_follow_the_ring_formula(
+    workers: int, params: int, compression: str, bytes_per_value: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"bsp / all_reduce / {compression} / fusion"
+    found = explain_json(capsys, text, "--workers", str(workers), "--params", str(params))
+    # A ring all-reduce sends (n-1)/n of the data twice; a part of a byte is a byte.
+    sent = math.ceil(2 * (workers - 1) * params * bytes_per_value / workers)
+    plain = math.ceil(2 * (workers - 1) * params * 4 / workers)
+    assert found["wire_bytes_per_step"] == sent
+    assert found["uncompressed_bytes_per_step"] == plain
+    assert found["ratio"] == (None if workers == 1 else plain / sent)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = explain_json(capsys, name)
+    assert list(found) == KEYS
+    assert found["strategy"] == str(Strategy.parse(name))
+    assert (found["workers"], found["params"]) == (4, 25_000_000)
+    assert Strategy.from_table(found["settings"]) == Strategy.parse(name)
+    assert [line.partition(":")[0] for line in found["words"]] == list(AXES)
+
+
+def test_settings_and_reasons_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explain_json(capsys, "bsp / all_reduce / fp16 + error_feedback / fusion(bytes=1MiB)")
+    assert found["settings"]["compression"]["with"] == [{"name": "error_feedback"}]
+    assert found["settings"]["scheduling"]["bytes"] == 1024 * 1024
+    assert "bytes=1MiB: A bucket is sent once it holds this much." in found["words"][3]
+    assert "fp16" in found["words"][2]
+    assert "error_feedback" in found["words"][2]
+    assert any("applied twice" in reason for reason in found["cannot_combine"])
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_text_holds_the_whole_story_and_fits(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["explain", "ddp-fp16", "--workers", "8", "--params", "125M"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("bsp / all_reduce / fp16 / fusion\n")
+    assert "(8 workers, 125,000,000 fp32 parameters)" in out
+    assert f"{2 * 7 * 125_000_000 * 2 // 8:,} bytes" in out
+    assert f"{2 * 7 * 125_000_000 * 4 // 8:,} bytes" in out
+    assert "2 times fewer bytes" in out
+    assert "at least, from bytes alone" in out
+    # 437.5 MB over 100 Mbit/s = 35 s, and a thousandth of it over 100 Gbit/s.
+    times = {line.split("  ")[1]: line.split() for line in out.splitlines() if "bit/s  " in line}
+    assert times["100 Mbit/s"][2:] == ["35.0", "s", "70.0", "s"]
+    assert times["100 Gbit/s"][2:] == ["35.0", "ms", "70.0", "ms"]
+    assert "control" in out
+    assert "buffers" in out
+    assert "Cannot be combined with" in out
+    assert max(map(len, out.splitlines())) <= int(columns)
+    assert "\x1b" not in out
+
+
+def test_one_worker_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "ddp", "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "(1 worker, " in out
+    assert "one worker sends nothing" in out
+
+
+def test_a_toml_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[strategy.compression]\nname = "fp16"\nwith = ["error_feedback"]\n', encoding="utf-8")
+    assert explain_json(capsys, str(path))["strategy"] == "bsp / all_reduce / fp16 + error_feedback / fusion"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("8", 8),
+        ("25_000_000", 25_000_000),
+        ("25M", 25_000_000),
+        ("1.1B", 1_100_000_000),
+        ("2k", 2000),
+        ("1e9", 10**9),
+        (" 3 ", 3),
+    ],
+)
+def test_counts(text: str, count: int) -> None:
+    assert parse_count(text, "--params", at_most=10**15, example="8") == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0", "-1", "", "1.5", "nan", "inf", "1e400", "1e999999999", "9" * 400, "1e-3", "0x10", "1M5", "25MiB", "٣", "8,0"],
+)
+def test_odd_numbers_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--params must be a whole number from 1 to 1,000, such as 8, got"):
+        parse_count(text, "--params", at_most=1000, example="8")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["ddp", "--workers", "0"], '--workers must be a whole number from 1 to 1,000,000, such as 8, got "0"'),
+        (["ddp", "--workers", "-4"], '--workers must be a whole number from 1 to 1,000,000, such as 8, got "-4"'),
+        (["ddp", "--params", "-1"], "--params must be"),
+        (["ddp", "--params=1e30"], "--params must be"),
+        (["ddp", "--workers", "many"], "--workers must be"),
+        (["dpp"], 'Did you mean "ddp"?'),
+        ([""], "expected a method name"),
+        (["bsp /"], "expected a method name"),
+        (["bsp / all_reduce / fp61"], 'Did you mean "fp16"?'),
+        (["bsp / all_reduce / none / fusion(byte=1)"], 'Did you mean "bytes"?'),
+        (["bsp / all_reduce / none / fusion(bytes=0)"], "scheduling.fusion.bytes"),
+        (["bsp / all_reduce / none + error_feedback"], "Nearest that works"),
+        (["a / b / c / d / e"], "at most 4"),
+        (["x" * 5000], "at most 2000 characters"),
+        (["no/such/file.toml"], "cannot read strategy file"),
+        (["/dev.toml/x.toml"], "cannot read strategy file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("laconic: error: ")
+    assert err.count("\n") == 1
+    assert told in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\xff\xfe\x00\x01", "not UTF-8"),
+        (b"\x00\x01\x02", "cannot be read"),
+        (b"", "empty"),
+        (b"strategy = 3", "must be a table"),
+        (b"[strategy]\nsynchronisation = 'bsp'", 'Did you mean "synchronization"?'),
+        (b"[strategy.scheduling]\nname = 'fusion'\nbytes = [1]", "scheduling.fusion.bytes"),
+    ],
+)
+def test_bad_toml_files_are_one_line_and_exit_2(
+    content: bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    assert main(["explain", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert told in err

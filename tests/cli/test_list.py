@@ -1,0 +1,75 @@
+"""`laconic list`: every registered name, in text and in JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from laconic.cli import main
+from laconic.compression import Compressor, Wrapper
+from laconic.strategy import AXES, PRESETS, Strategy
+
+
+def test_text_names_every_method_setting_and_preset(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["list"]) == 0
+    out, err = capsys.readouterr()
+    lines = [line.strip() for line in out.splitlines()]
+    assert err == ""
+    for axis, registry in AXES.items():
+        assert any(line.startswith(f"{axis}: ") for line in lines)
+        for method in registry:
+            mark = "+ " if issubclass(method, Wrapper) else ""
+            assert any(line.startswith(f"{mark}{method.name} ") for line in lines)
+            for key, setting in method.declared().items():
+                default = setting.show(method.__dataclass_fields__[key].default)
+                assert any(line.startswith(f"{key}={default} ") for line in lines)
+    for name, (text, what) in PRESETS.items():
+        assert any(line.startswith(f"{name} ") and text in line for line in lines)
+        assert what in lines
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "120"])
+def test_text_fits_the_terminal(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= int(columns)
+    assert "…" not in out
+    assert not any(line != line.rstrip() for line in out.splitlines())
+
+
+def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == ["axes", "presets"]
+    assert list(document["axes"]) == list(AXES)
+    for axis, registry in AXES.items():
+        assert [entry["name"] for entry in document["axes"][axis]] == registry.names()
+        for entry, method in zip(document["axes"][axis], registry, strict=True):
+            assert set(entry) == {"name", "summary", "wrapper", "settings"} | (
+                {"lossless"} if issubclass(method, Compressor) else set()
+            )
+            assert entry["summary"].endswith(".")
+            assert [setting["name"] for setting in entry["settings"]] == list(method.declared())
+            for setting in entry["settings"]:
+                assert set(setting) == {"name", "kind", "default", "allowed", "help"}
+                assert setting["help"], f"{method.name}.{setting['name']} has no docstring"
+    compression = {entry["name"]: entry for entry in document["axes"]["compression"]}
+    assert compression["none"]["lossless"] is True
+    assert compression["fp16"]["lossless"] is False
+    assert compression["error_feedback"]["wrapper"] is True
+    scheduling = {entry["name"]: entry for entry in document["axes"]["scheduling"]}
+    assert scheduling["fusion"]["settings"][0]["default"] == 25 * 1024 * 1024
+
+
+def test_json_presets_are_strategies(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list", "--json"])
+    for preset in json.loads(capsys.readouterr().out)["presets"]:
+        assert set(preset) == {"name", "strategy", "what"}
+        assert Strategy.parse(preset["name"]) == Strategy.parse(preset["strategy"])

@@ -1,0 +1,103 @@
+"""Random valid strategies over everything that is registered, so that a new method is covered without a new test."""
+
+from __future__ import annotations
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from laconic.compression import Compressor, Wrapper
+from laconic.errors import IllegalCombination
+from laconic.settings import Method, Setting
+from laconic.strategy import AXES, Strategy
+
+WRAPPERS: list[type[Wrapper]] = [method for method in AXES["compression"] if issubclass(method, Wrapper)]
+
+
+def bases(axis: str) -> list[type[Method]]:
+    """The methods of an axis that stand by themselves."""
+    return [method for method in AXES[axis] if not issubclass(method, Wrapper)]
+
+
+def setting_values(setting: Setting) -> st.SearchStrategy[object]:
+    """Values a setting accepts."""
+    low = setting.at_least if setting.at_least is not None else setting.above
+    match setting.kind:
+        case "flag":
+            return st.booleans()
+        case "choice":
+            return st.sampled_from(setting.choices)
+        case "count" | "size":
+            assert low is not None
+            return st.integers(int(low), int(setting.at_most) if setting.at_most is not None else 10**30)
+        case _:
+            return st.floats(
+                low,
+                setting.at_most,
+                exclude_min=setting.above is not None,
+                allow_nan=False,
+                allow_infinity=False,
+            )
+
+
+def settings_of(method: type[Method]) -> st.SearchStrategy[dict[str, object]]:
+    """Any subset of a method's settings with values it accepts."""
+    return st.fixed_dictionaries(
+        {}, optional={key: setting_values(setting) for key, setting in method.declared().items()}
+    )
+
+
+def _another_value(setting: Setting, default: object) -> object:
+    """A value a setting accepts, other than its default where there is one."""
+    match setting.kind:
+        case "flag":
+            return not default
+        case "choice":
+            return setting.choices[-1]
+        case "count" | "size":
+            assert isinstance(default, int)
+            return default if setting.at_most is not None and default >= setting.at_most else default + 1
+        case _:
+            assert isinstance(default, int | float)
+            return default * 0.9375
+
+
+def every_stack() -> list[Strategy]:
+    """Every legal choice on each axis, wrapped and unwrapped, with defaults and with settings; not their product."""
+    variants: dict[str, list[Method]] = {}
+    for axis in AXES:
+        variants[axis] = []
+        for kind in bases(axis):
+            plain = kind()
+            changed = kind(
+                **{key: _another_value(setting, getattr(plain, key)) for key, setting in kind.declared().items()}
+            )
+            for method in dict.fromkeys([plain, changed]):
+                variants[axis].append(method)
+                if isinstance(method, Compressor) and not method.lossless:
+                    variants[axis] += [wrapper(method) for wrapper in WRAPPERS]
+    return [Strategy(**{axis: method}) for axis, methods in variants.items() for method in methods] + [
+        Strategy(**{axis: methods[index % len(methods)] for axis, methods in variants.items()})  # type: ignore[arg-type]
+        for index in range(max(map(len, variants.values())))
+    ]
+
+
+@st.composite
+def methods(draw: st.DrawFn, axis: str) -> Method:
+    """Any method of an axis with any settings; compressors with any wrappers, none of them twice."""
+    kind = draw(st.sampled_from(bases(axis)))
+    method = kind(**draw(settings_of(kind)))
+    if isinstance(method, Compressor):
+        for wrapper in draw(st.lists(st.sampled_from(WRAPPERS), unique=True, max_size=2)):
+            method = wrapper(method, **draw(settings_of(wrapper)))
+    return method
+
+
+@st.composite
+def strategies(draw: st.DrawFn) -> Strategy:
+    """Any legal strategy."""
+    parts = {axis: draw(methods(axis)) for axis in AXES}
+    try:
+        return Strategy(**parts)  # type: ignore[arg-type]
+    except IllegalCombination:
+        assume(False)
+        raise

@@ -1,0 +1,131 @@
+"""Three spellings, one object, one canonical text."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from laconic.architecture import AllReduce
+from laconic.compression import Bf16, Compressor, ErrorFeedback, Fp16, NoCompression
+from laconic.scheduling import Fusion, Sequential, Wfbp
+from laconic.strategy import AXES, PRESETS, Strategy, as_strategy
+from laconic.synchronization import Bsp
+from tests.strategy.generate import strategies
+
+MIB = 1024**2
+
+SPELLINGS = [
+    (
+        "bsp / all_reduce / none / fusion",
+        Strategy(),
+        'synchronization = "bsp"',
+        ["bsp", "ddp", "bsp/all_reduce", " bsp / all_reduce / none ", "bsp / all_reduce(native) / none / fusion(25MiB)"],
+    ),
+    (
+        "bsp / all_reduce / fp16 + error_feedback / fusion(bytes=4MiB, first_bytes=1KiB)",
+        Strategy(
+            Bsp(), AllReduce(algorithm="native"), ErrorFeedback(Fp16()), Fusion(bytes=4 * MIB, first_bytes=1024)
+        ),
+        """
+        [strategy]
+        compression = { name = "fp16", with = ["error_feedback"] }
+        [strategy.scheduling]
+        name = "fusion"
+        bytes = "4MiB"
+        first_bytes = 1024
+        """,
+        [
+            "bsp/all_reduce/fp16+error_feedback/fusion(4MiB,1KiB)",
+            "bsp() / all_reduce() / fp16 + error_feedback() / fusion(4194304, first_bytes=1024)",
+            "bsp / all_reduce / fp16 + error_feedback / fusion(first_bytes='1KiB', bytes=\"4MiB\")",
+            "bsp / all_reduce / fp16 + error_feedback / fusion(4_194_304B, 1024)",
+            "bsp\n/ all_reduce\t/ fp16\n+ error_feedback / fusion( bytes = 4096kib , first_bytes=1.0KiB )\n",
+        ],
+    ),
+    (
+        "bsp / all_reduce / bf16 / wfbp",
+        Strategy(compression=Bf16(), scheduling=Wfbp()),
+        'compression = "bf16"\nscheduling = "wfbp"',
+        ["bsp / all_reduce / bf16 / wfbp"],
+    ),
+    (
+        "bsp / all_reduce / bf16 + error_feedback / sequential",
+        Strategy(compression=ErrorFeedback(Bf16()), scheduling=Sequential()),
+        'compression = "bf16 + error_feedback"\nscheduling = { name = "sequential" }',
+        ["bsp / all_reduce / bf16+error_feedback / sequential"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("canonical", "built", "toml", "texts"), SPELLINGS)
+def test_all_spellings_give_the_same_object_and_text(
+    canonical: str, built: Strategy, toml: str, texts: list[str]
+) -> None:
+    assert str(built) == canonical
+    for text in [canonical, *texts]:
+        parsed = Strategy.parse(text)
+        assert parsed == built
+        assert str(parsed) == canonical
+        assert hash(parsed) == hash(built)
+    assert Strategy.from_toml(toml) == built
+    assert Strategy.from_toml(built.to_toml()) == built
+    document = tomllib.loads(toml)
+    assert Strategy.from_table(document.get("strategy", document)) == built
+
+
+@settings(max_examples=300)
+@given(strategies())
+def test_canonical_text_and_toml_read_back(strategy: Strategy) -> None:
+    text = str(strategy)
+    assert "\n" not in text
+    assert Strategy.parse(text) == strategy
+    assert str(Strategy.parse(text)) == text
+    toml = strategy.to_toml()
+    assert Strategy.from_toml(toml) == strategy
+    assert str(Strategy.from_toml(toml)) == text
+    assert Strategy.from_table(tomllib.loads(toml)["strategy"]) == strategy
+
+
+@settings(max_examples=100)
+@given(strategies())
+def test_toml_names_every_setting(strategy: Strategy) -> None:
+    table = tomllib.loads(strategy.to_toml())["strategy"]
+    assert list(table) == list(AXES)
+    for axis, entry in table.items():
+        method = getattr(strategy, axis)
+        layers = list(method.layers()) if isinstance(method, Compressor) else [method]
+        written = [*reversed(entry.pop("with", [])), entry]
+        assert [part.pop("name") for part in written] == [layer.name for layer in layers]
+        assert [list(part) for part in written] == [list(layer.declared()) for layer in layers]
+
+
+def test_parts_left_off_take_the_defaults() -> None:
+    assert Strategy.parse("bsp") == Strategy(Bsp(), AllReduce(), NoCompression(), Fusion())
+    assert str(Strategy.parse("bsp / all_reduce / bf16")) == "bsp / all_reduce / bf16 / fusion"
+    assert Strategy.from_toml('scheduling = "wfbp"') == Strategy(scheduling=Wfbp())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name: str) -> None:
+    text, meaning = PRESETS[name]
+    assert Strategy.parse(name) == Strategy.parse(text)
+    assert Strategy.parse(f"  {name}\n") == Strategy.parse(text)
+    assert str(Strategy.parse(name)) == text, "a preset is written in canonical text"
+    assert meaning
+    assert name not in [method.name for registry in AXES.values() for method in registry], "a name means one thing"
+
+
+def test_load_reads_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "strategy.toml"
+    file.write_text('# ours\n[strategy]\ncompression = "fp16"\n\n[lab]\nhosts = 4\n')
+    assert Strategy.load(file) == Strategy(compression=Fp16())
+    assert Strategy.load(str(file)) == Strategy(compression=Fp16())
+
+
+def test_as_strategy() -> None:
+    strategy = Strategy(scheduling=Wfbp())
+    assert as_strategy(strategy) is strategy
+    assert as_strategy("wfbp-a2a") == strategy
