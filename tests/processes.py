@@ -75,8 +75,9 @@ def run_processes(
     started_s = time.monotonic()
     processes: list[subprocess.Popen[bytes]] = []
     ended_s: dict[int, float] = {}
-    with tempfile.TemporaryDirectory(prefix="laconic-ranks-") as name:
-        folder = Path(name)
+    name = target if _is_function(target) else "a script"
+    with tempfile.TemporaryDirectory(prefix="laconic-ranks-") as temporary:
+        folder = Path(temporary)
         (folder / "task.json").write_text(json.dumps({"target": target, "arguments": dict(arguments or {})}))
         port = _free_port()
         try:
@@ -113,13 +114,13 @@ def run_processes(
         ]
     running = [rank for rank in range(world_size) if rank not in ended_s]
     if running:
-        raise AssertionError(f"ranks {running} of {target} still ran after {timeout_s:g} s.{_shown(results)}")
+        raise AssertionError(f"ranks {running} of {name} still ran after {timeout_s:g} s.{_shown(results)}")
     if pending is not None:
-        raise AssertionError(f"rank {pending.rank} of {target} never printed {pending.line!r}.{_shown(results)}")
+        raise AssertionError(f"rank {pending.rank} of {name} never printed {pending.line!r}.{_shown(results)}")
     struck = send_signal.rank if send_signal is not None else None
     failed = [result.rank for result in results if result.exit_code != 0 and result.rank != struck]
     if failed and not may_fail:
-        raise AssertionError(f"ranks {failed} of {target} failed.{_shown(results)}")
+        raise AssertionError(f"ranks {failed} of {name} failed.{_shown(results)}")
     return results
 
 
@@ -133,6 +134,11 @@ def gloo_group() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _is_function(target: str) -> bool:
+    module, colon, function = target.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def _free_port() -> int:
@@ -198,11 +204,11 @@ def _run_rank(folder: Path) -> None:
     """What every child process does."""
     task = json.loads((folder / "task.json").read_text())
     result_file = folder / f"{os.environ['RANK']}.result"
-    module, colon, function = task["target"].partition(":")
-    if colon and "\n" not in task["target"] and function.isidentifier():
+    if _is_function(task["target"]):
         import torch
 
         torch.set_num_threads(1)
+        module, _, function = task["target"].partition(":")
         value = getattr(importlib.import_module(module), function)(**task["arguments"])
         # Written under another name first: a rank that is killed here must not leave half a file.
         torch.save(value, result_file.with_suffix(".part"))

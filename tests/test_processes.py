@@ -12,19 +12,6 @@ from tests.processes import SignalAfterLine, run_processes
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
 
 
-def test_function_results_come_back_in_rank_order() -> None:
-    results = run_processes("tests.core.gloo_ranks:describe", world_size=2, arguments={"word": "hello"}, timeout_s=40)
-    assert [result.exit_code for result in results] == [0, 0]
-    for rank, result in enumerate(results):
-        assert result.value["rank"] == rank
-        assert result.value["world_size"] == 2
-        assert result.value["threads"] == 1
-        assert result.value["word"] == "hello"
-        assert result.value["sum"].tolist() == [1.0, 1.0]
-        assert f"I am rank {rank}" in result.stdout
-    assert results[0].value["port"] == results[1].value["port"]
-
-
 def test_failure_shows_every_ranks_output() -> None:
     script = "import os, sys\nprint('out of', os.environ['RANK'])\nsys.exit(int(os.environ['RANK']) * 7)\n"
     with pytest.raises(AssertionError) as caught:
@@ -54,13 +41,13 @@ def test_timeout_fails_and_leaves_nothing_behind() -> None:
     script = (
         "import os, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        "print(f'{os.getpid()} {child.pid}.')\n"
+        "print('started', os.getpid(), child.pid)\n"
         "time.sleep(60)\n"
     )
-    with pytest.raises(AssertionError, match=r"still ran after 6 s") as caught:
-        run_processes(script, world_size=1, timeout_s=6)
-    line = next(line for line in str(caught.value).splitlines() if line.endswith("."))
-    for pid in map(int, line.rstrip(".").split()):
+    with pytest.raises(AssertionError, match=r"of a script still ran after 2 s") as caught:
+        run_processes(script, world_size=1, timeout_s=2)
+    line = next(line for line in str(caught.value).splitlines() if line.startswith("started"))
+    for pid in map(int, line.split()[1:]):
         assert not _is_running(pid), f"process {pid} is still there"
 
 

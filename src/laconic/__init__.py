@@ -1,10 +1,10 @@
 """laconic: PyTorch training where the network is the bottleneck.
 
-    with laconic.attach(model, optimizer, "bsp / all_reduce / bf16 / fusion(25MiB)"):
-        for batch in data:
-            loss(model(batch)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+with laconic.attach(model, optimizer, "bsp / all_reduce / bf16 / fusion(25MiB)"):
+    for batch in data:
+        loss(model(batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 """
 
 from laconic.core.event import Event, EventList, EventLog

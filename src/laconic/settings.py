@@ -113,9 +113,7 @@ class Setting:
         )
         if too_small or (self.at_most is not None and value > self.at_most):
             advice = f" {self.advice}" if self.advice else ""
-            raise InvalidSetting(
-                f"{where} must be {self.allowed()}, got {one_line(self.show(value), 60)}.{advice}"
-            )
+            raise InvalidSetting(f"{where} must be {self.allowed()}, got {one_line(self.show(value), 60)}.{advice}")
 
 
 def found(value: object) -> str:
@@ -144,8 +142,8 @@ def count(default: int, *, at_least: int = 0, at_most: int | None = None, advice
 
 def size(default: int, *, at_least: int = 1, advice: str = "") -> int:
     """A number of bytes, written with or without a unit."""
-    # 2**50: a bucket larger than a pebibyte is a typing error, and stays far from integer overflow in torch.
-    return cast(int, _field(default, Setting(kind="size", at_least=at_least, at_most=2**50, advice=advice)))
+    # A bucket of more than a tebibyte is a typing error, and this stays far from integer overflow in torch.
+    return cast(int, _field(default, Setting(kind="size", at_least=at_least, at_most=2**40, advice=advice)))
 
 
 def number(

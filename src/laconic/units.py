@@ -1,6 +1,6 @@
 """Numbers with units, read and printed: sizes (25MiB), times (5ms), rates (100mbit), shares (1%).
 
-    size   B, kB, MB, GB (powers of 1000), KiB, MiB, GiB (powers of 1024)          -> bytes
+    size   B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024)  -> bytes
     time   ns, us, ms, s, min, h                                                   -> seconds
     rate   bit, kbit, mbit, gbit, tbit (per second; "bps" and "/s" are accepted)    -> bits per second
     share  %                                                                       -> a fraction
@@ -21,15 +21,18 @@ Dimension = Literal["size", "time", "rate", "share", "number"]
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+TIB = 1024**4
 
 _UNITS: dict[str, tuple[Dimension, float]] = {
     "b": ("size", 1),
     "kb": ("size", 1e3),
     "mb": ("size", 1e6),
     "gb": ("size", 1e9),
+    "tb": ("size", 1e12),
     "kib": ("size", KIB),
     "mib": ("size", MIB),
     "gib": ("size", GIB),
+    "tib": ("size", TIB),
     "ns": ("time", 1e-9),
     "us": ("time", 1e-6),
     "ms": ("time", 1e-3),
@@ -77,7 +80,7 @@ def parse_quantity(text: str, dimension: Dimension, where: str) -> float:
 
 def format_size(num_bytes: int) -> str:
     """The shortest exact spelling of a size, readable back by `parse_quantity`."""
-    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if num_bytes and num_bytes % factor == 0:
             return f"{num_bytes // factor}{unit}"
     return f"{num_bytes}B"
@@ -103,7 +106,7 @@ def format_rate(bits_per_second: float) -> str:
 
 def human_bytes(num_bytes: float) -> str:
     """A size for people: 19.1 MiB. Rounded, so never for reading back."""
-    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if num_bytes >= factor:
             return f"{num_bytes / factor:.1f} {unit}"
     return f"{num_bytes:.0f} B"

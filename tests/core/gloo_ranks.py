@@ -16,26 +16,11 @@ from tests.core.operations import CASES, contribution
 from tests.processes import gloo_group
 
 
-def describe(word: str) -> dict[str, object]:
-    """Who am I, and does an all-reduce work."""
+def operations(word: str) -> dict[str, object]:
+    """Every case of tests.core.operations on one transport, and the bytes each was counted at."""
+    found: dict[str, object] = {"word": word, "port": os.environ["MASTER_PORT"], "threads": torch.get_num_threads()}
     with gloo_group():
         print(f"I am rank {dist.get_rank()}")
-        total = torch.full((2,), float(dist.get_rank()))
-        dist.all_reduce(total)
-        return {
-            "rank": dist.get_rank(),
-            "world_size": dist.get_world_size(),
-            "threads": torch.get_num_threads(),
-            "port": os.environ["MASTER_PORT"],
-            "word": word,
-            "sum": total,
-        }
-
-
-def operations() -> dict[str, object]:
-    """Every case of tests.core.operations on one transport, and the bytes each was counted at."""
-    found: dict[str, object] = {}
-    with gloo_group():
         transport = TorchTransport(timeout_s=20)
         try:
             for case in CASES:
@@ -121,7 +106,7 @@ def trouble() -> dict[str, object]:
         transport = TorchTransport(timeout_s=2)
         if rank == 1:
             transport.report("reading a very large file")
-            time.sleep(8)
+            time.sleep(5)
             found["absent"] = None
         else:
             transport.report(f"waiting as rank {rank}")
@@ -129,15 +114,21 @@ def trouble() -> dict[str, object]:
         dist.barrier()
         transport.close()
 
-        # 3. It sends something of another size.
-        found["after"] = None
-        transport = TorchTransport(timeout_s=5)
-        sends = [((rank + 1) % 3, torch.ones(4))]
-        receives = [((rank - 1) % 3, torch.empty(4))]
-        transport.send_receive(sends, receives, what="a last word").wait()
-        found["after"] = receives[0][1]
+        # 3. Nothing of this sticks to a transport made later.
+        transport = TorchTransport(timeout_s=20)
+        ahead, behind = (rank + 1) % 3, (rank - 1) % 3
+        received = torch.empty(4)
+        transport.send_receive([(ahead, torch.full((4,), float(rank)))], [(behind, received)]).wait()
+        total = torch.ones(2)
+        transport.all_reduce(total).wait()
+        transport.check()
+        found["later"] = {"received": received, "total": total}
         dist.barrier()
         transport.close()
+
+        # 4. It does not attach at all. Last, because torch counts groups and rank 1 has now made one less.
+        found["attach"] = None if rank == 1 else _error_of(lambda: TorchTransport(timeout_s=2).close())
+        dist.barrier()
     return found
 
 

@@ -206,9 +206,7 @@ def test_a_parameter_used_only_while_accumulating() -> None:
         optimizer.step()
 
     def loss(model, step, rank):
-        return (
-            model(data(0, rank, 4, 5), "l").square().mean() + model(data(1, rank, 4, 5), "r").square().mean()
-        )
+        return model(data(0, rank, 4, 5), "l").square().mean() + model(data(1, rank, 4, 5), "r").square().mean()
 
     states = _loop(body, model=Branches)
     expected = reference(Branches(), loss=loss, steps=1)
@@ -377,7 +375,9 @@ class Checkpointed(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = self.first(inputs)
         for block in self.blocks:
-            hidden = checkpoint(lambda value, layer=block: torch.tanh(layer(value)), hidden, use_reentrant=self.reentrant)
+            hidden = checkpoint(
+                lambda value, layer=block: torch.tanh(layer(value)), hidden, use_reentrant=self.reentrant
+            )
         return self.last(hidden)
 
 

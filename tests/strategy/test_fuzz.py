@@ -105,7 +105,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=700)
 @given(st.dictionaries(st.sampled_from(list(AXES)) | TABLE_KEYS, VALUES, max_size=3))
 def test_any_table(table: dict[str, object]) -> None:
     accepts_or_refuses(lambda: Strategy.from_table(table))
@@ -123,7 +123,7 @@ def _method_tables(axis: str) -> st.SearchStrategy[dict[str, object]]:
     )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=700)
 @given(st.fixed_dictionaries({}, optional={axis: _method_tables(axis) for axis in AXES}))
 def test_any_settings_of_real_methods(table: dict[str, object]) -> None:
     accepts_or_refuses(lambda: Strategy.from_table(table))

@@ -18,7 +18,22 @@ def test_calls_arguments_and_wrappers() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["25MiB", "1e-3", "5ms", "1e-07s", "2.5e-3MiB", "1E+9", "1e+16", "-1", "-2.5e-8", ".5", "1%", "0.1%", "1_000", "26214400"],
+    [
+        "25MiB",
+        "1e-3",
+        "5ms",
+        "1e-07s",
+        "2.5e-3MiB",
+        "1E+9",
+        "1e+16",
+        "-1",
+        "-2.5e-8",
+        ".5",
+        "1%",
+        "0.1%",
+        "1_000",
+        "26214400",
+    ],
 )
 def test_a_quantity_is_one_word(word: str) -> None:
     assert parse_text(f"m({word}, k={word})") == [[Call("m", ((None, word), ("k", word)))]]

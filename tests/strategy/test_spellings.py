@@ -22,13 +22,17 @@ SPELLINGS = [
         "bsp / all_reduce / none / fusion",
         Strategy(),
         'synchronization = "bsp"',
-        ["bsp", "ddp", "bsp/all_reduce", " bsp / all_reduce / none ", "bsp / all_reduce(native) / none / fusion(25MiB)"],
+        [
+            "bsp",
+            "ddp",
+            "bsp/all_reduce",
+            " bsp / all_reduce / none ",
+            "bsp / all_reduce(native) / none / fusion(25MiB)",
+        ],
     ),
     (
         "bsp / all_reduce / fp16 + error_feedback / fusion(bytes=4MiB, first_bytes=1KiB)",
-        Strategy(
-            Bsp(), AllReduce(algorithm="native"), ErrorFeedback(Fp16()), Fusion(bytes=4 * MIB, first_bytes=1024)
-        ),
+        Strategy(Bsp(), AllReduce(algorithm="native"), ErrorFeedback(Fp16()), Fusion(bytes=4 * MIB, first_bytes=1024)),
         """
         [strategy]
         compression = { name = "fp16", with = ["error_feedback"] }

@@ -43,11 +43,13 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("list", "every method and preset, with its settings", "laconic.cli.list"),
     Command("explain", "what a strategy does, and the bytes it sends per step", "laconic.cli.explain"),
+    Command("compare", "train a small GPT with torch DDP and with laconic, side by side", "laconic.cli.compare"),
     Command("doctor", "what this machine has, what it lacks, what to do about it", "laconic.cli.doctor"),
 )
 """Every command, in the order in which `laconic` shows them."""
 
 _EXAMPLES = (
+    "laconic compare",
     "laconic list",
     "laconic explain ddp-bf16 --workers 8 --params 125M",
     'laconic explain "bsp / all_reduce / fp16 + error_feedback / wfbp"',

@@ -34,6 +34,6 @@ class VirtualClock:
 
     def advance_to(self, time_s: float) -> None:
         """Move to `time_s`; time never goes backwards."""
-        if time_s < self._now_s:
+        if not time_s >= self._now_s:  # so, because it also refuses NaN
             raise ValueError(f"a clock cannot go back from {self._now_s} to {time_s}")
         self._now_s = time_s

@@ -34,6 +34,11 @@ class Event:
     def to_json(self) -> str:
         """This event as one line."""
         fixed = {key: getattr(self, key) for key in _FIXED}
+        taken = fixed.keys() & self.data.keys()
+        if taken:
+            raise LaconicError(
+                f'event "{one_line(self.kind, 40)}": data cannot hold {min(taken)}, every record has it.'
+            )
         return json.dumps({**fixed, **self.data}, separators=(",", ":"))
 
     @classmethod
@@ -43,7 +48,7 @@ class Event:
             record = json.loads(line)
             fixed = {key: record.pop(key) for key in _FIXED}
             return cls(**fixed, data=record)
-        except (ValueError, KeyError, AttributeError, TypeError) as exc:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as exc:
             raise LaconicError(f"not an event record: {one_line(line, 80)} ({one_line(exc, 80)}).") from exc
 
 
@@ -80,7 +85,8 @@ class EventLog:
         self.path = Path(path)
         self._lock = threading.Lock()
         try:
-            self._file = self.path.open("a", encoding="utf-8")
+            # Line by line: a rank that is killed leaves what it wrote, and two writers never mix within a line.
+            self._file = self.path.open("a", encoding="utf-8", buffering=1)
         except OSError as exc:
             raise LaconicError(f"cannot write events to {self.path}: {exc.strerror}.") from exc
 

@@ -223,9 +223,7 @@ class InProcessTransport:
         sent = all_reduce_sent(tensor.nbytes, self.world_size)
         return self._meet(f"all_reduce({op})", tensor, tensor, finish, sent=sent, purpose=purpose, what=what)
 
-    def broadcast(
-        self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = ""
-    ) -> Work:
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = "") -> Work:
         """See Transport."""
 
         def finish(meeting: _Meeting) -> None:

@@ -43,9 +43,7 @@ class Bucket:
     def segments(self) -> list[tuple[TensorSpec, slice]]:
         """Each tensor with its place in the flat tensor."""
         ends = list(accumulate(tensor.numel for tensor in self.tensors))
-        return [
-            (tensor, slice(end - tensor.numel, end)) for tensor, end in zip(self.tensors, ends, strict=True)
-        ]
+        return [(tensor, slice(end - tensor.numel, end)) for tensor, end in zip(self.tensors, ends, strict=True)]
 
 
 Launch = Literal["ready", "after_backward"]

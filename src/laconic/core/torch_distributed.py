@@ -79,7 +79,8 @@ class TorchTransport:
         purpose: Purpose,
         what: str,
     ) -> Work:
-        assert self._group is not None and self._pulse is not None, "the transport is closed"
+        if self._group is None or self._pulse is None:
+            raise CommunicationError("the transport is closed; attach again to communicate.")
         label = f"{operation} of {what or 'a tensor'}"
         self.traffic.count(purpose, operation, sent)
         try:
@@ -104,9 +105,7 @@ class TorchTransport:
             what=what,
         )
 
-    def broadcast(
-        self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = ""
-    ) -> Work:
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = "") -> Work:
         """See Transport."""
         if self.world_size == 1:
             return DoneWork()
@@ -276,22 +275,21 @@ class _Pulse:
         self.status = "attaching"
         # A thousand ranks must not flood the store: two hundred beats a second in all are plenty.
         self.period_s = max(0.5, world_size / 200)
-        self._store = dist.PrefixStore(f"laconic/{group.group_name}", _job_store().clone())
+        self._store = dist.PrefixStore(f"laconic/{group.group_name}", _job_store())
         self._stop = threading.Event()
         self._failure: tuple[int, str] | None = None
         self._thread = threading.Thread(target=self._run, name="laconic-pulse", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        beat = 0
-        while True:
+        beat, stopped = 0, False
+        while not stopped:
+            stopped = self._stop.wait(self.period_s if beat else 0)
             try:
                 self._store.set(f"beat/{self.rank}", f"{beat}|{self.status}")
             except RuntimeError:
                 return  # the store is gone; the next wait on this rank fails and says so
             beat += 1
-            if self._stop.wait(self.period_s):
-                return
 
     def stop(self) -> None:
         """Stop beating; the last status stays readable."""
@@ -322,9 +320,7 @@ class _Pulse:
         except RuntimeError as exc:
             raise self._store_gone(operation) from exc
         self._failure = (record["rank"], record["reason"])
-        raise PeerLost(
-            f"{operation} on rank {self.rank} cannot finish: rank {record['rank']} {record['reason']}."
-        )
+        raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {record['rank']} {record['reason']}.")
 
     def _store_gone(self, operation: str) -> PeerLost:
         return PeerLost(
@@ -401,8 +397,10 @@ def _private_group(
         ) from exc
     # torch names a part of the job after its ranks and how many groups exist, so destroying one would give its
     # name, and the stale addresses stored under it, to the next.
+    assert isinstance(group, dist.ProcessGroup)
     return group, whole_job
 
 
 def _job_store() -> dist.Store:
-    return dist.distributed_c10d._get_default_store()
+    # A connection of our own: a blocking call on a shared one would hold up everybody else's.
+    return dist.distributed_c10d._get_default_store().clone()  # pyrefly: ignore[missing-attribute]

@@ -123,9 +123,7 @@ class Transport(Protocol):
         """Replace `tensor` by its sum (max, min) over all ranks."""
         ...
 
-    def broadcast(
-        self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = ""
-    ) -> Work:
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = "") -> Work:
         """Replace `tensor` by the source's."""
         ...
 

@@ -1,4 +1,4 @@
-"""Train the same model on the same batches under several strategies, one after the other, and put them side by side."""
+"""Train the same model on the same batches under several strategies, taking turns in one job, side by side."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from laconic.experiments.training import TORCH_DDP, TrainingConfig, TrainingResu
 from laconic.lab.launch import run_ranks
 from laconic.strategy import Strategy
 
-DEFAULT_STRATEGIES: tuple[str, ...] = ("ddp", "ddp-bf16", "bsp / all_reduce / bf16 + error_feedback", "wfbp-a2a", "bsp-a2a")
-_STEP_LINE = re.compile(r"step (\d+) loss (\S+) (\S+) ms")
+DEFAULT_STRATEGIES: tuple[str, ...] = (
+    "ddp",
+    "ddp-bf16",
+    "bsp / all_reduce / bf16 + error_feedback",
+    "wfbp-a2a",
+    "bsp-a2a",
+)
+_STEP_LINE = re.compile(r"contender (\d+) step (\d+) loss (\S+) (\S+) ms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +73,10 @@ Progress = Callable[[str, int, float, float], None]
 
 
 def run_comparison(comparison: Comparison, progress: Progress) -> list[Row]:
-    """Run torch DDP, then every strategy; rows in that order."""
-    names = [TORCH_DDP, *(str(Strategy.parse(text)) for text in comparison.strategies)]
-    results = [_train(comparison, name, progress) for name in names]
+    """Run torch DDP and every strategy; rows in that order."""
+    # Two spellings of one strategy would be one contender twice.
+    names = list(dict.fromkeys([TORCH_DDP, *(str(Strategy.parse(text)) for text in comparison.strategies)]))
+    results = _train(comparison, names, progress)
     return [_row(result, results[0]) for result in results]
 
 
@@ -79,7 +86,7 @@ def _row(result: TrainingResult, baseline: TrainingResult) -> Row:
         step_ms=result.step_ms,
         step_ms_low=result.step_ms_low,
         step_ms_high=result.step_ms_high,
-        exposed_ms=max(0.0, result.step_ms - result.compute_ms),
+        exposed_ms=result.exposed_ms,
         wire_bytes_per_step=result.wire_bytes_per_step,
         predicted_bytes_per_step=result.predicted_bytes_per_step,
         final_loss=_tail_mean(result.losses),
@@ -93,11 +100,11 @@ def _tail_mean(losses: Sequence[float]) -> float:
     return sum(tail) / len(tail)
 
 
-def _train(comparison: Comparison, strategy: str, progress: Progress) -> TrainingResult:
+def _train(comparison: Comparison, names: list[str], progress: Progress) -> list[TrainingResult]:
     with tempfile.TemporaryDirectory(prefix="laconic-") as folder:
         out, config_path = Path(folder) / "result.json", Path(folder) / "config.json"
         config = TrainingConfig(
-            strategy=strategy,
+            contenders=names,
             steps=comparison.steps,
             size=comparison.size,
             batch=comparison.batch,
@@ -111,7 +118,7 @@ def _train(comparison: Comparison, strategy: str, progress: Progress) -> Trainin
         def on_line(rank: int, line: str) -> None:
             step = _STEP_LINE.fullmatch(line)
             if rank == 0 and step is not None:
-                progress(strategy, int(step[1]), float(step[2]), float(step[3]))
+                progress(names[int(step[1])], int(step[2]), float(step[3]), float(step[4]))
 
         run_ranks(
             [sys.executable, "-m", "laconic.experiments.training", str(config_path)],
@@ -121,9 +128,9 @@ def _train(comparison: Comparison, strategy: str, progress: Progress) -> Trainin
             environment={"OMP_NUM_THREADS": "1"},
             on_line=on_line,
         )
-        return TrainingResult(**json.loads(out.read_text(encoding="utf-8")))
+        return [TrainingResult(**result) for result in json.loads(out.read_text(encoding="utf-8"))]
 
 
-def to_json(comparison: Comparison, rows: Sequence[Row]) -> str:
-    """Configuration and rows as one JSON document."""
-    return json.dumps({"config": asdict(comparison), "rows": [asdict(row) for row in rows]}, indent=2)
+def as_document(comparison: Comparison, rows: Sequence[Row]) -> dict[str, object]:
+    """Configuration and rows, ready to be written as JSON."""
+    return {"config": asdict(comparison), "rows": [asdict(row) for row in rows]}

@@ -1,4 +1,4 @@
-"""One rank of one training run: the small GPT on text, under torch DDP or under a laconic strategy.
+"""One rank of one training run: the small GPT on text, under torch DDP and under laconic strategies, taking turns.
 
 Started once per rank as `python -m laconic.experiments.training CONFIG.json`; rank 0 writes the result.
 """
@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from laconic.runtime import Session, attach
 
 TORCH_DDP = "torch DDP"
 """The name under which torch's own DistributedDataParallel runs as the baseline."""
-_COMPUTE_STEPS = 4
-"""Steps without communication, to know what computing alone takes."""
+_BLOCK_STEPS = 5
+"""Steps of one contender before the next has its turn: a drift of the machine then favours none."""
 _WARM_STEPS = 2
 """First steps are left out of the times: memory is allocated and the order of gradients learnt there."""
 
@@ -36,8 +36,8 @@ _WARM_STEPS = 2
 class TrainingConfig:
     """What one run does."""
 
-    strategy: str
-    """Strategy text, or TORCH_DDP."""
+    contenders: list[str]
+    """Strategy texts, or TORCH_DDP; all train the same model on the same batches, taking turns."""
     steps: int
     size: str
     batch: int
@@ -58,86 +58,123 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """What one run measured, as rank 0 saw it; losses are means over ranks."""
+    """What one contender measured, as rank 0 saw it; losses are means over ranks."""
 
     strategy: str
     step_ms: float
     step_ms_low: float
     step_ms_high: float
-    compute_ms: float
+    exposed_ms: float
     wire_bytes_per_step: int | None
     predicted_bytes_per_step: int | None
     losses: list[float]
     parameters: int
 
 
-def train(config: TrainingConfig) -> TrainingResult:
-    """Train in the current process group."""
-    rank = dist.get_rank()
-    shape = gpt_shape(config.size)
-    torch.manual_seed(config.seed)
-    model = SmallGpt(shape)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
-    batches = TextBatches(load_text(config.data), batch=config.batch, window=shape.context + 1, seed=config.seed)
-    session: Session | None = None
-    forward: nn.Module = model
-    if config.strategy == TORCH_DDP:
-        forward = DistributedDataParallel(model)
-    else:
-        session = attach(model, optimizer, config.strategy, timeout_s=60)
+class Contender:
+    """One model under one strategy, trained a block of steps at a time."""
 
-    def without_communication() -> AbstractContextManager[object]:
-        if isinstance(forward, DistributedDataParallel):
-            return forward.no_sync()
-        return session.accumulate() if session is not None else nullcontext()
+    def __init__(self, strategy: str, config: TrainingConfig, batches: TextBatches) -> None:
+        self.strategy = strategy
+        self._batches = batches
+        torch.manual_seed(config.seed)
+        self._model = SmallGpt(gpt_shape(config.size))
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=config.learning_rate)
+        self._session: Session | None = None
+        self._forward: nn.Module = self._model
+        if strategy == TORCH_DDP:
+            self._forward = DistributedDataParallel(self._model)
+        else:
+            self._session = attach(self._model, self._optimizer, strategy, timeout_s=60)
+        self._alone_s: list[float] = []
+        self._passes_s: list[float] = []
+        self._steps_s: list[float] = []
+        self._sent = 0
+        self.losses: list[float] = []
 
-    def backward(step: int) -> torch.Tensor:
-        tokens = batches.batch(step, rank)
-        logits = forward(tokens[:, :-1])
+    def _without_communication(self) -> AbstractContextManager[object]:
+        if isinstance(self._forward, DistributedDataParallel):
+            return self._forward.no_sync()
+        assert self._session is not None
+        return self._session.accumulate()
+
+    def _pass(self, step: int) -> torch.Tensor:
+        tokens = self._batches.batch(step, dist.get_rank())
+        logits = self._forward(tokens[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         return loss.detach()
 
-    compute_s: list[float] = []
-    for step in range(_COMPUTE_STEPS):
+    def compute_alone(self) -> None:
+        """One forward and backward pass without communication, for what the others take beyond it."""
         dist.barrier()
         began_s = time.perf_counter()
-        with without_communication():
-            backward(step)
-        compute_s.append(time.perf_counter() - began_s)
-        optimizer.zero_grad()
+        with self._without_communication():
+            self._pass(0)
+        self._alone_s.append(time.perf_counter() - began_s)
+        self._optimizer.zero_grad()
 
-    step_s: list[float] = []
-    losses: list[float] = []
-    sent = 0
-    for step in range(config.steps):
-        before = session.traffic.sent_bytes() if session is not None else 0
+    def step(self) -> None:
+        """One training step."""
+        before = self._session.traffic.sent_bytes() if self._session is not None else 0
         began_s = time.perf_counter()
-        loss = backward(step)
-        optimizer.step()
-        optimizer.zero_grad()
-        step_s.append(time.perf_counter() - began_s)
-        sent = session.traffic.sent_bytes() - before if session is not None else 0
+        loss = self._pass(len(self.losses))
+        self._passes_s.append(time.perf_counter() - began_s)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._steps_s.append(time.perf_counter() - began_s)
+        self._sent = self._session.traffic.sent_bytes() - before if self._session is not None else 0
         dist.all_reduce(loss)
-        losses.append(loss.item() / dist.get_world_size())
-        if rank == 0:
-            print(f"step {step + 1} loss {losses[-1]:.4f} {step_s[-1] * 1e3:.1f} ms", flush=True)  # noqa: T201
-    predicted = session.predicted_bytes_per_step() if session is not None else None
-    if session is not None:
-        session.detach()
-    timed = step_s[_WARM_STEPS:] or step_s
-    low, middle, high = statistics.quantiles(timed, n=4) if len(timed) > 1 else (timed[0],) * 3
-    return TrainingResult(
-        strategy=config.strategy,
-        step_ms=middle * 1e3,
-        step_ms_low=low * 1e3,
-        step_ms_high=high * 1e3,
-        compute_ms=statistics.median(compute_s) * 1e3,
-        wire_bytes_per_step=sent if session is not None else None,
-        predicted_bytes_per_step=predicted,
-        losses=losses,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-    )
+        self.losses.append(loss.item() / dist.get_world_size())
+
+    @property
+    def last_step_ms(self) -> float:
+        """The time of the latest step."""
+        return self._steps_s[-1] * 1e3
+
+    def finish(self) -> TrainingResult:
+        """Detach and say what was measured."""
+        predicted = None
+        if self._session is not None:
+            predicted = self._session.predicted_bytes_per_step()
+            self._session.detach()
+        timed = self._steps_s[_WARM_STEPS:] or self._steps_s
+        low, middle, high = statistics.quantiles(timed, n=4) if len(timed) > 1 else (timed[0],) * 3
+        passes = self._passes_s[_WARM_STEPS:] or self._passes_s
+        return TrainingResult(
+            strategy=self.strategy,
+            step_ms=middle * 1e3,
+            step_ms_low=low * 1e3,
+            step_ms_high=high * 1e3,
+            exposed_ms=max(0.0, statistics.median(passes) - statistics.median(self._alone_s)) * 1e3,
+            wire_bytes_per_step=self._sent if self._session is not None else None,
+            predicted_bytes_per_step=predicted,
+            losses=self.losses,
+            parameters=sum(parameter.numel() for parameter in self._model.parameters()),
+        )
+
+
+def train(config: TrainingConfig) -> list[TrainingResult]:
+    """Train all contenders in the current process group, taking turns."""
+    window = gpt_shape(config.size).context + 1
+    batches = TextBatches(load_text(config.data), batch=config.batch, window=window, seed=config.seed)
+    contenders = [Contender(strategy, config, batches) for strategy in config.contenders]
+    first = 0
+    while len(contenders[0].losses) < config.steps:
+        due = min(_BLOCK_STEPS, config.steps - len(contenders[0].losses))
+        # Another one begins each time, so that nobody always follows the same neighbour.
+        for number in [(first + turn) % len(contenders) for turn in range(len(contenders))]:
+            contenders[number].compute_alone()
+            for _ in range(due):
+                contenders[number].step()
+            if dist.get_rank() == 0:
+                done = contenders[number]
+                line = (
+                    f"contender {number} step {len(done.losses)} loss {done.losses[-1]:.4f} {done.last_step_ms:.1f} ms"
+                )
+                print(line, flush=True)  # noqa: T201 - read by whoever started this rank
+        first += 1
+    return [contender.finish() for contender in contenders]
 
 
 def main() -> int:
@@ -146,12 +183,12 @@ def main() -> int:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        result = train(config)
+        results = train(config)
     except LaconicError as exc:
         print(f"{type(exc).__name__}: {exc}", flush=True)  # noqa: T201
         return 2
     if dist.get_rank() == 0:
-        Path(config.out).write_text(json.dumps(asdict(result)), encoding="utf-8")
+        Path(config.out).write_text(json.dumps([asdict(result) for result in results]), encoding="utf-8")
     dist.destroy_process_group()
     return 0
 

@@ -62,7 +62,7 @@ def run_ranks(
     ranks: list[Rank] = []
     try:
         for rank in range(num_ranks):
-            ranks.append(_start(command, rank, num_ranks, port, environment or {}, on_line))
+            ranks.append(_start(command, rank, num_ranks, port=port, environment=environment or {}, on_line=on_line))
         failed = _watch(ranks, time.monotonic() + timeout_s)
     finally:
         _end(ranks)
@@ -84,6 +84,7 @@ def _start(
     command: Sequence[str],
     rank: int,
     num_ranks: int,
+    *,
     port: int,
     environment: Mapping[str, str],
     on_line: Callable[[int, str], None],

@@ -63,7 +63,9 @@ class Buckets:
 def _view_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """A view of `flat` with the parameter's shape and, where it is dense, its strides (channels_last stays so)."""
     # A dense tensor's strides are a permutation of a contiguous tensor's: sorted by stride it is contiguous.
-    order = sorted(range(parameter.dim()), key=lambda axis: (parameter.stride(axis), parameter.shape[axis]), reverse=True)
+    order = sorted(
+        range(parameter.dim()), key=lambda axis: (parameter.stride(axis), parameter.shape[axis]), reverse=True
+    )
     if parameter.permute(order).is_contiguous():
         return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
     return flat.view(parameter.shape)

@@ -86,7 +86,10 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
     if missing:
         raise CheckpointError(f"redistribute needs the state of every old rank; rank {missing[0]} is missing.")
     merged: list[ParameterState] = [
-        {name: {field: torch.zeros_like(tensor) for field, tensor in fields.items()} for name, fields in by_rank[0].items()}
+        {
+            name: {field: torch.zeros_like(tensor) for field, tensor in fields.items()}
+            for name, fields in by_rank[0].items()
+        }
         for _ in range(world_size)
     ]
     for rank, state in sorted(by_rank.items()):
@@ -101,4 +104,6 @@ def _check_form(saved: Mapping[str, Any]) -> None:
     if not isinstance(saved, Mapping) or not keys <= set(saved):
         raise CheckpointError(f"this is not a laconic session state: it must have the keys {', '.join(sorted(keys))}.")
     if saved["format"] != FORMAT:
-        raise CheckpointError(f"session state format {saved['format']} is not known here; this laconic writes {FORMAT}.")
+        raise CheckpointError(
+            f"session state format {saved['format']} is not known here; this laconic writes {FORMAT}."
+        )

@@ -178,9 +178,7 @@ class Engine:
         if task.record:
             now_s = self._clock.now()
             record = dict(task.record)
-            self._events.write(
-                Event("exchange", began_s, self._transport.rank, task.step, now_s - began_s, {**record})
-            )
+            self._events.write(Event("exchange", began_s, self._transport.rank, task.step, now_s - began_s, {**record}))
         if task.on_done is not None:
             task.on_done()
         if task.last:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from laconic.core.exchange import one_round
 from laconic.core.transport import Transport
 from laconic.runtime.buckets import Buckets
-from laconic.core.exchange import one_round
 from laconic.runtime.engine import Engine
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
 from laconic.compression import COMPRESSORS, Compressor, NoCompression, Wrapper
@@ -59,6 +59,11 @@ class Strategy:
             raise SyntaxProblem(f"a strategy is text or a Strategy, got {found(text)}.")
         preset = PRESETS.get(text.strip())
         axes = parse_text(preset[0] if preset else text)
+        if preset is None and axes[0][0].name in PRESETS:
+            name = axes[0][0].name
+            raise SyntaxProblem(
+                f'strategy: the preset "{name}" stands alone. To change it, write it out: "{PRESETS[name][0]}".'
+            )
         if len(axes) > len(AXES):
             raise SyntaxProblem(
                 f'strategy "{one_line(text, 100)}" has {len(axes)} parts; at most {len(AXES)} are allowed: '
@@ -92,11 +97,17 @@ class Strategy:
             raise StrategyError(f"cannot read strategy file {path}: {exc.strerror}.") from exc
         except UnicodeDecodeError as exc:
             raise SyntaxProblem(f"strategy file {path} is not UTF-8 text.") from exc
-        return cls.from_toml(text)
+        except ValueError as exc:  # a path that no file system takes
+            raise StrategyError(f"cannot read strategy file {one_line(repr(path), 60)}: {exc}.") from exc
+        try:
+            return cls.from_toml(text)
+        except StrategyError as exc:
+            raise type(exc)(f"{path}: {exc}") from exc
 
     @classmethod
     def _assemble(cls, methods: Mapping[str, Method]) -> Strategy:
-        return cls(**cast(Mapping[str, "Synchronization"], methods))
+        # The registries guarantee the types; __post_init__ checks them again.
+        return cls(**cast(dict[str, Any], methods))
 
     def __str__(self) -> str:
         return self._parts().text()
@@ -123,7 +134,8 @@ class Strategy:
     def wire_bytes_per_step(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
         """Payload bytes one worker sends per optimizer step, from formulas alone."""
         plan = self.plan(list(tensors))
-        return sum(self.bucket_bytes(plan, index, world_size) for index in range(len(plan.buckets)))
+        once = sum(self.bucket_bytes(plan, index, world_size) for index in range(len(plan.buckets)))
+        return round(once * self.synchronization.rounds_per_step())
 
     def bucket_bytes(self, plan: Plan, index: int, world_size: int) -> int:
         """Payload bytes one worker sends for one bucket."""

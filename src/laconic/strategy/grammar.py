@@ -1,10 +1,10 @@
 """Strategy text as a tree of calls, before any name is looked up.
 
-    strategy  = axis { "/" axis }
-    axis      = call { "+" call }
-    call      = name [ "(" [ argument { "," argument } ] ")" ]
-    argument  = [ name "=" ] value
-    value     = a word: letters, digits and . _ % + - (so 25MiB, 1e-3 and 5ms are words), or a quoted string
+strategy  = axis { "/" axis }
+axis      = call { "+" call }
+call      = name [ "(" [ argument { "," argument } ] ")" ]
+argument  = [ name "=" ] value
+value     = a word: letters, digits and . _ % + - (so 25MiB, 1e-3 and 5ms are words), or a quoted string
 """
 
 from __future__ import annotations

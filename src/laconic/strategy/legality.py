@@ -43,7 +43,7 @@ class Refusal:
 Rule = Callable[[Parts], Refusal | None]
 
 
-def _error_feedback_needs_an_error(parts: Parts) -> Refusal | None:
+def _a_wrapper_needs_a_loss(parts: Parts) -> Refusal | None:
     """A wrapper on a compressor that loses nothing would have no effect."""
     for layer in parts.compression.layers():
         if isinstance(layer, Wrapper) and layer.inner.lossless:
@@ -68,7 +68,7 @@ def _no_wrapper_twice(parts: Parts) -> Refusal | None:
     return None
 
 
-RULES: tuple[Rule, ...] = (_no_wrapper_twice, _error_feedback_needs_an_error)
+RULES: tuple[Rule, ...] = (_no_wrapper_twice, _a_wrapper_needs_a_loss)
 
 
 def check_legal(parts: Parts) -> None:
@@ -89,7 +89,7 @@ def cannot_combine(parts: Parts, wrappers: list[type[Wrapper]]) -> list[str]:
         extended = Parts(parts.synchronization, parts.architecture, wrapper(parts.compression), parts.scheduling)
         refusal = _first_refusal(extended)
         if refusal is not None:
-            refused.append(f"+ {wrapper.name}: {refusal.reason}")
+            refused.append(f"+ {wrapper.name}: {refusal.reason.removeprefix('compression: ')}")
     return refused
 
 

@@ -53,9 +53,7 @@ def check_axes(table: Mapping[str, object], axes: Sequence[str]) -> None:
 def read_method(axis: str, value: object) -> tuple[str, dict[str, object], list[object]]:
     """Name, settings and wrappers of an axis given as a table."""
     if not isinstance(value, Mapping):
-        raise SyntaxProblem(
-            f"strategy TOML: {axis} must be text or a table with a name, got {found(value)}."
-        )
+        raise SyntaxProblem(f"strategy TOML: {axis} must be text or a table with a name, got {found(value)}.")
     settings: dict[str, object] = dict(value)
     name = settings.pop("name", None)
     if not isinstance(name, str):

@@ -52,7 +52,10 @@ class Job:
             last=last,
             step=self.step,
             device=bucket.device,
-            record={"bucket": index, "wire_bytes": strategy.bucket_bytes(buckets.plan, index, self.transport.world_size)},
+            record={
+                "bucket": index,
+                "wire_bytes": strategy.bucket_bytes(buckets.plan, index, self.transport.world_size),
+            },
         )
 
 

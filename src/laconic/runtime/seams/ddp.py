@@ -29,7 +29,7 @@ class DdpHook:
         self.seam: DdpSeam | None = None
 
 
-def _communicate(state, bucket):  # noqa: ANN001, ANN202 - DDP compares annotations, and ours would be text
+def _communicate(state, bucket):
     """Forward a bucket to the attached seam, or average it as DDP would."""
     if state.seam is not None:
         return state.seam.exchange(bucket)
@@ -44,8 +44,11 @@ class DdpSeam:
         self._job = job
         self._scale = 1.0 / job.transport.world_size
         self._names = {id(parameter): name for name, parameter in job.parameters.items()}
-        self._plan = Plan(())
+        # DDP shows its buckets only during a backward pass; until then state is kept parameter by parameter.
         self._saved: ParameterState = {}
+        for name, parameter in job.parameters.items():
+            alone = Bucket((TensorSpec.of(name, parameter),))
+            self._saved |= job.strategy.compression.init(alone).by_parameter(alone)
         self._buckets: dict[tuple[str, ...], Buckets] = {}
         self._lock = threading.Lock()
         self._hook = _hook_of(model)
@@ -79,9 +82,7 @@ class DdpSeam:
             if names not in self._buckets:
                 # DDP regroups parameters after the first step: carry what was remembered over to the new groups.
                 self._saved = self.state()
-                self._buckets = {
-                    known: old for known, old in self._buckets.items() if not set(known) & set(names)
-                }
+                self._buckets = {known: old for known, old in self._buckets.items() if not set(known) & set(names)}
                 spec = Bucket(tuple(TensorSpec.of(name, self._job.parameters[name]) for name in names))
                 self._buckets[names] = Buckets(
                     Plan((spec,)), self._job.strategy.compression, self._job.parameters, self._saved, [bucket.buffer()]
@@ -116,7 +117,11 @@ def check_schedule(model: DistributedDataParallel, schedule: object) -> None:
     """Raise unless the strategy's schedule is what DDP does anyway, so that no setting is ignored."""
     limit: int = model.bucket_bytes_cap
     first: int = min(dist._DEFAULT_FIRST_BUCKET_BYTES, limit) if model.bucket_bytes_cap_default else limit
-    if not isinstance(schedule, Fusion) or schedule.bytes != limit or min(schedule.first_bytes, schedule.bytes) != first:
+    if (
+        not isinstance(schedule, Fusion)
+        or schedule.bytes != limit
+        or min(schedule.first_bytes, schedule.bytes) != first
+    ):
         raise AttachError(
             f"the model is wrapped in DistributedDataParallel, which schedules buckets itself as "
             f'"{Fusion(bytes=limit, first_bytes=first)}"; the strategy asks for "{schedule}". '
@@ -134,6 +139,7 @@ def _hook_of(model: DistributedDataParallel) -> DdpHook:
             "this DistributedDataParallel model already has a communication hook, which cannot be replaced. "
             "Attach before registering one, or attach to the plain module."
         )
+    assert model.process_group is not None
     hook = DdpHook(model.process_group)
     model.register_comm_hook(state=hook, hook=_communicate)
     return hook

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from laconic.core.event import Event
+from laconic.core.event import Event, Scalar
 from laconic.errors import AttachError
 from laconic.runtime.seams.contract import Job, Seam
 
@@ -21,6 +21,7 @@ class BeforeStep:
         self._num_parameters = -1
 
     def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Raise if the step must not be taken."""
         self._job.engine.check()
         if self._seam is not None:
             self._seam.check_complete()
@@ -38,8 +39,9 @@ class AfterStep:
         self._began_s = job.clock.now()
 
     def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Count the step."""
         job, now_s = self._job, self._job.clock.now()
-        data = {"sent_bytes": job.transport.traffic.sent_bytes()}
+        data: dict[str, Scalar] = {"sent_bytes": job.transport.traffic.sent_bytes()}
         job.events.write(Event("step", self._began_s, job.transport.rank, job.step, now_s - self._began_s, data))
         self._began_s = now_s
         job.step += 1

@@ -36,6 +36,7 @@ class GradientHook:
         self.name = name
 
     def __call__(self, parameter: torch.Tensor) -> None:
+        """Pass the gradient on."""
         self.seam.gradient_ready(self.name, parameter)
 
 
@@ -163,9 +164,7 @@ class PlainSeam:
                 if self._used[tensor.name]:
                     self._job.parameters[tensor.name].grad = self._buckets.views[tensor.name]
             last = self._next == len(buckets) - 1
-            self._last_task = self._job.engine.submit(
-                self._job.bucket_task(self._buckets, self._next, last=last)
-            )
+            self._last_task = self._job.engine.submit(self._job.bucket_task(self._buckets, self._next, last=last))
             self._next += 1
 
     # -- at its end --------------------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ class PlainSeam:
             if unused and not job.find_unused_parameters:
                 raise CommunicationError(
                     f"{len(unused)} parameters got no gradient in step {job.step} on rank {job.transport.rank} "
-                    f'({", ".join(unused[:3])}{", ..." if len(unused) > 3 else ""}), and find_unused_parameters=False '
+                    f"({', '.join(unused[:3])}{', ...' if len(unused) > 3 else ''}), and find_unused_parameters=False "
                     "promises that all do. Attach with find_unused_parameters=True."
                 )
             for name in unfilled:
@@ -230,9 +229,9 @@ class PlainSeam:
         """See Seam."""
         if self._open:
             raise CommunicationError(
-                f"the backward pass of step {self._job.step} has not exchanged all gradients: it was interrupted, or all "
-                "parameters are inside re-entrant checkpoints and some got no gradient. Detach and attach again, or "
-                "pass use_reentrant=False to torch.utils.checkpoint."
+                f"the backward pass of step {self._job.step} has not exchanged all gradients: it was interrupted, or "
+                "all parameters are inside re-entrant checkpoints and some got no gradient. Detach and attach again, "
+                "or pass use_reentrant=False to torch.utils.checkpoint."
             )
 
     def detach(self) -> None:

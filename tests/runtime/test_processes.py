@@ -1,0 +1,150 @@
+"""The runtime on real processes over Gloo."""
+
+from __future__ import annotations
+
+import signal
+from itertools import product
+
+import pytest
+import torch
+
+from tests.processes import SignalAfterLine, run_processes
+from tests.runtime.replicas import assert_equal
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_equal_to_ddp_bit_for_bit(world_size: int) -> None:
+    results = run_processes(
+        "tests.runtime.ranks:equal_to_ddp",
+        world_size=world_size,
+        arguments={"strategy": "bsp / all_reduce / none / fusion(25MiB)", "steps": 50},
+        timeout_s=110,
+    )
+    for result, model in product(results, ["mlp", "gpt", "cnn"]):
+        found = result.value[model]
+        assert_equal(found["laconic"], found["ddp"])
+        assert_equal(found["after_detach"], results[0].value[model]["after_detach"])
+        assert found["numbers"]["counted"] == found["numbers"]["predicted"] > 0
+        assert found["numbers"]["buckets"] > 1, "one bucket alone would not test the boundaries"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "bsp / all_reduce / bf16 + error_feedback"])
+def test_a_model_already_wrapped_in_ddp(strategy: str) -> None:
+    results = run_processes(
+        "tests.runtime.ranks:wrapped_in_ddp", world_size=2, arguments={"strategy": strategy, "steps": 10}
+    )
+    for result in results:
+        value = result.value
+        assert value["counted"] == value["predicted"] > 0
+        assert "already attached" in value["twice"]
+        assert_equal(value["end"], results[0].value["end"])
+        if strategy == "ddp":
+            assert_equal(value["laconic"], value["ddp"])
+            assert value["state"] == []
+        else:
+            assert value["state"] == [
+                "0.bias",
+                "0.weight",
+                "2.bias",
+                "2.weight",
+                "4.bias",
+                "4.weight",
+                "6.bias",
+                "6.weight",
+            ]
+            for name, tensor in value["laconic"].items():
+                torch.testing.assert_close(tensor, value["ddp"][name], rtol=0.1, atol=0.02)
+
+
+def test_ddp_schedules_for_itself_and_anything_else_is_refused() -> None:
+    messages = run_processes("tests.runtime.ranks:refuses_other_schedules", world_size=2)[0].value
+    assert len(messages) == 2
+    assert all('schedules buckets itself as "fusion"' in message for message in messages)
+
+
+def test_a_rank_killed_in_the_middle_is_named_by_the_others() -> None:
+    results = run_processes(
+        "tests.runtime.ranks:stops_when_a_rank_is_lost",
+        world_size=3,
+        arguments={"victim": 1, "how": "kill"},
+        send_signal=SignalAfterLine(rank=1, line="ready", signal=signal.SIGKILL),
+    )
+    assert results[1].exit_code == -signal.SIGKILL
+    for survivor in (results[0], results[2]):
+        error = survivor.value["error"]
+        assert error.startswith("PeerLost")
+        assert "rank 1 stopped answering" in error
+        assert "all_reduce(sum) of" in error
+        assert "step 5" in error
+        assert survivor.value["seconds"] < 10
+
+
+def test_a_rank_that_raises_is_named_with_its_error() -> None:
+    results = run_processes(
+        "tests.runtime.ranks:stops_when_a_rank_is_lost", world_size=3, arguments={"victim": 2, "how": "raise"}
+    )
+    assert results[2].value["error"] == "ValueError: the data loader broke"
+    for survivor in results[:2]:
+        assert survivor.value["error"].startswith("PeerLost")
+        assert "rank 2 raised ValueError: the data loader broke" in survivor.value["error"]
+        assert survivor.value["seconds"] < 4
+
+
+def test_a_rank_that_stalls_is_named_with_what_it_was_doing() -> None:
+    results = run_processes(
+        "tests.runtime.ranks:stops_when_a_rank_is_lost", world_size=2, arguments={"victim": 1, "how": "stall"}
+    )
+    error = results[0].value["error"]
+    assert "did not finish in 4 s" in error
+    assert 'rank 1 says "step' in error
+    assert results[1].value["error"].startswith("PeerLost"), "the staller learns that the others gave up"
+
+
+def test_a_rank_that_leaves_early_is_named() -> None:
+    results = run_processes(
+        "tests.runtime.ranks:stops_when_a_rank_is_lost", world_size=2, arguments={"victim": 1, "how": "leave"}
+    )
+    assert "rank 1" in results[0].value["error"]
+    assert "detached" in results[0].value["error"]
+
+
+def test_a_rank_that_never_attaches_is_named() -> None:
+    results = run_processes("tests.runtime.ranks:one_rank_never_attaches", world_size=3)
+    for rank in (0, 2):
+        assert "rank 1 did not attach" in results[rank].value
+
+
+def test_ranks_that_attach_different_things_are_told_what_differs() -> None:
+    for result in run_processes("tests.runtime.ranks:ranks_disagree", world_size=2):
+        strategies, models = result.value
+        assert "strategy is bsp / all_reduce / none / fusion on rank 0" in strategies
+        assert "bsp / all_reduce / fp16 / fusion on rank 1" in strategies
+        assert "parameter 0.weight is (7, 5) float32 on rank 0 and (8, 5) float32 on rank 1" in models
+
+
+def test_process_groups_that_are_part_of_the_job() -> None:
+    results = run_processes("tests.runtime.ranks:in_two_halves", world_size=4)
+    for first, second in ((0, 1), (2, 3)):
+        assert_equal(results[first].value["state"], results[second].value["state"])
+    assert not torch.equal(results[0].value["state"]["weight"], results[2].value["state"]["weight"])
+    assert results[3].value["sizes"] == [[1, 2], [1, 2]]
+
+
+def test_collectives_of_the_script_do_not_mix_with_ours() -> None:
+    results = run_processes("tests.runtime.ranks:user_collectives_do_not_mix", world_size=2)
+    assert_equal(results[0].value, results[1].value)
+
+
+def test_distributed_checkpoint_keeps_every_ranks_state(tmp_path) -> None:
+    results = run_processes(
+        "tests.runtime.ranks:distributed_checkpoint", world_size=2, arguments={"folder": str(tmp_path / "checkpoint")}
+    )
+    for result in results:
+        assert result.value["step"] == 3
+        assert_equal(result.value["resumed"], result.value["uninterrupted"])
+
+
+def test_a_script_that_forgets_to_detach_still_ends() -> None:
+    run_processes("tests.runtime.ranks:ends_without_detaching", world_size=2, timeout_s=40)

@@ -1,0 +1,57 @@
+"""The house keeps its shape: what the import contract cannot say."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import laconic
+from laconic.strategy import AXES
+
+SOURCE = Path(laconic.__file__).parent
+HEAVY = {"rich", "tyro", "plotly", "jinja2", "numba", "pyroute2"}
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_one_method_never_imports_another(axis: str) -> None:
+    for path in (SOURCE / axis).glob("*.py"):
+        if path.stem not in ("__init__", "contract"):
+            siblings = {name for name in _imports(path) if name.startswith(f"laconic.{axis}")}
+            assert siblings <= {f"laconic.{axis}.contract"}, path
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_every_method_file_is_registered(axis: str) -> None:
+    modules = {method.__module__ for method in AXES[axis]}
+    files = {f"laconic.{axis}.{path.stem}" for path in (SOURCE / axis).glob("*.py")}
+    assert files - {f"laconic.{axis}.__init__", f"laconic.{axis}.contract"} == modules
+
+
+def test_heavy_packages_are_imported_only_by_commands_and_the_lab() -> None:
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0]
+        heavy = {name for name in _imports(path) if name.partition(".")[0] in HEAVY}
+        assert not heavy or room in ("cli", "lab"), f"{path} imports {heavy}"
+
+
+def test_no_pickle_anywhere() -> None:
+    for path in SOURCE.rglob("*.py"):
+        assert not {"pickle", "cloudpickle", "dill"} & _imports(path), path
+        assert "broadcast_object_list" not in path.read_text(encoding="utf-8"), path
+
+
+def test_no_bare_name_files() -> None:
+    vague = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
+    assert not [path for path in SOURCE.rglob("*.py") if path.stem in vague]
