@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import sys
 import time
 from datetime import timedelta
@@ -307,3 +308,42 @@ def ends_without_detaching() -> None:
     laconic.attach(model, optimizer, "bsp", timeout_s=20)
     mlp_loss(model, 0, dist.get_rank()).backward()
     optimizer.step()
+
+
+def equal_to_ddp_over_nccl(strategy: str, steps: int) -> dict[str, object]:
+    """As equal_to_ddp, but on one GPU that all ranks share, over NCCL."""
+    rank = os.environ["RANK"]
+    # Different host ids make NCCL take ranks on one GPU for ranks on different hosts.
+    os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl")
+    make, loss = MODELS["gpt"]
+    torch.manual_seed(int(rank))
+    original = make().cuda()
+    states, memory_mib = {}, {}
+
+    def on_gpu(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+        with torch.device("cuda"):
+            tokens = torch.randint(256, (4, 17), generator=torch.Generator("cuda").manual_seed(100 * step + rank))
+        logits = model(tokens[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    counted = predicted = 0
+    for kind in ("ddp", "laconic"):
+        model = copy.deepcopy(original)
+        optimizer = _optimizer(model)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        if kind == "ddp":
+            _train(model, DistributedDataParallel(model, device_ids=[0]), optimizer, on_gpu, steps)
+        else:
+            with laconic.attach(model, optimizer, strategy, timeout_s=60) as session:
+                _train(model, model, optimizer, on_gpu, steps)
+                counted = session.traffic.sent_bytes("payload")
+                predicted = session.predicted_bytes_per_step() * steps
+        torch.cuda.synchronize()
+        memory_mib[kind] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        states[kind] = {name: value.cpu() for name, value in _everything(model, optimizer).items()}
+        del model, optimizer
+    dist.destroy_process_group()
+    return {"states": states, "memory_mib": memory_mib, "counted": counted, "predicted": predicted}

@@ -61,24 +61,30 @@ def _another_value(setting: Setting, default: object) -> object:
             return default * 0.9375
 
 
+def variants(axis: str) -> list[Method]:
+    """Every method of an axis with its defaults and with all settings changed; lossy compressors also wrapped."""
+    found: list[Method] = []
+    for kind in bases(axis):
+        plain = kind()
+        changed = kind(
+            **{key: _another_value(setting, getattr(plain, key)) for key, setting in kind.declared().items()}
+        )
+        for method in dict.fromkeys([plain, changed]):
+            found.append(method)
+            if isinstance(method, Compressor) and not method.lossless:
+                found += [wrapper(method) for wrapper in WRAPPERS]
+    return found
+
+
 def every_stack() -> list[Strategy]:
-    """Every legal choice on each axis, wrapped and unwrapped, with defaults and with settings; not their product."""
-    variants: dict[str, list[Method]] = {}
-    for axis in AXES:
-        variants[axis] = []
-        for kind in bases(axis):
-            plain = kind()
-            changed = kind(
-                **{key: _another_value(setting, getattr(plain, key)) for key, setting in kind.declared().items()}
-            )
-            for method in dict.fromkeys([plain, changed]):
-                variants[axis].append(method)
-                if isinstance(method, Compressor) and not method.lossless:
-                    variants[axis] += [wrapper(method) for wrapper in WRAPPERS]
-    return [Strategy(**{axis: method}) for axis, methods in variants.items() for method in methods] + [
-        Strategy(**{axis: methods[index % len(methods)] for axis, methods in variants.items()})  # type: ignore[arg-type]
-        for index in range(max(map(len, variants.values())))
+    """Strategies in which every variant of every axis occurs at least once; not their product."""
+    choices = {axis: variants(axis) for axis in AXES}
+    alone = [Strategy(**{axis: method}) for axis, methods in choices.items() for method in methods]  # type: ignore[arg-type]
+    together = [
+        Strategy(**{axis: methods[index % len(methods)] for axis, methods in choices.items()})  # type: ignore[arg-type]
+        for index in range(max(map(len, choices.values())))
     ]
+    return alone + together
 
 
 @st.composite

@@ -344,9 +344,12 @@ class _Pulse:
             return lost
         except RuntimeError:
             return self._store_gone(operation)
-        error = f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; {one_line(waiting, 400)}."
-        self.fail(self.rank, f"gave up: {operation} {cause}")
-        return CommunicationError(error)
+        waiting = one_line(waiting, 400)
+        # With what was seen: this rank only gave up first, another one is to blame.
+        self.fail(self.rank, f"gave up: {operation} {cause}; {waiting}")
+        return CommunicationError(
+            f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; {waiting}."
+        )
 
     def _read(self, rank: int) -> tuple[str, str]:
         if not self._store.check([f"beat/{rank}"]):

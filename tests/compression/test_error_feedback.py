@@ -1,0 +1,86 @@
+"""p = g + e, send C(p), e = p - decode(C(p)): against numpy over several steps, and what it is for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from laconic.compression import Bf16, Compressor, ErrorFeedback, Fp16
+from laconic.core.in_process import InProcessCluster, InProcessTransport
+from tests.compression.test_cast import round_to_bf16, round_to_fp16
+from tests.compression.test_laws import exchange, one_bucket, values
+
+BUCKET = one_bucket(997, torch.float32)
+CASTS = pytest.mark.parametrize(
+    ("inner", "round_off"), [(Fp16(), round_to_fp16), (Bf16(), round_to_bf16)], ids=["fp16", "bf16"]
+)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@CASTS
+def test_formula(inner: Compressor, round_off, world_size: int) -> None:
+    compressor = ErrorFeedback(inner)
+    steps = 6
+
+    def rank(transport: InProcessTransport) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        state = compressor.init(BUCKET)
+        results, residuals = [], []
+        for step in range(steps):
+            flat = values(transport.rank, step, BUCKET.numel, BUCKET.dtype)
+            exchange(compressor, flat, state, transport)
+            results.append(flat.numpy().copy())
+            residuals.append(state.by_parameter(BUCKET)["weight"]["error_feedback.residual"].numpy().copy())
+        return results, residuals
+
+    found = InProcessCluster(world_size).run(rank)
+    error = [np.zeros(BUCKET.numel, np.float32) for _ in range(world_size)]
+    for step in range(steps):
+        total = None
+        for other in range(world_size):
+            corrected = values(other, step, BUCKET.numel, BUCKET.dtype).numpy() + error[other]
+            sent = round_off(corrected)
+            error[other] = corrected - sent
+            total = sent if total is None else round_off(total + sent)
+        for other, (results, residuals) in enumerate(found):
+            np.testing.assert_array_equal(residuals[step], error[other], f"residual of rank {other}, step {step}")
+            np.testing.assert_array_equal(results[step], total, f"result on rank {other}, step {step}")
+
+
+@CASTS
+def test_what_is_lost_is_sent_later(inner: Compressor, round_off) -> None:
+    """A value that the wire cannot hold arrives on average with error feedback, and never without."""
+    value, steps = np.float32(1 + 2**-13 + 2**-15), 256
+    assert round_off(np.array([value]))[0] == 1.0
+    bucket = one_bucket(1, torch.float32)
+
+    def mean_of(compressor: Compressor) -> float:
+        transport = InProcessCluster(1).transport(0)
+        state, total = compressor.init(bucket), 0.0
+        for _ in range(steps):
+            flat = torch.full((1,), float(value))
+            exchange(compressor, flat, state, transport)
+            total += flat.item()
+        return total / steps
+
+    assert mean_of(inner) == 1.0
+    assert mean_of(ErrorFeedback(inner)) == pytest.approx(float(value), abs=2**-7 / steps)
+
+
+def test_nothing_is_lost_when_the_type_fits() -> None:
+    compressor = ErrorFeedback(Fp16())
+    bucket = one_bucket(50, torch.float16)
+    state = compressor.init(bucket)
+    flat = values(0, 0, 50, torch.float16)
+    exchange(compressor, flat, state, InProcessCluster(1).transport(0))
+    assert torch.equal(flat, values(0, 0, 50, torch.float16))
+    assert not state.flat["error_feedback.residual"].any()
+
+
+def test_the_gradient_itself_is_not_touched_by_encode() -> None:
+    compressor = ErrorFeedback(Bf16())
+    state = compressor.init(BUCKET)
+    flat = values(0, 0, BUCKET.numel, BUCKET.dtype)
+    for _ in range(2):
+        compressor.encode(flat, state)
+        assert torch.equal(flat, values(0, 0, BUCKET.numel, BUCKET.dtype))

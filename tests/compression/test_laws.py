@@ -1,0 +1,286 @@
+"""What every registered compressor promises, alone and under every wrapper, over every architecture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
+from laconic.compression import Compressor
+from laconic.core.in_process import InProcessCluster, InProcessTransport
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState, ParameterState
+from laconic.core.tensor import TensorSpec
+from laconic.core.transport import Transport
+from tests.strategy.generate import variants
+
+pytestmark = pytest.mark.timeout(60)
+
+SIZES = (0, 1, 7919, 10_007)
+ALL: list[Compressor] = [method for method in variants("compression") if isinstance(method, Compressor)]
+# A method with several rounds writes `exchange` and may have no `encode` of its own.
+SINGLE_ROUND = [
+    method for method in ALL if all(type(layer).encode is not Compressor.encode for layer in method.layers())
+]
+
+every_compressor = pytest.mark.parametrize("compressor", ALL, ids=str)
+every_single_round_compressor = pytest.mark.parametrize("compressor", SINGLE_ROUND, ids=str)
+
+
+def values(rank: int, step: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """A gradient: the same for the same rank and step, of mixed magnitudes."""
+    generator = torch.Generator().manual_seed(97 * rank + step)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    magnitude = 10 ** (3 * torch.rand(numel, generator=generator, dtype=torch.float64) - 3)
+    return (torch.randn(numel, generator=generator, dtype=wide) * magnitude).to(dtype)
+
+
+def one_bucket(numel: int, dtype: torch.dtype) -> Bucket:
+    return Bucket((TensorSpec("weight", (numel,), dtype),))
+
+
+def exchange(
+    compressor: Compressor,
+    flat: torch.Tensor,
+    state: BucketState,
+    transport: Transport,
+    architecture: Architecture | None = None,
+) -> None:
+    group = (architecture or AllReduce()).group(transport, "a bucket")
+    for work in compressor.exchange(flat, state, group):
+        work.wait()
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("architecture", [method() for method in ARCHITECTURES], ids=str)
+@every_compressor
+def test_exchange(compressor: Compressor, architecture: Architecture, world_size: int) -> None:
+    """Shape and dtype are kept, all replicas end identical, and exactly the predicted bytes are counted."""
+    for dtype in compressor.dtypes:
+        for numel in SIZES:
+            bucket = one_bucket(numel, dtype)
+
+            def rank(transport: InProcessTransport, bucket: Bucket = bucket) -> list[tuple[torch.Tensor, int]]:
+                state = compressor.init(bucket)
+                found = []
+                for step in range(3):
+                    flat = values(transport.rank, step, bucket.numel, bucket.dtype)
+                    memory = flat.data_ptr()
+                    before = transport.traffic.sent_bytes("payload")
+                    exchange(compressor, flat, state, transport, architecture)
+                    assert flat.data_ptr() == memory
+                    found.append((flat, transport.traffic.sent_bytes("payload") - before))
+                assert transport.traffic.sent_bytes() == transport.traffic.sent_bytes("payload")
+                return found
+
+            predicted = sum(architecture.sent_bytes(round, world_size) for round in compressor.rounds(bucket))
+            replicas = InProcessCluster(world_size).run(rank)
+            for step in range(3):
+                for flat, sent in (replica[step] for replica in replicas):
+                    assert flat.shape == (numel,)
+                    assert flat.dtype == dtype
+                    assert bits(flat) == bits(replicas[0][step][0]), f"{dtype}, {numel} elements, step {step}"
+                    assert bool(torch.isfinite(torch.view_as_real(flat) if dtype.is_complex else flat).all())
+                    assert sent == predicted, f"{dtype}, {numel} elements"
+            assert (predicted > 0) == (world_size > 1 and numel > 0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("compressor", [method for method in ALL if method.lossless], ids=str)
+def test_lossless_compressors_give_the_exact_sum(compressor: Compressor, world_size: int) -> None:
+    for dtype in compressor.dtypes:
+        bucket = one_bucket(10_007, dtype)
+
+        def rank(transport: InProcessTransport, bucket: Bucket = bucket) -> torch.Tensor:
+            flat = values(transport.rank, 0, bucket.numel, bucket.dtype)
+            exchange(compressor, flat, compressor.init(bucket), transport)
+            return flat
+
+        expected = values(0, 0, bucket.numel, dtype)
+        for other in range(1, world_size):
+            expected = expected + values(other, 0, bucket.numel, dtype)
+        for flat in InProcessCluster(world_size).run(rank):
+            assert bits(flat) == bits(expected)
+
+
+@every_compressor
+def test_lossy_compressors_come_close_over_time(compressor: Compressor) -> None:
+    """A sanity bound, wide enough for any honest method: the sum is not replaced by something else."""
+    bucket = one_bucket(10_007, torch.float32)
+
+    def rank(transport: InProcessTransport) -> torch.Tensor:
+        state = compressor.init(bucket)
+        total = torch.zeros(bucket.numel)
+        for _ in range(8):
+            flat = values(transport.rank, 0, bucket.numel, bucket.dtype)
+            exchange(compressor, flat, state, transport)
+            total += flat
+        return total / 8
+
+    true = values(0, 0, bucket.numel, bucket.dtype) + values(1, 0, bucket.numel, bucket.dtype)
+    found = InProcessCluster(2).run(rank)[0]
+    assert torch.nn.functional.cosine_similarity(found, true, dim=0) > 0.5
+
+
+@every_single_round_compressor
+def test_payload_bytes_are_the_bytes_declared(compressor: Compressor) -> None:
+    for dtype in compressor.dtypes:
+        for numel in SIZES:
+            bucket = one_bucket(numel, dtype)
+            payload = compressor.encode(values(0, 0, numel, dtype), compressor.init(bucket))
+            assert payload.nbytes == sum(round.nbytes for round in compressor.rounds(bucket))
+
+
+@every_single_round_compressor
+def test_encode_does_not_change_its_input_unless_it_is_the_payload(compressor: Compressor) -> None:
+    for dtype in compressor.dtypes:
+        for numel in SIZES:
+            state = compressor.init(one_bucket(numel, dtype))
+            for step in range(3):
+                flat = values(0, step, numel, dtype)
+                payload = compressor.encode(flat, state)
+                if not any(tensor is flat for tensor in payload.tensors):
+                    assert bits(flat) == bits(values(0, step, numel, dtype))
+                    assert all(
+                        tensor.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr()
+                        for tensor in payload.tensors
+                        if tensor.numel()
+                    ), "a payload that shares the input's memory must be the input"
+
+
+@every_single_round_compressor
+def test_decode_leaves_the_payload_as_it_is(compressor: Compressor) -> None:
+    """A wrapper decodes before the payload is sent, so decoding must not spoil it; and twice must be the same."""
+    for dtype in compressor.dtypes:
+        for numel in SIZES:
+            payload = compressor.encode(values(0, 0, numel, dtype), compressor.init(one_bucket(numel, dtype)))
+            before = [bits(tensor) for tensor in payload.tensors]
+            first, second = torch.full((2, numel), 7).to(dtype)
+            compressor.decode(payload, first)
+            compressor.decode(payload, second)
+            assert [bits(tensor) for tensor in payload.tensors] == before
+            assert bits(first) == bits(second)
+            assert first.dtype == dtype
+
+
+@every_compressor
+def test_init_depends_on_the_bucket_alone(compressor: Compressor) -> None:
+    bucket = one_bucket(101, torch.float32)
+    first, second = compressor.init(bucket).by_parameter(bucket), compressor.init(bucket).by_parameter(bucket)
+    assert same_state(first, second)
+    for fields in first.values():
+        for name, value in fields.items():
+            assert name.split(".")[0] in [layer.name for layer in compressor.layers()], (
+                "fields carry their owner's name"
+            )
+            assert value.device == bucket.device
+
+
+def same_state(first: ParameterState, second: ParameterState) -> bool:
+    """The same parameters, fields and bits."""
+    return {name: {key: bits(value) for key, value in fields.items()} for name, fields in first.items()} == {
+        name: {key: bits(value) for key, value in fields.items()} for name, fields in second.items()
+    }
+
+
+PARAMETERS = (
+    TensorSpec("stem.weight", (5, 3)),
+    TensorSpec("stem.bias", ()),
+    TensorSpec("nothing", (0, 4)),
+    TensorSpec("head.weight", (101,)),
+    TensorSpec("head.bias", (7,)),
+)
+TOGETHER = (Bucket(PARAMETERS),)
+APART = (Bucket((PARAMETERS[3],)), Bucket((PARAMETERS[4], PARAMETERS[2], PARAMETERS[0])), Bucket((PARAMETERS[1],)))
+
+
+class Session:
+    """The least that trains: buckets, their states, and exchanges by parameter."""
+
+    def __init__(self, compressor: Compressor, buckets: Sequence[Bucket], transport: Transport) -> None:
+        self.compressor, self.buckets, self.transport = compressor, buckets, transport
+        self.states = [compressor.init(bucket) for bucket in buckets]
+
+    def save(self) -> ParameterState:
+        """The state through a file, as torch.save keeps it."""
+        merged: ParameterState = {}
+        for bucket, state in zip(self.buckets, self.states, strict=True):
+            merged |= state.by_parameter(bucket)
+        file = io.BytesIO()
+        torch.save(merged, file)
+        file.seek(0)
+        return torch.load(file, weights_only=True)
+
+    def load(self, saved: ParameterState) -> None:
+        for bucket, state in zip(self.buckets, self.states, strict=True):
+            state.restore(bucket, saved)
+
+    def step(self, number: int) -> dict[str, bytes]:
+        """One exchange of everything; the result of each parameter."""
+        result: dict[str, bytes] = {}
+        for bucket, state in zip(self.buckets, self.states, strict=True):
+            flat = torch.empty(bucket.numel, dtype=bucket.dtype)
+            for tensor, place in bucket.segments():
+                seed = 1000 * number + PARAMETERS.index(tensor)
+                flat[place] = values(self.transport.rank, seed, tensor.numel, bucket.dtype)
+            exchange(self.compressor, flat, state, self.transport)
+            result |= {tensor.name: bits(flat[place]) for tensor, place in bucket.segments()}
+        return result
+
+
+@every_compressor
+def test_saved_state_continues_bit_for_bit_in_the_same_buckets(compressor: Compressor) -> None:
+    """Also after a detour through other buckets."""
+
+    def rank(transport: InProcessTransport) -> None:
+        original = Session(compressor, TOGETHER, transport)
+        for number in range(4):
+            original.step(number)
+        detour = Session(compressor, APART, transport)
+        detour.load(original.save())
+        restored = Session(compressor, TOGETHER, transport)
+        restored.load(detour.save())
+        for number in range(4, 7):
+            assert restored.step(number) == original.step(number), f"step {number}"
+        assert same_state(restored.save(), original.save())
+
+    InProcessCluster(2).run(rank)
+
+
+@every_compressor
+def test_saved_state_continues_bit_for_bit_in_other_buckets(compressor: Compressor) -> None:
+    """For methods that treat every element or parameter by itself; one that looks at a whole bucket cannot hold this."""
+
+    def rank(transport: InProcessTransport) -> None:
+        original = Session(compressor, TOGETHER, transport)
+        for number in range(4):
+            original.step(number)
+        regrouped = Session(compressor, APART, transport)
+        regrouped.load(original.save())
+        for number in range(4, 7):
+            assert regrouped.step(number) == original.step(number), f"step {number}"
+        assert same_state(regrouped.save(), original.save())
+
+    InProcessCluster(2).run(rank)
+
+
+def test_the_state_law_can_fail() -> None:
+    """A fresh state after the same steps gives something else wherever there is state at all."""
+    stateful = [compressor for compressor in ALL if compressor.init(TOGETHER[0]).by_parameter(TOGETHER[0])]
+    assert stateful
+
+    def rank(transport: InProcessTransport) -> None:
+        for compressor in stateful:
+            original, fresh = Session(compressor, TOGETHER, transport), Session(compressor, TOGETHER, transport)
+            for number in range(4):
+                original.step(number)
+            assert original.step(4) != fresh.step(4), compressor
+
+    InProcessCluster(2).run(rank)

@@ -1,0 +1,178 @@
+"""attach(): what it refuses, in one line each, and the worlds it must work in."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import laconic
+from laconic.core.in_process import InProcessTransport
+from laconic.errors import AttachError, LaconicError, PeerLost, StrategyError
+from tests.runtime.replicas import mlp, mlp_loss, sgd, snapshot
+
+
+def refused(kind: type[LaconicError], *args: object, **settings: object) -> str:
+    with pytest.raises(kind) as caught:
+        laconic.attach(*args, **settings)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_no_process_group() -> None:
+    model = mlp()
+    message = refused(AttachError, model, sgd(model), "bsp")
+    assert "init_process_group" in message
+    assert "torchrun" in message
+
+
+def test_what_is_not_a_model_or_an_optimizer() -> None:
+    model = mlp()
+    assert "torch.nn.Module, got dict" in refused(AttachError, {}, sgd(model), "bsp")
+    assert "torch.optim.Optimizer, got NoneType" in refused(AttachError, model, None, "bsp")
+    assert "timeout_s must be > 0, got 0" in refused(AttachError, model, sgd(model), "bsp", timeout_s=0)
+    assert "did you mean" in refused(StrategyError, model, sgd(model), "bps").lower()
+
+
+def test_a_model_with_nothing_to_train() -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    model.requires_grad_(False)
+    assert "no trainable parameter" in refused(AttachError, model, optimizer, "bsp")
+    assert "no trainable parameter" in refused(AttachError, nn.ReLU(), optimizer, "bsp")
+
+
+def test_a_transport_and_a_process_group_at_once() -> None:
+    model = mlp()
+    transport = laconic.InProcessCluster(1).transport(0)
+    message = refused(AttachError, model, sgd(model), "bsp", transport=transport, process_group=object())
+    assert "not both" in message
+
+
+def test_attaching_twice() -> None:
+    def one_rank(transport: InProcessTransport) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        with laconic.attach(model, optimizer, "bsp", transport=transport):
+            assert "optimizer is already attached" in refused(AttachError, model, optimizer, "bsp", transport=transport)
+            assert "model is already attached" in refused(AttachError, model, sgd(model), "bsp", transport=transport)
+        laconic.attach(model, optimizer, "bsp", transport=transport).detach()
+
+    laconic.InProcessCluster(2).run(one_rank)
+
+
+def test_a_world_of_one_works_and_communicates_nothing() -> None:
+    alone, attached = mlp(), mlp()
+    for model, strategy in ((alone, None), (attached, "bsp / all_reduce / fp16 + error_feedback / wfbp")):
+        optimizer = sgd(model)
+        transport = laconic.InProcessCluster(1).transport(0)
+        session = laconic.attach(model, optimizer, strategy, transport=transport) if strategy else None
+        for step in range(3):
+            mlp_loss(model, step, 0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if session is not None:
+            assert session.step == 3
+            assert session.traffic.sent_bytes() == 0
+            assert session.predicted_bytes_per_step() == 0
+            session.load_state_dict(session.state_dict())
+            session.detach()
+            session.detach()
+    assert all(torch.equal(value, snapshot(attached)[name]) for name, value in snapshot(alone).items())
+
+
+def test_a_real_process_group_of_one(tmp_path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        model = mlp()
+        optimizer = sgd(model)
+        with laconic.attach(model, optimizer, "ddp-fp16") as session:
+            mlp_loss(model, 0, 0).backward()
+            optimizer.step()
+            assert session.world_size == 1
+            assert session.traffic.sent_bytes() == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def test_parameters_and_buffers_start_equal() -> None:
+    replicas = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        replicas.append(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+        replicas[-1][1].running_mean.fill_(seed)
+        replicas[-1][0].bias.requires_grad_(False)
+
+    def one_rank(transport: InProcessTransport) -> None:
+        model = replicas[transport.rank]
+        with laconic.attach(model, sgd(model), "bsp", transport=transport):
+            pass
+
+    expected = snapshot(replicas[0])
+    laconic.InProcessCluster(3).run(one_rank)
+    for replica in replicas:
+        assert all(torch.equal(value, expected[name]) for name, value in snapshot(replica).items())
+
+
+def test_no_thread_is_left_behind() -> None:
+    def one_rank(transport: InProcessTransport) -> None:
+        model = mlp()
+        with laconic.attach(model, sgd(model), "bsp", transport=transport):
+            mlp_loss(model, 0, transport.rank).backward()
+
+    laconic.InProcessCluster(2).run(one_rank)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("laconic")]
+
+
+def test_a_replica_that_raises_releases_the_others() -> None:
+    messages: dict[int, str] = {}
+
+    def one_rank(transport: InProcessTransport) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        try:
+            with laconic.attach(model, optimizer, "bsp", transport=transport):
+                for step in range(5):
+                    if transport.rank == 1 and step == 2:
+                        raise RuntimeError("out of coffee")
+                    mlp_loss(model, step, transport.rank).backward()
+                    optimizer.step()
+        except PeerLost as exc:
+            messages[transport.rank] = str(exc)
+            raise
+
+    with pytest.raises(RuntimeError, match="out of coffee"):
+        laconic.InProcessCluster(3, timeout_s=20).run(one_rank)
+    assert set(messages) == {0, 2}
+    assert all("rank 1 raised RuntimeError: out of coffee" in message for message in messages.values())
+
+
+def test_events_say_what_happened(tmp_path) -> None:
+    path = tmp_path / "events.jsonl"
+    with laconic.EventLog(path) as log:
+
+        def one_rank(transport: InProcessTransport) -> None:
+            model = mlp()
+            optimizer = sgd(model)
+            with laconic.attach(model, optimizer, "bsp / all_reduce / none / wfbp", transport=transport, events=log):
+                for step in range(2):
+                    mlp_loss(model, step, transport.rank).backward()
+                    optimizer.step()
+
+        laconic.InProcessCluster(2).run(one_rank)
+    events = [laconic.Event.from_json(line) for line in path.read_text().splitlines()]
+    assert {event.rank for event in events} == {0, 1}
+    kinds = [event.kind for event in events if event.rank == 1]
+    assert kinds.count("attach") == 1
+    assert kinds.count("step") == 2
+    assert kinds.count("wait") == 2
+    exchanges = [event for event in events if event.kind == "exchange" and event.rank == 1]
+    assert [event.data["bucket"] for event in exchanges] == [0, 1, 2, 3] * 2
+    assert sum(int(event.data["wire_bytes"]) for event in exchanges[:4]) == 4 * sum(
+        p.numel() for p in mlp().parameters()
+    )
+    assert all(event.duration_s >= 0 for event in events)

@@ -1,0 +1,95 @@
+"""The communication thread: one order on all ranks, also for methods with several rounds and many buckets."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from laconic.compression import Compressor
+from laconic.core.exchange import Exchange, Group, Round
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
+from laconic.scheduling import Fusion, Wfbp
+from laconic.strategy import Strategy
+from tests.runtime.replicas import assert_equal, data, train
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(Compressor):
+    """Sums the two halves of a bucket in two rounds, then a checksum in a third; buckets of odd size take one more."""
+
+    name: ClassVar[str] = "halves"
+    lossless: ClassVar[bool] = True
+
+    def exchange(self, flat: torch.Tensor, state: BucketState, group: Group) -> Exchange:
+        middle = flat.numel() // 2
+        yield group.sum((flat[:middle],))
+        yield group.sum((flat[middle:],))
+        checksum = flat.sum().reshape(1)
+        yield group.sum((checksum,))
+        torch.testing.assert_close(checksum, group.size * flat.sum().reshape(1))
+        if flat.numel() % 2:
+            yield group.sum((checksum,))
+
+    def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
+        size, element = bucket.numel, bucket.dtype.itemsize
+        parts = [size // 2, size - size // 2, 1, *([1] if size % 2 else [])]
+        return tuple(Round("sum", element * part) for part in parts)
+
+
+class Uneven(nn.Module):
+    """A deep model whose backward pass takes another time at every layer, on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(24))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            inputs = _Dawdle.apply(torch.tanh(layer(inputs)))
+        return inputs
+
+
+class _Dawdle(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(random.random() * 0.003)
+        return gradient
+
+
+@pytest.mark.parametrize("scheduling", [Wfbp(), Fusion(bytes=200, first_bytes=100)], ids=str)
+def test_several_rounds_and_many_buckets_keep_one_order(scheduling) -> None:
+    # The in-process transport raises as soon as two ranks issue different operations.
+    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+        return model(data(step, rank, 2, 5)).square().mean()
+
+    expected = train(Uneven(), Strategy(scheduling=scheduling), loss=loss, world_size=3, steps=3)
+    found = train(Uneven(), Strategy(compression=Halves(), scheduling=scheduling), loss=loss, world_size=3, steps=3)
+    for state in found:
+        assert_equal(state, found[0])
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, expected[0][name])
+
+
+def test_an_error_in_a_compressor_reaches_the_training_loop() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(Halves):
+        name: ClassVar[str] = "broken"
+
+        def exchange(self, flat: torch.Tensor, state: BucketState, group: Group) -> Exchange:
+            yield group.sum((flat,))
+            raise ZeroDivisionError("a bug in a third-party method")
+
+    with pytest.raises(ZeroDivisionError, match="third-party"):
+        train(nn.Linear(5, 3), Strategy(compression=Broken()))
