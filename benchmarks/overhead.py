@@ -1,6 +1,6 @@
 """What laconic costs beside torch DDP when the network is no limit: step time and memory.
 
-    python -m benchmarks.overhead
+    python -m benchmarks.overhead [--device cuda]
 
 Two processes on this machine train the same GPT of about 5 M parameters. In one run, blocks of DDP steps and blocks
 of laconic steps alternate; the ratio compares medians. Peak memory comes from separate runs, alternating too.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import sys
@@ -26,23 +27,31 @@ from laconic.experiments.small_gpt import SmallGpt, gpt_shape
 from laconic.lab.launch import run_ranks
 
 STRATEGY = "bsp / all_reduce / none / fusion(25MiB)"
+KINDS = {
+    "ddp": "torch DistributedDataParallel as it comes",
+    "laconic": "as it comes",
+    "promised": "laconic with find_unused_parameters=False, which DDP has by default",
+}
 
 
 class Contender:
     """One model with its optimizer, stepped on random tokens."""
 
-    def __init__(self, kind: str, size: str, batch: int, strategy: str) -> None:
+    def __init__(self, kind: str, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        shape = gpt_shape(size)
-        self._model = SmallGpt(shape)
+        shape = gpt_shape(options.size)
+        self._device = torch.device(options.device)
+        self._model = SmallGpt(shape).to(self._device)
         self._forward: torch.nn.Module = self._model
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3)
-        self._tokens = torch.randint(shape.vocabulary, (batch, shape.context + 1))
+        self._tokens = torch.randint(shape.vocabulary, (options.batch, shape.context + 1)).to(self._device)
         self.session: laconic.Session | None = None
         if kind == "ddp":
             self._forward = DistributedDataParallel(self._model)
-        elif kind == "laconic":
-            self.session = laconic.attach(self._model, self._optimizer, strategy)
+        else:
+            self.session = laconic.attach(
+                self._model, self._optimizer, options.strategy, find_unused_parameters=kind == "laconic"
+            )
 
     def step(self) -> float:
         """Seconds one step took."""
@@ -52,14 +61,20 @@ class Contender:
         loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter() - began_s
 
 
 def run_rank(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if options.device == "cuda":
+        # Several ranks on one GPU: different host ids make NCCL take them for different hosts.
+        rank = os.environ["RANK"]
+        os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     kinds = options.role.split(",")
-    contenders = {kind: Contender(kind, options.size, options.batch, options.strategy) for kind in kinds}
+    contenders = {kind: Contender(kind, options) for kind in kinds}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for contender in contenders.values():
         for _ in range(5):
@@ -71,6 +86,8 @@ def run_rank(options: argparse.Namespace) -> None:
             times[kind].append(statistics.median(contenders[kind].step() for _ in range(options.steps)))
     if dist.get_rank() == 0:
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if options.device == "cuda":
+            peak_kib = torch.cuda.max_memory_allocated() / 1024
         Path(options.out).write_text(json.dumps({"times": times, "peak_kib": peak_kib}))
     for contender in contenders.values():
         if contender.session is not None:
@@ -83,7 +100,7 @@ def measure(role: str, options: argparse.Namespace, *, blocks: int) -> dict:
         out = Path(folder) / "result.json"
         command = [sys.executable, "-m", "benchmarks.overhead", "--role", role, "--out", str(out)]
         command += ["--blocks", str(blocks), "--steps", str(options.steps), "--batch", str(options.batch)]
-        command += ["--size", options.size, "--strategy", options.strategy]
+        command += ["--size", options.size, "--strategy", options.strategy, "--device", options.device]
         run_ranks(command, num_ranks=options.workers, timeout_s=600, environment={"OMP_NUM_THREADS": "1"})
         return json.loads(out.read_text())
 
@@ -96,6 +113,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--size", default="medium")
     parser.add_argument("--strategy", default=STRATEGY)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--role", default="", help=argparse.SUPPRESS)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -104,16 +122,21 @@ def main() -> None:
         return
     model = SmallGpt(gpt_shape(options.size))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"GPT of {num_parameters / 1e6:.2f} M parameters, batch {options.batch}, {options.workers} processes, Gloo")
+    work = f"GPT of {num_parameters / 1e6:.2f} M parameters, batch {options.batch}"
+    print(f"{work}, {options.workers} processes, {options.device}")
     print(f"laconic runs {options.strategy}")
-    times = measure("ddp,laconic", options, blocks=options.blocks)["times"]
-    ratios = [ours / theirs for ours, theirs in zip(times["laconic"], times["ddp"], strict=True)]
-    for kind in ("ddp", "laconic"):
+    times = measure(",".join(KINDS), options, blocks=options.blocks)["times"]
+    for kind, about in KINDS.items():
         low, middle, high = statistics.quantiles(times[kind], n=4)
-        print(f"{kind:8} median step {middle * 1e3:8.2f} ms   quartiles {low * 1e3:.2f} .. {high * 1e3:.2f} ms")
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    ratio = statistics.median(times["laconic"]) / statistics.median(times["ddp"])
-    print(f"ratio laconic/DDP of medians {ratio:.3f}   block by block {middle:.3f}, quartiles {low:.3f} .. {high:.3f}")
+        print(
+            f"{kind:10} median step {middle * 1e3:8.2f} ms   quartiles {low * 1e3:.2f} .. {high * 1e3:.2f} ms   {about}"
+        )
+    for kind in list(KINDS)[1:]:
+        ratios = [ours / theirs for ours, theirs in zip(times[kind], times["ddp"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        ratio = statistics.median(times[kind]) / statistics.median(times["ddp"])
+        spread = f"block by block {middle:.3f}, quartiles {low:.3f} .. {high:.3f}"
+        print(f"ratio {kind}/ddp of medians {ratio:.3f}   {spread}")
     peaks = {kind: [measure(kind, options, blocks=1)["peak_kib"] for _ in range(3)] for kind in ("ddp", "laconic")}
     ours, theirs = (statistics.median(peaks[kind]) for kind in ("laconic", "ddp"))
     print(f"peak memory: DDP {theirs / 1024:.1f} MiB, laconic {ours / 1024:.1f} MiB, ratio {ours / theirs:.3f}")

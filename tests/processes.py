@@ -3,11 +3,11 @@
     results = run_processes("tests.core.gloo_ranks:operations", world_size=3, arguments={"steps": 2}, timeout_s=60)
     results[0].value                     # what the function returned on rank 0
 
-Every process gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and one thread. The target is
-"module:function", called with `arguments` as keywords, or the text of a script. A function's return value comes back through
-torch.save, so it holds tensors and plain containers; a script finds `arguments` as a global and may write JSON or torch.save
-to the path in the global `result_file`. A rank that fails, or a run that outlasts `timeout_s`, fails the test with the output
-of all ranks; nothing that was started here survives the call.
+Every process gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and one thread. The
+target is "module:function", called with `arguments` as keywords, or the text of a script. A function's return value
+comes back through torch.save, so it holds tensors and plain containers; a script finds `arguments` as a global and may
+write JSON or torch.save to the path in the global `result_file`. A rank that fails, or a run that outlasts `timeout_s`,
+fails the test with the output of all ranks; nothing that was started here survives the call.
 """
 
 from __future__ import annotations

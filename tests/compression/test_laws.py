@@ -256,7 +256,7 @@ def test_saved_state_continues_bit_for_bit_in_the_same_buckets(compressor: Compr
 
 @every_compressor
 def test_saved_state_continues_bit_for_bit_in_other_buckets(compressor: Compressor) -> None:
-    """For methods that treat every element or parameter by itself; one that looks at a whole bucket cannot hold this."""
+    """For methods that treat every element or parameter by itself; one that looks at a whole bucket cannot."""
 
     def rank(transport: InProcessTransport) -> None:
         original = Session(compressor, TOGETHER, transport)

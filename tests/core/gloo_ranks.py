@@ -75,7 +75,7 @@ def _error_of(action: Callable[[], None]) -> dict[str, object]:
     started_s = time.monotonic()
     try:
         action()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - what it was is the result
         return {
             "kind": type(error).__name__,
             "message": str(error),
@@ -110,6 +110,8 @@ def trouble() -> dict[str, object]:
             found["absent"] = None
         else:
             transport.report(f"waiting as rank {rank}")
+            # Rank 2 comes later, so that rank 0 gives up first and rank 2 learns of it.
+            time.sleep(0.75 * rank)
             found["absent"] = _error_of(transport.all_reduce(torch.ones(10), what="bucket 5").wait)
         dist.barrier()
         transport.close()

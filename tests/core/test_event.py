@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,36 @@ def test_whole_lines_from_several_threads(tmp_path: Path, logs: int) -> None:
     assert len(found) == 4 * 300
     for rank in range(4):
         assert [event.step for event in found if event.rank == rank] == list(range(300))
+
+
+def test_one_line_at_a_time_even_if_a_write_is_interrupted(tmp_path: Path) -> None:
+    """On a file that gives way to other threads in the middle of a line."""
+    pieces: list[str] = []
+
+    class Slow:
+        closed = False
+
+        def write(self, text: str) -> None:
+            for character in text:
+                pieces.append(character)
+                time.sleep(0)
+
+    log = EventLog(tmp_path / "events.jsonl")
+    log.close()
+    log._file = Slow()  # type: ignore[assignment]
+    start = threading.Barrier(4)
+
+    def write(rank: int) -> None:
+        start.wait()
+        for step in range(20):
+            log.write(Event("step", 0.0, rank, step))
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(read_events("".join(pieces).splitlines()))) == 80
 
 
 def test_list_and_discard() -> None:

@@ -98,7 +98,7 @@ class TestTrouble:
             assert absent["kind"] in ("CommunicationError", "PeerLost"), absent
             assert f"all_reduce(sum) of bucket 5 on rank {rank}" in absent["message"]
             assert len(absent["message"].splitlines()) == 1
-            assert 1.5 < absent["seconds"] < 7, absent
+            assert 0.5 < absent["seconds"] < 7, absent
             # Whoever gives up first says what it saw, and the others repeat it: none of them is to blame.
             assert 'rank 1 says "reading a very large file"' in absent["message"]
         assert "CommunicationError" in [absent["kind"] for absent in messages.values()]

@@ -122,6 +122,20 @@ def test_presets(name: str) -> None:
     assert name not in [method.name for registry in AXES.values() for method in registry], "a name means one thing"
 
 
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("ddp", Strategy()),
+        ("ddp-fp16", Strategy(compression=Fp16())),
+        ("ddp-bf16", Strategy(compression=Bf16())),
+        ("bsp-a2a", Strategy(scheduling=Sequential())),
+        ("wfbp-a2a", Strategy(scheduling=Wfbp())),
+    ],
+)
+def test_presets_mean_what_the_literature_calls_so(name: str, meaning: Strategy) -> None:
+    assert Strategy.parse(name) == meaning
+
+
 def test_load_reads_a_file(tmp_path: Path) -> None:
     file = tmp_path / "strategy.toml"
     file.write_text('# ours\n[strategy]\ncompression = "fp16"\n\n[lab]\nhosts = 4\n')

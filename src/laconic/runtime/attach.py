@@ -42,7 +42,8 @@ def attach(
     process_group: the ranks that train together; the default group if left out.
     transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
     find_unused_parameters: parameters may get no gradient in some step or on some rank. False promises that all get
-        one, saves a look at the result per step (on a GPU: a synchronization with the host), and raises when broken.
+        one, saves a look at the result per step (on a GPU: an exchange of one byte per parameter), and raises when
+        broken.
     timeout_s: how long any wait for other ranks may take before it raises an error that names them.
     events: where to record steps and exchanges, e.g. an EventLog.
 
