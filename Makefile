@@ -26,7 +26,7 @@ compare: $(STAMP)
 	$(BIN)/laconic compare
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

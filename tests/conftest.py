@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis
+import pytest
 import torch
 
 # The same examples on every machine and in every run: a red build means a change, not bad luck.
@@ -18,3 +19,11 @@ hypothesis.settings.load_profile("laconic")
 
 # Two cores are shared by threads and processes that play ranks.
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Write the marks that say what a test needs into the JUnit report, where .ci/run looks for skipped ones."""
+    for item in items:
+        for mark in ("dist", "lab", "gpu"):
+            if item.get_closest_marker(mark) is not None:
+                item.user_properties.append(("mark", mark))
