@@ -38,7 +38,7 @@ def test_sum(architecture: Architecture, world_size: int) -> None:
             assert work.done()
             return tensors, transport.traffic.sent_bytes("payload")
 
-        predicted = sum(architecture.sent_bytes(Round("sum", numel * dtype.itemsize), world_size) for numel in SIZES)
+        predicted = sum(architecture.sent_bytes(Round("sum", (numel * dtype.itemsize,)), world_size) for numel in SIZES)
         for tensors, sent in InProcessCluster(world_size).run(rank):
             assert sent == predicted
             for index, (numel, tensor) in enumerate(zip(SIZES, tensors, strict=True)):
@@ -61,7 +61,7 @@ def test_gather(architecture: Architecture, world_size: int) -> None:
                 assert torch.equal(mine, contribution(transport.rank, 0, numel, dtype))
                 return rows, transport.traffic.sent_bytes("payload")
 
-            predicted = architecture.sent_bytes(Round("gather", numel * dtype.itemsize), world_size)
+            predicted = architecture.sent_bytes(Round("gather", (numel * dtype.itemsize,)), world_size)
             for rows, sent in InProcessCluster(world_size).run(rank):
                 assert sent == predicted
                 assert rows.shape == (world_size, numel)
@@ -71,14 +71,14 @@ def test_gather(architecture: Architecture, world_size: int) -> None:
 
 @every_architecture
 def test_one_rank_sends_nothing(architecture: Architecture) -> None:
-    assert architecture.sent_bytes(Round("sum", 10**9), 1) == 0
-    assert architecture.sent_bytes(Round("gather", 10**9), 1) == 0
+    assert architecture.sent_bytes(Round("sum", (10**9,)), 1) == 0
+    assert architecture.sent_bytes(Round("gather", (10**9,)), 1) == 0
 
 
 def test_all_reduce_costs() -> None:
-    assert AllReduce().sent_bytes(Round("sum", 1000), 4) == 1500
-    assert AllReduce().sent_bytes(Round("sum", 1000), 3) == 1334, "2 * 2/3 * 1000 rounded up"
-    assert AllReduce().sent_bytes(Round("gather", 1000), 4) == 3000
+    assert AllReduce().sent_bytes(Round("sum", (1000,)), 4) == 1500
+    assert AllReduce().sent_bytes(Round("sum", (1000,)), 3) == 1334, "2 * 2/3 * 1000 rounded up"
+    assert AllReduce().sent_bytes(Round("gather", (1000,)), 4) == 3000
 
 
 class Recorder:

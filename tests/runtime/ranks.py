@@ -317,7 +317,7 @@ def equal_to_ddp_over_nccl(strategy: str, steps: int) -> dict[str, object]:
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
     torch.cuda.set_device(0)
     dist.init_process_group("nccl")
-    make, loss = MODELS["gpt"]
+    make = MODELS["gpt"][0]
     torch.manual_seed(int(rank))
     original = make().cuda()
     states, memory_mib = {}, {}

@@ -337,7 +337,7 @@ def test_several_dtypes() -> None:
     for schedule in SCHEDULES:
         states = train(Mixed(), strategy(schedule), make_optimizer=plain_sgd)
         assert_equal(states[0], reference(Mixed(), make_optimizer=plain_sgd))
-    with pytest.raises(UnsupportedGradient, match='fp16 cannot carry parameter "phase" of torch.complex64'):
+    with pytest.raises(UnsupportedGradient, match=r'fp16 cannot carry parameter "phase" of torch\.complex64'):
         train(Mixed(), "bsp / all_reduce / fp16", make_optimizer=plain_sgd)
 
 

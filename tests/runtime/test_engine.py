@@ -40,7 +40,7 @@ class Halves(Compressor):
     def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
         size, element = bucket.numel, bucket.dtype.itemsize
         parts = [size // 2, size - size // 2, 1, *([1] if size % 2 else [])]
-        return tuple(Round("sum", element * part) for part in parts)
+        return tuple(Round("sum", (element * part,)) for part in parts)
 
 
 class Uneven(nn.Module):

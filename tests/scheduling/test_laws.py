@@ -134,10 +134,6 @@ def test_wfbp_sends_each_tensor_alone_in_the_order_of_readiness(tensors: list[Te
 @pytest.mark.parametrize("schedule", variants("scheduling"), ids=str)
 def test_planning_many_tensors_is_fast(schedule: Schedule, request: pytest.FixtureRequest) -> None:
     """The plan is made in the middle of training; its cost must not grow with the square of the number of tensors."""
-    if isinstance(schedule, Fusion):
-        # Remove this together with the bug.
-        mark = pytest.mark.xfail(strict=True, reason="fusion adds up the whole open bucket for every tensor")
-        request.applymarker(mark)
     tensors = [TensorSpec(f"p{index}", (64,)) for index in range(3_000)]
     started_s = time.process_time()
     schedule.plan(tensors, observed=True)

@@ -33,7 +33,7 @@ class AllReduce(Architecture):
         if world_size == 1:
             return 0
         price = {"sum": all_reduce_sent, "gather": all_gather_sent}[round.kind]
-        return price(round.nbytes, world_size)
+        return sum(price(size, world_size) for size in round.sizes)
 
 
 class _Everyone:

@@ -66,6 +66,8 @@ def run(arguments: Arguments) -> int:
         data=arguments.data,
         timeout_s=arguments.timeout,
     )
+    if arguments.out is not None:
+        _write(Path(arguments.out), as_document(comparison, []))  # now, not after minutes of training
     with _shown_progress(comparison) as on_step:
         rows = run_comparison(comparison, on_step)
     document = as_document(comparison, rows)

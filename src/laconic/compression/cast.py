@@ -31,7 +31,7 @@ class Cast(Compressor):
 
     def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
         """One sum of two bytes per element."""
-        return (Round("sum", bucket.numel * self.wire_dtype.itemsize),)
+        return (Round("sum", (bucket.numel * self.wire_dtype.itemsize,)),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
-from laconic.settings import Method
+from laconic.errors import StrategyError
+from laconic.settings import Method, found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,18 @@ class Compressor(Method):
 class Wrapper(Compressor):
     """Adds something to any compressor; written after a `+`."""
 
+    needs_loss: ClassVar[bool] = False
+    """Without effect on a compressor that loses nothing, so it is refused there."""
     inner: Compressor = field(kw_only=False)
     """What it wraps."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Compressor):
+            raise StrategyError(
+                f"compression.{self.name} wraps a Compressor object, got {found(self.inner)}. "
+                f"Write e.g. {type(self).__name__}(Fp16())."
+            )
+        super().__post_init__()
 
     def init(self, bucket: Bucket) -> BucketState:
         """The inner state; a wrapper adds its own fields."""

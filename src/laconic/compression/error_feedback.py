@@ -21,12 +21,14 @@ class ErrorFeedback(Wrapper):
 
         p = g + e,   send C(p),   e = p - decode(C(p))
 
+    An error that is not finite (an overflow) is forgotten: the receivers have seen the infinity itself.
     g is already divided by the number of workers, so residuals of several workers add up to the update still owed.
 
     Reference: Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019, arXiv:1901.09847.
     """
 
     name: ClassVar[str] = "error_feedback"
+    needs_loss: ClassVar[bool] = True
 
     def init(self, bucket: Bucket) -> BucketState:
         """A residual of zero per element, beside the inner state."""
@@ -42,4 +44,6 @@ class ErrorFeedback(Wrapper):
         # The payload may be `corrected` itself, so the error is formed in the residual's own memory.
         self.inner.decode(payload, residual)
         torch.sub(corrected, residual, out=residual)
+        # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all later steps.
+        residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         return payload

@@ -36,4 +36,4 @@ class NoCompression(Compressor):
 
     def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
         """One sum of the plain bytes."""
-        return (Round("sum", bucket.nbytes),)
+        return (Round("sum", (bucket.nbytes,)),)

@@ -22,8 +22,8 @@ class Round:
     """One round of an exchange as data: what every rank contributes, and how the contributions meet."""
 
     kind: RoundKind
-    nbytes: int
-    """Bytes each rank contributes."""
+    sizes: tuple[int, ...]
+    """Bytes of each tensor a rank contributes."""
 
 
 Exchange = Generator[Work, None, None]

@@ -57,6 +57,9 @@ class InProcessCluster:
 
         If a rank raises, the others stop waiting for it and the first rank's error is raised here.
         """
+        self._failure = None
+        self._meetings.clear()
+        self._mail.clear()
         results: dict[int, Result] = {}
         errors: list[BaseException] = []
 
@@ -297,11 +300,18 @@ class InProcessTransport:
         """See Transport."""
         self.cluster._status[self.rank] = status
 
-    def check(self, operation: str = "communication") -> None:
+    def lost(self, operation: str = "communication") -> CommunicationError | None:
         """See Transport."""
         failure = self.cluster._failure
-        if failure is not None:
-            raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {failure[0]} {failure[1]}.")
+        if failure is None:
+            return None
+        return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {failure[0]} {failure[1]}.")
+
+    def check(self, operation: str = "communication") -> None:
+        """See Transport."""
+        lost = self.lost(operation)
+        if lost is not None:
+            raise lost
 
     def fail(self, reason: str) -> None:
         """See Transport."""

@@ -53,6 +53,7 @@ class BucketState:
         for tensor, place in bucket.segments():
             for name, value in saved.get(tensor.name, {}).items():
                 if name in self.flat:
+                    assert value.numel() == tensor.numel, f"{name} of {tensor.name} has another size"
                     self.flat[name][place].copy_(value.reshape(-1))
                 elif name in self.whole:
-                    self.whole[name][tensor.name] = value.detach().clone()
+                    self.whole[name][tensor.name] = value.detach().to(bucket.device, copy=True)

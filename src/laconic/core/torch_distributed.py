@@ -1,14 +1,11 @@
 """The transport over torch.distributed: Gloo, NCCL or whatever backend the process group has.
 
 It makes a process group of its own with the same ranks, so laconic's operations never mix with those the training
-script issues. A wait that fails finds out who is to blame: every rank writes a heartbeat and what it is doing into
-the job's store, and the first rank that fails writes why.
+script issues. A wait that fails finds out who is to blame (see pulse.py).
 """
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,6 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from laconic.core.pulse import Pulse, job_store
 from laconic.core.transport import (
     DoneWork,
     Purpose,
@@ -27,7 +25,7 @@ from laconic.core.transport import (
     broadcast_sent,
     shard_exchange_sent,
 )
-from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
+from laconic.errors import AttachError, CommunicationError, one_line
 
 _SLICE_S = 0.5
 """How long a wait sleeps before it looks whether a peer has failed."""
@@ -64,15 +62,16 @@ class TorchTransport:
         self.description = f"torch.distributed, {config}, {self.world_size} ranks"
         self._group: dist.ProcessGroup | None = None
         self._may_destroy = False
-        self._pulse: _Pulse | None = None
+        self._pulse: Pulse | None = None
         if self.world_size == 1:
             return
         self._group, self._may_destroy = _private_group(parent, config, self.rank, timeout_s)
-        self._pulse = _Pulse(self._group, self.rank, self.world_size)
+        self._pulse = Pulse(self._group, self.rank, self.world_size)
 
     def _start(
         self,
         issue: Callable[[dist.ProcessGroup], dist.Work | Sequence[dist.Work] | None],
+        device: torch.device,
         *,
         operation: str,
         sent: int,
@@ -88,7 +87,10 @@ class TorchTransport:
         except RuntimeError as exc:
             raise self._pulse.explain(label, one_line(exc)) from exc
         started = [works] if isinstance(works, dist.Work) else list(works or [])
-        return _TorchWork(started, label, self._pulse, self.timeout_s)
+        if device.type == "cuda" and self._backends.get("cuda") != "gloo":
+            self._pulse.watch(label, started)
+            return _DeviceWork(started)
+        return _HostWork(started, label, self._pulse, self.timeout_s)
 
     def all_reduce(
         self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
@@ -99,6 +101,7 @@ class TorchTransport:
         kind = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op]
         return self._start(
             lambda group: dist.all_reduce(tensor, op=kind, group=group, async_op=True),
+            tensor.device,
             operation=f"all_reduce({op})",
             sent=all_reduce_sent(tensor.nbytes, self.world_size),
             purpose=purpose,
@@ -111,6 +114,7 @@ class TorchTransport:
             return DoneWork()
         return self._start(
             lambda group: dist.broadcast(tensor, group=group, group_src=source, async_op=True),
+            tensor.device,
             operation=f"broadcast({source})",
             sent=broadcast_sent(tensor.nbytes, self.world_size, (self.rank - source) % self.world_size),
             purpose=purpose,
@@ -126,6 +130,7 @@ class TorchTransport:
             return DoneWork()
         return self._start(
             lambda group: _all_gather_flat(output.view(-1), tensor.reshape(-1), group=group, async_op=True),
+            tensor.device,
             operation="all_gather",
             sent=all_gather_sent(tensor.nbytes, self.world_size),
             purpose=purpose,
@@ -143,6 +148,7 @@ class TorchTransport:
         if self._backends.get(tensor.device.type) != "gloo":
             return self._start(
                 lambda group: _reduce_scatter_flat(output.view(-1), tensor.reshape(-1), group=group, async_op=True),
+                tensor.device,
                 operation="reduce_scatter",
                 sent=sent,
                 purpose=purpose,
@@ -152,6 +158,7 @@ class TorchTransport:
         shards = torch.empty_like(tensor)
         work = self._start(
             lambda group: dist.all_to_all_single(shards, tensor.contiguous(), group=group, async_op=True),
+            tensor.device,
             operation="reduce_scatter",
             sent=sent,
             purpose=purpose,
@@ -168,6 +175,7 @@ class TorchTransport:
             return DoneWork()
         return self._start(
             lambda group: dist.all_to_all_single(output, tensor, group=group, async_op=True),
+            tensor.device,
             operation="all_to_all",
             sent=shard_exchange_sent(tensor.nbytes, self.world_size),
             purpose=purpose,
@@ -193,6 +201,7 @@ class TorchTransport:
 
         return self._start(
             issue,
+            next(tensor for _, tensor in (*sends, *receives)).device,
             operation="send_receive",
             sent=sum(tensor.nbytes for _, tensor in sends),
             purpose=purpose,
@@ -203,6 +212,10 @@ class TorchTransport:
         """See Transport."""
         if self._pulse is not None:
             self._pulse.status = status
+
+    def lost(self) -> CommunicationError | None:
+        """See Transport."""
+        return self._pulse.lost if self._pulse is not None else None
 
     def check(self) -> None:
         """See Transport."""
@@ -224,8 +237,24 @@ class TorchTransport:
             dist.destroy_process_group(group)
 
 
-class _TorchWork:
-    def __init__(self, works: list[dist.Work], operation: str, pulse: _Pulse, timeout_s: float) -> None:
+class _DeviceWork:
+    """Operations the device carries out: waiting makes the current stream wait, not the host."""
+
+    def __init__(self, works: list[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()  # without a time limit: with one, NCCL makes the host wait
+
+    def done(self) -> bool:
+        return True
+
+
+class _HostWork:
+    """Operations the host waits for, a slice of time at a time."""
+
+    def __init__(self, works: list[dist.Work], operation: str, pulse: Pulse, timeout_s: float) -> None:
         self._works = works
         self._operation = operation
         self._pulse = pulse
@@ -266,121 +295,13 @@ class _ThenSum:
         return self._work.done()
 
 
-class _Pulse:
-    """Heartbeats and last words in the job's store."""
-
-    def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.status = "attaching"
-        # A thousand ranks must not flood the store: two hundred beats a second in all are plenty.
-        self.period_s = max(0.5, world_size / 200)
-        self._store = dist.PrefixStore(f"laconic/{group.group_name}", _job_store())
-        self._stop = threading.Event()
-        self._failure: tuple[int, str] | None = None
-        self._thread = threading.Thread(target=self._run, name="laconic-pulse", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        beat, stopped = 0, False
-        while not stopped:
-            stopped = self._stop.wait(self.period_s if beat else 0)
-            try:
-                self._store.set(f"beat/{self.rank}", f"{beat}|{self.status}")
-            except RuntimeError:
-                return  # the store is gone; the next wait on this rank fails and says so
-            beat += 1
-
-    def stop(self) -> None:
-        """Stop beating; the last status stays readable."""
-        self.status = "detached"
-        self._stop.set()
-        self._thread.join(timeout=5)
-
-    def fail(self, rank: int, reason: str) -> None:
-        """Record that `rank` has failed; the first record wins."""
-        if self._failure is not None:
-            return
-        self._failure = (rank, reason)
-        try:
-            record = json.dumps({"rank": rank, "reason": reason})
-            first = self._store.compare_set("failure", "", record) == record.encode()
-        except RuntimeError:
-            return  # nobody can read it any more: the store's host is gone
-        if first and self.rank == 0:
-            # Rank 0 often hosts the store: stay until the others have read why.
-            time.sleep(2 * self.period_s)
-
-    def check(self, operation: str) -> None:
-        """Raise PeerLost if some rank has recorded a failure."""
-        try:
-            if not self._store.check(["failure"]):
-                return
-            record = json.loads(self._store.get("failure"))
-        except RuntimeError as exc:
-            raise self._store_gone(operation) from exc
-        self._failure = (record["rank"], record["reason"])
-        raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {record['rank']} {record['reason']}.")
-
-    def _store_gone(self, operation: str) -> PeerLost:
-        return PeerLost(
-            f"{operation} on rank {self.rank} cannot finish: rank 0 or the launcher, which hosts the job's store, "
-            "is gone."
-        )
-
-    def explain(self, operation: str, cause: str, *, timed_out: bool = False) -> CommunicationError:
-        """Find out which rank is to blame for a failed wait, tell the others, and make the error."""
-        try:
-            silent = self._silent_ranks(operation)
-            if silent:
-                rank, last = next(iter(silent.items()))
-                reason = f'stopped answering; it last said "{last}"'
-                self.fail(rank, reason)
-                return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
-            waiting = ", ".join(
-                f'rank {rank} says "{self._read(rank)[1]}"' for rank in range(self.world_size) if rank != self.rank
-            )
-        except PeerLost as lost:
-            return lost
-        except RuntimeError:
-            return self._store_gone(operation)
-        waiting = one_line(waiting, 400)
-        # With what was seen: this rank only gave up first, another one is to blame.
-        self.fail(self.rank, f"gave up: {operation} {cause}; {waiting}")
-        return CommunicationError(
-            f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; {waiting}."
-        )
-
-    def _read(self, rank: int) -> tuple[str, str]:
-        if not self._store.check([f"beat/{rank}"]):
-            return "", "nothing yet"
-        beat, _, status = self._store.get(f"beat/{rank}").decode().partition("|")
-        return beat, status
-
-    def _silent_ranks(self, operation: str) -> dict[int, str]:
-        """Ranks whose heart does not beat while we look; raises PeerLost if a failure is recorded meanwhile."""
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
-        first: dict[int, tuple[str, str]] = {}
-        silent = set(others)
-        for _ in range(6):
-            self.check(operation)
-            for rank in sorted(silent):
-                seen = self._read(rank)
-                if seen[0] != first.setdefault(rank, seen)[0]:
-                    silent.discard(rank)
-            if not silent:
-                break
-            time.sleep(self.period_s / 2)
-        return {rank: first[rank][1] for rank in sorted(silent)}
-
-
 def _private_group(
     parent: dist.ProcessGroup, config: str, rank: int, timeout_s: float
 ) -> tuple[dist.ProcessGroup, bool]:
     """A group with the same ranks for laconic alone, and whether it may be destroyed while the job goes on."""
     ranks = dist.get_process_group_ranks(parent)
     whole_job = parent is dist.group.WORLD
-    store = dist.PrefixStore(f"laconic/attach/{parent.group_name}", _job_store())
+    store = dist.PrefixStore(f"laconic/attach/{parent.group_name}", job_store())
     attempt = store.add(str(rank), 1)
     backends = {item.split(":", 1)[1] for item in config.split(",")}
     try:
@@ -402,8 +323,3 @@ def _private_group(
     # name, and the stale addresses stored under it, to the next.
     assert isinstance(group, dist.ProcessGroup)
     return group, whole_job
-
-
-def _job_store() -> dist.Store:
-    # A connection of our own: a blocking call on a shared one would hold up everybody else's.
-    return dist.distributed_c10d._get_default_store().clone()  # pyrefly: ignore[missing-attribute]

@@ -18,6 +18,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from laconic.errors import CommunicationError
+
 Purpose = Literal["payload", "buffers", "control"]
 """payload: gradients, parameters and what stands for them; buffers: module buffers; control: agreement among ranks."""
 
@@ -158,6 +160,10 @@ class Transport(Protocol):
 
     def report(self, status: str) -> None:
         """Say what this rank is doing, for the error message of a rank that waits for it."""
+        ...
+
+    def lost(self) -> CommunicationError | None:
+        """A failure that is already known here, without asking anybody."""
         ...
 
     def check(self) -> None:

@@ -101,17 +101,20 @@ def _start(
         "MASTER_PORT": str(port),
         "PYTHONUNBUFFERED": "1",
     }
-    process = subprocess.Popen(
-        list(command),
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        # A session of its own: Ctrl-C reaches us alone, and we end the rank with everything it started.
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            list(command),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            # A session of its own: Ctrl-C reaches us alone, and we end the rank with everything it started.
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise UsageError(f"cannot start {command[0]}: {exc.strerror}.") from exc
     last_lines: list[str] = []
 
     def read() -> None:

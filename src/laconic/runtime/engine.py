@@ -103,8 +103,9 @@ class Engine:
 
     def check(self) -> None:
         """Raise what went wrong on the communication thread."""
-        if self._error is not None:
-            raise self._error
+        error = self._error or self._transport.lost()
+        if error is not None:
+            raise error
         if self._stopped:
             raise CommunicationError("the session is detached; attach again to communicate.")
 

@@ -37,12 +37,15 @@ class Fusion(Schedule):
         closed: list[Bucket] = []
         open_buckets: dict[object, list[TensorSpec]] = {}
         limits: dict[object, int] = {}
+        filled: dict[object, int] = {}
         for tensor in tensors:
             kind = (tensor.dtype, tensor.device)
             members = open_buckets.setdefault(kind, [])
             members.append(tensor)
-            if sum(member.nbytes for member in members) >= limits.get(kind, min(self.first_bytes, self.bytes)):
+            filled[kind] = filled.get(kind, 0) + tensor.nbytes
+            if filled[kind] >= limits.get(kind, min(self.first_bytes, self.bytes)):
                 closed.append(Bucket(tuple(open_buckets.pop(kind))))
                 limits[kind] = self.bytes
+                filled[kind] = 0
         closed += [Bucket(tuple(members)) for members in open_buckets.values()]
         return Plan(tuple(closed))

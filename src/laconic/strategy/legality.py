@@ -44,9 +44,9 @@ Rule = Callable[[Parts], Refusal | None]
 
 
 def _a_wrapper_needs_a_loss(parts: Parts) -> Refusal | None:
-    """A wrapper on a compressor that loses nothing would have no effect."""
+    """A wrapper that works on what is lost has no effect where nothing is."""
     for layer in parts.compression.layers():
-        if isinstance(layer, Wrapper) and layer.inner.lossless:
+        if isinstance(layer, Wrapper) and layer.needs_loss and layer.inner.lossless:
             return Refusal(
                 f'compression: {layer.name} has no effect on "{layer.inner}", which loses nothing',
                 dataclasses.replace(parts, compression=_without(parts.compression, layer)),

@@ -1,0 +1,100 @@
+"""Starting ranks on this machine: environment, output, failure, time limit; nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from laconic.errors import LaconicError
+from laconic.lab.launch import run_ranks
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
+
+
+def python(script: str) -> list[str]:
+    return [sys.executable, "-c", script]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_every_rank_gets_torchruns_environment() -> None:
+    lines: dict[int, str] = {}
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "EXTRA"]
+    run_ranks(
+        python(f"import os; print(*(os.environ[name] for name in {names}))"),
+        num_ranks=3,
+        timeout_s=20,
+        environment={"EXTRA": "more"},
+        on_line=lines.__setitem__,
+    )
+    assert lines == {rank: f"{rank} {rank} 3 3 0 127.0.0.1 more" for rank in range(3)}
+
+
+def test_the_first_rank_that_fails_is_named_and_the_others_are_ended(tmp_path: Path) -> None:
+    script = f"""
+import os, sys, time
+open(f"{tmp_path}/" + os.environ["RANK"], "w").write(str(os.getpid()))
+if os.environ["RANK"] == "1":
+    time.sleep(0.5)
+    print("no such file: data.bin")
+    sys.exit(3)
+time.sleep(60)
+"""
+    began_s = time.monotonic()
+    with pytest.raises(
+        LaconicError, match=r"rank 1 of 3 ended with exit code 3; it last said: no such file: data\.bin"
+    ):
+        run_ranks(python(script), num_ranks=3, timeout_s=50)
+    assert time.monotonic() - began_s < 20
+    assert not [rank for rank in range(3) if alive(int((tmp_path / str(rank)).read_text()))]
+
+
+def test_a_signal_is_named() -> None:
+    with pytest.raises(LaconicError, match="signal SIGKILL"):
+        run_ranks(python("import os; os.kill(os.getpid(), 9)"), num_ranks=1, timeout_s=20)
+
+
+def test_the_time_limit_ends_ranks_that_ignore_requests() -> None:
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
+    with pytest.raises(LaconicError, match=r"rank 0, 1 did not end within 1\.5 s"):
+        run_ranks(python(script), num_ranks=2, timeout_s=1.5)
+
+
+def test_what_cannot_be_started() -> None:
+    with pytest.raises(LaconicError, match="cannot start no-such-program"):
+        run_ranks(["no-such-program"], num_ranks=1, timeout_s=5)
+    with pytest.raises(LaconicError, match="number of ranks must be >= 1, got 0"):
+        run_ranks(["true"], num_ranks=0, timeout_s=5)
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    script = f"""
+import sys
+from laconic.lab.launch import run_ranks
+body = "import os, time; open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
+run_ranks([sys.executable, "-c", body], num_ranks=2, timeout_s=50)
+"""
+    launcher = subprocess.Popen(python(script), stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 30
+        while len([path for path in tmp_path.iterdir() if path.read_text()]) < 2:
+            assert time.monotonic() < until, "the ranks never started"
+            time.sleep(0.05)
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(timeout=20)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert not [rank for rank in range(2) if alive(int((tmp_path / str(rank)).read_text()))]
