@@ -29,8 +29,9 @@ from laconic.lab.launch import run_ranks
 STRATEGY = "bsp / all_reduce / none / fusion(25MiB)"
 KINDS = {
     "ddp": "torch DistributedDataParallel as it comes",
+    "ddp-unused": "the same with find_unused_parameters=True, which laconic has by default",
     "laconic": "as it comes",
-    "promised": "laconic with find_unused_parameters=False, which DDP has by default",
+    "promised": "laconic with find_unused_parameters=False",
 }
 
 
@@ -46,8 +47,8 @@ class Contender:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3)
         self._tokens = torch.randint(shape.vocabulary, (options.batch, shape.context + 1)).to(self._device)
         self.session: laconic.Session | None = None
-        if kind == "ddp":
-            self._forward = DistributedDataParallel(self._model)
+        if kind.startswith("ddp"):
+            self._forward = DistributedDataParallel(self._model, find_unused_parameters=kind == "ddp-unused")
         else:
             self.session = laconic.attach(
                 self._model, self._optimizer, options.strategy, find_unused_parameters=kind == "laconic"

@@ -329,12 +329,12 @@ def equal_to_ddp_over_nccl(strategy: str, steps: int) -> dict[str, object]:
         return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     counted = predicted = 0
-    for kind in ("ddp", "laconic"):
+    for kind in ("warm-up", "ddp", "laconic"):
         model = copy.deepcopy(original)
         optimizer = _optimizer(model)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        if kind == "ddp":
+        if kind != "laconic":
             _train(model, DistributedDataParallel(model, device_ids=[0]), optimizer, on_gpu, steps)
         else:
             with laconic.attach(model, optimizer, strategy, timeout_s=60) as session:

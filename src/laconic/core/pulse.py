@@ -11,8 +11,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 
 from laconic.errors import CommunicationError, PeerLost, one_line
@@ -27,7 +27,8 @@ _LOOK_EVERY_S = 5.0
 class Pulse:
     """Heartbeats and last words in the job's store."""
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self.rank = rank
         self.world_size = world_size
         self.status = "attaching"
@@ -39,7 +40,7 @@ class Pulse:
         self.lost: CommunicationError | None = None
         """What the watch over GPU operations has found out."""
         self._group = group
-        self._watched: deque[tuple[float, str, Sequence[dist.Work]]] = deque()
+        self._watched: deque[tuple[float, str, torch.cuda.Event]] = deque()
         self._watch: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="laconic-pulse", daemon=True)
         self._thread.start()
@@ -138,9 +139,9 @@ class Pulse:
             time.sleep(self.period_s / 2)
         return {rank: first[rank][1] for rank in sorted(silent)}
 
-    def watch(self, operation: str, works: Sequence[dist.Work]) -> None:
+    def watch(self, operation: str, finished: torch.cuda.Event) -> None:
         """Look after an operation nobody waits for on the host: name the rank that holds it up."""
-        self._watched.append((time.monotonic(), operation, works))
+        self._watched.append((time.monotonic(), operation, finished))
         if self._watch is None:
             self._watch = threading.Thread(target=self._watch_over, name="laconic-watch", daemon=True)
             self._watch.start()
@@ -148,20 +149,23 @@ class Pulse:
     def _watch_over(self) -> None:
         looked_s = 0.0
         while not self._stop.wait(self.period_s) and self.lost is None:
-            while self._watched and all(work.is_completed() for work in self._watched[0][2]):
+            while self._watched and self._watched[0][2].query():
                 self._watched.popleft()
-            now_s = time.monotonic()
-            if not self._watched or now_s - self._watched[0][0] < _LONG_S or now_s - looked_s < _LOOK_EVERY_S:
+            if not self._watched:
                 continue
-            looked_s = now_s
-            operation = self._watched[0][1]
-            try:
-                silent = self._silent_ranks(operation)
-            except (PeerLost, RuntimeError) as exc:
-                self.lost = exc if isinstance(exc, PeerLost) else self._store_gone(operation)
-            else:
-                if silent:
-                    self.lost = self.explain(operation, "")
+            began_s, operation, _ = self._watched[0]
+            now_s = time.monotonic()
+            if now_s - began_s >= self._timeout_s:
+                self.lost = self.explain(operation, f"did not finish in {self._timeout_s:g} s", timed_out=True)
+            elif now_s - began_s >= _LONG_S and now_s - looked_s >= _LOOK_EVERY_S:
+                looked_s = now_s
+                try:
+                    if self._silent_ranks(operation):
+                        self.lost = self.explain(operation, "")
+                except PeerLost as exc:
+                    self.lost = exc
+                except RuntimeError:
+                    self.lost = self._store_gone(operation)
             if self.lost is not None:
                 _LOG.error("%s", self.lost)
                 # Ends the operation, so that a host that waits for the device goes on and meets the error.

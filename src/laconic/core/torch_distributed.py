@@ -27,6 +27,7 @@ from laconic.core.transport import (
 )
 from laconic.errors import AttachError, CommunicationError, one_line
 
+_GRACE_S = 60.0
 _SLICE_S = 0.5
 """How long a wait sleeps before it looks whether a peer has failed."""
 
@@ -66,7 +67,7 @@ class TorchTransport:
         if self.world_size == 1:
             return
         self._group, self._may_destroy = _private_group(parent, config, self.rank, timeout_s)
-        self._pulse = Pulse(self._group, self.rank, self.world_size)
+        self._pulse = Pulse(self._group, self.rank, self.world_size, timeout_s)
 
     def _start(
         self,
@@ -88,8 +89,7 @@ class TorchTransport:
             raise self._pulse.explain(label, one_line(exc)) from exc
         started = [works] if isinstance(works, dist.Work) else list(works or [])
         if device.type == "cuda" and self._backends.get("cuda") != "gloo":
-            self._pulse.watch(label, started)
-            return _DeviceWork(started)
+            return _DeviceWork(started, label, self._pulse)
         return _HostWork(started, label, self._pulse, self.timeout_s)
 
     def all_reduce(
@@ -240,12 +240,18 @@ class TorchTransport:
 class _DeviceWork:
     """Operations the device carries out: waiting makes the current stream wait, not the host."""
 
-    def __init__(self, works: list[dist.Work]) -> None:
+    def __init__(self, works: list[dist.Work], operation: str, pulse: Pulse) -> None:
         self._works = works
+        self._operation = operation
+        self._pulse = pulse
 
     def wait(self) -> None:
         for work in self._works:
             work.wait()  # without a time limit: with one, NCCL makes the host wait
+        finished = torch.cuda.Event()
+        finished.record()
+        # The event, not the works: those would keep their tensors in memory.
+        self._pulse.watch(self._operation, finished)
 
     def done(self) -> bool:
         return True
@@ -307,7 +313,8 @@ def _private_group(
     try:
         group = dist.new_group(
             ranks=ranks,
-            timeout=timedelta(seconds=timeout_s),
+            # On a GPU the pulse acts when time is up; the backend, which would end the process, comes later.
+            timeout=timedelta(seconds=timeout_s + (_GRACE_S if torch.cuda.is_available() else 0.0)),
             backend=backends.pop() if len(backends) == 1 else config,
             use_local_synchronization=not whole_job,
             group_desc="laconic",
