@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.experiments.small_gpt import SmallGpt, gpt_shape
-from laconic.lab.launch import run_ranks
+from laconic.lab.launch import places_here, run_ranks
 
 STRATEGY = "bsp / all_reduce / none / fusion(25MiB)"
 KINDS = {
@@ -102,7 +102,7 @@ def measure(role: str, options: argparse.Namespace, *, blocks: int) -> dict:
         command = [sys.executable, "-m", "benchmarks.overhead", "--role", role, "--out", str(out)]
         command += ["--blocks", str(blocks), "--steps", str(options.steps), "--batch", str(options.batch)]
         command += ["--size", options.size, "--strategy", options.strategy, "--device", options.device]
-        run_ranks(command, num_ranks=options.workers, timeout_s=600, environment={"OMP_NUM_THREADS": "1"})
+        run_ranks(command, places_here(options.workers), timeout_s=600, environment={"OMP_NUM_THREADS": "1"})
         return json.loads(out.read_text())
 
 

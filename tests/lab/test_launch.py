@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from laconic.errors import LaconicError
-from laconic.lab.launch import run_ranks
+from laconic.lab.launch import places_here, run_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
 
@@ -34,7 +34,7 @@ def test_every_rank_gets_torchruns_environment() -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "EXTRA"]
     run_ranks(
         python(f"import os; print(*(os.environ[name] for name in {names}))"),
-        num_ranks=3,
+        places_here(3),
         timeout_s=20,
         environment={"EXTRA": "more"},
         on_line=lines.__setitem__,
@@ -56,35 +56,35 @@ time.sleep(60)
     with pytest.raises(
         LaconicError, match=r"rank 1 of 3 ended with exit code 3; it last said: no such file: data\.bin"
     ):
-        run_ranks(python(script), num_ranks=3, timeout_s=50)
+        run_ranks(python(script), places_here(3), timeout_s=50)
     assert time.monotonic() - began_s < 20
     assert not [rank for rank in range(3) if alive(int((tmp_path / str(rank)).read_text()))]
 
 
 def test_a_signal_is_named() -> None:
     with pytest.raises(LaconicError, match="signal SIGKILL"):
-        run_ranks(python("import os; os.kill(os.getpid(), 9)"), num_ranks=1, timeout_s=20)
+        run_ranks(python("import os; os.kill(os.getpid(), 9)"), places_here(1), timeout_s=20)
 
 
 def test_the_time_limit_ends_ranks_that_ignore_requests() -> None:
     script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
     with pytest.raises(LaconicError, match=r"rank 0, 1 did not end within 1\.5 s"):
-        run_ranks(python(script), num_ranks=2, timeout_s=1.5)
+        run_ranks(python(script), places_here(2), timeout_s=1.5)
 
 
 def test_what_cannot_be_started() -> None:
     with pytest.raises(LaconicError, match="cannot start no-such-program"):
-        run_ranks(["no-such-program"], num_ranks=1, timeout_s=5)
+        run_ranks(["no-such-program"], places_here(1), timeout_s=5)
     with pytest.raises(LaconicError, match="number of ranks must be >= 1, got 0"):
-        run_ranks(["true"], num_ranks=0, timeout_s=5)
+        run_ranks(["true"], places_here(0), timeout_s=5)
 
 
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     script = f"""
 import sys
-from laconic.lab.launch import run_ranks
+from laconic.lab.launch import places_here, run_ranks
 body = "import os, time; open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
-run_ranks([sys.executable, "-c", body], num_ranks=2, timeout_s=50)
+run_ranks([sys.executable, "-c", body], places_here(2), timeout_s=50)
 """
     launcher = subprocess.Popen(python(script), stderr=subprocess.DEVNULL)
     try:

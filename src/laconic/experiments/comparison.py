@@ -14,7 +14,7 @@ from laconic.errors import UsageError
 from laconic.experiments.small_gpt import gpt_shape
 from laconic.experiments.text import load_text
 from laconic.experiments.training import TORCH_DDP, TrainingConfig, TrainingResult
-from laconic.lab.launch import run_ranks
+from laconic.lab.launch import places_here, run_ranks
 from laconic.strategy import Strategy
 
 DEFAULT_STRATEGIES: tuple[str, ...] = (
@@ -122,7 +122,7 @@ def _train(comparison: Comparison, names: list[str], progress: Progress) -> list
 
         run_ranks(
             [sys.executable, "-m", "laconic.experiments.training", str(config_path)],
-            num_ranks=comparison.workers,
+            places_here(comparison.workers),
             timeout_s=comparison.timeout_s,
             # One thread per rank: ranks that fight for cores would measure the scheduler, not the strategy.
             environment={"OMP_NUM_THREADS": "1"},

@@ -22,6 +22,23 @@ _GRACE_S = 10.0
 _KEPT_LINES = 40
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs: what its environment says, and how it gets there between fork and exec."""
+
+    environment: Mapping[str, str]
+    enter: Callable[[], None] | None = None
+
+
+class RankFailed(LaconicError):
+    """A rank that did not end with 0."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        """What a shell would show for it: its exit code, 128 + signal, or 124 for a time limit."""
+
+
 @dataclass
 class Rank:
     """One process of the job and how it ended."""
@@ -44,61 +61,82 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def places_here(num_ranks: int) -> list[Place]:
+    """Ranks side by side on this machine, over its loopback interface."""
+    if num_ranks < 1:
+        raise UsageError(f"the number of ranks must be >= 1, got {num_ranks}.")
+    port = free_port()
+    return [
+        Place(torchrun_environment(rank, num_ranks, host=0, ranks_per_host=num_ranks, master=("127.0.0.1", port)))
+        for rank in range(num_ranks)
+    ]
+
+
+def torchrun_environment(
+    rank: int, world_size: int, *, host: int, ranks_per_host: int, master: tuple[str, int]
+) -> dict[str, str]:
+    """The variables torchrun would set."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % ranks_per_host),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(ranks_per_host),
+        "GROUP_RANK": str(host),
+        "GROUP_WORLD_SIZE": str(world_size // ranks_per_host),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+    }
+
+
 def run_ranks(
     command: Sequence[str],
+    places: Sequence[Place],
     *,
-    num_ranks: int,
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
     on_line: Callable[[int, str], None] = lambda rank, line: None,
 ) -> None:
-    """Run `command` once per rank and return when all have ended with 0.
+    """Run `command` once per place, one rank each, and return when all have ended with 0.
 
-    Raises LaconicError naming the first rank that failed and the last thing it said.
+    Raises RankFailed naming the first rank that failed and the last thing it said.
     """
-    if num_ranks < 1:
-        raise UsageError(f"the number of ranks must be >= 1, got {num_ranks}.")
-    port = free_port()
     ranks: list[Rank] = []
     try:
-        for rank in range(num_ranks):
-            ranks.append(_start(command, rank, num_ranks, port=port, environment=environment or {}, on_line=on_line))
+        for rank, place in enumerate(places):
+            ranks.append(_start(command, rank, place, environment=environment or {}, on_line=on_line))
         failed = _watch(ranks, time.monotonic() + timeout_s)
     finally:
         _end(ranks)
     if failed is not None:
         said = next((line for line in reversed(failed.last_lines) if line.strip()), "nothing")
-        raise LaconicError(
-            f"rank {failed.rank} of {num_ranks} ended with {_describe(failed.process.returncode)}; it last said: "
-            f"{one_line(said, 300)}"
+        code = failed.process.returncode
+        raise RankFailed(
+            f"rank {failed.rank} of {len(ranks)} ended with {_describe(code)}; it last said: {one_line(said, 300)}",
+            exit_code=code if code > 0 else 128 - code,
         )
     unfinished = [rank.rank for rank in ranks if rank.process.returncode != 0]
     if unfinished:
-        raise LaconicError(
+        raise RankFailed(
             f"rank {', '.join(map(str, unfinished))} did not end within {timeout_s:g} s and was stopped. "
-            "Give it more time or fewer steps."
+            "Give it more time or fewer steps.",
+            exit_code=124,
         )
 
 
 def _start(
     command: Sequence[str],
     rank: int,
-    num_ranks: int,
+    place: Place,
     *,
-    port: int,
     environment: Mapping[str, str],
     on_line: Callable[[int, str], None],
 ) -> Rank:
     variables = {
         **os.environ,
         **environment,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        **place.environment,
         "PYTHONUNBUFFERED": "1",
     }
     try:
@@ -112,9 +150,12 @@ def _start(
             errors="replace",
             # A session of its own: Ctrl-C reaches us alone, and we end the rank with everything it started.
             start_new_session=True,
+            preexec_fn=place.enter,  # noqa: PLW1509 - enters a namespace: two system calls, no lock
         )
     except OSError as exc:
         raise UsageError(f"cannot start {command[0]}: {exc.strerror}.") from exc
+    except subprocess.SubprocessError as exc:
+        raise LaconicError(f"rank {rank} could not enter its virtual host: {one_line(exc)}.") from exc
     last_lines: list[str] = []
 
     def read() -> None:

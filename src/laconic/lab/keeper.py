@@ -1,0 +1,178 @@
+"""The process that holds the virtual hosts: one network namespace each, and one for the switches between them.
+
+Run as a script by virtual_hosts.py, which talks to it over its standard input and output, one JSON line each way:
+
+    -> the cluster                      <- {"pid", "user", "hosts": [{"namespace", "address", "interface"}]}
+    -> {"ask": "counters"}              <- {"hosts": [{"sent_bytes", "received_bytes"}]}
+
+Namespaces have no names. They exist as long as this process or a process in them does, and this process ends when its
+input is closed, however the other end dies: nothing can be left behind. It imports nothing of laconic, so it starts
+in a tenth of a second and runs in an image without torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NEW_NET, _NEW_USER = 0x40000000, 0x10000000
+_BURST_BYTES = 131_072
+_QUEUE_MS = 100
+"""How long a packet may wait in a link's queue before it is dropped, and TCP slows down."""
+_INTERFACE = "eth0"
+
+
+class KeeperProblem(Exception):
+    """Something the kernel or pyroute2 refused."""
+
+
+def _call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments):
+        code = ctypes.get_errno()
+        raise KeeperProblem(f"{name}: {os.strerror(code)}")
+
+
+def _enter_namespaces(as_user: bool) -> None:
+    """Leave the machine's network for one of our own; a normal user becomes root in a user namespace for that."""
+    if not as_user:
+        _call("unshare", _NEW_NET)
+        return
+    user, group = os.geteuid(), os.getegid()
+    _call("unshare", _NEW_USER | _NEW_NET)
+    for path, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        with open(f"/proc/self/{path}", "w", encoding="ascii") as file:  # noqa: PTH123 - needs one single write
+            file.write(text)
+
+
+def _own_namespace() -> int:
+    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+class Fabric:
+    """Switches in this process's namespace, hosts in namespaces of their own."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        from pyroute2 import IPRoute
+
+        self._open = IPRoute
+        self._home = _own_namespace()
+        self._links = IPRoute()
+        self.hosts: list[int] = []
+        uplinks = spec["uplinks"]
+        core = self._bridge("core")
+        racks = [self._rack(number, uplink, core) for number, uplink in enumerate(uplinks)] or [core]
+        for host, link in enumerate(spec["links"]):
+            rack = spec["rack_of"][host] if uplinks else 0
+            self.hosts.append(self._host(host, link, racks[rack]))
+
+    def _bridge(self, name: str) -> int:
+        self._links.link("add", ifname=name, kind="bridge")
+        index = self._links.link_lookup(ifname=name)[0]
+        self._links.link("set", index=index, state="up")
+        return index
+
+    def _rack(self, number: int, uplink: dict[str, float], core: int) -> int:
+        """A switch with a cable to the core, shaped in both directions."""
+        rack = self._bridge(f"rack{number}")
+        up, down = f"up{number}", f"down{number}"
+        self._links.link("add", ifname=up, kind="veth", peer=down)
+        for name, master in ((up, rack), (down, core)):
+            index = self._links.link_lookup(ifname=name)[0]
+            self._links.link("set", index=index, master=master, state="up")
+            _shape(self._links, index, uplink)
+        return rack
+
+    def _host(self, number: int, link: dict[str, float], switch: int) -> int:
+        _call("unshare", _NEW_NET)
+        namespace = _own_namespace()
+        _call("setns", self._home, _NEW_NET)
+        name = f"host{number}"
+        self._links.link("add", ifname=name, kind="veth", peer={"ifname": _INTERFACE, "net_ns_fd": namespace})
+        index = self._links.link_lookup(ifname=name)[0]
+        self._links.link("set", index=index, master=switch, state="up")
+        _shape(self._links, index, link)
+        with self._inside(namespace), self._open() as inside:
+            for interface in inside.get_links():
+                inside.link("set", index=interface["index"], state="up")
+                if interface.get_attr("IFLA_IFNAME") == _INTERFACE:
+                    inside.addr("add", index=interface["index"], address=address(number), prefixlen=24)
+                    _shape(inside, interface["index"], link)
+        return namespace
+
+    @contextmanager
+    def _inside(self, namespace: int) -> Iterator[None]:
+        _call("setns", namespace, _NEW_NET)
+        try:
+            yield
+        finally:
+            _call("setns", self._home, _NEW_NET)
+
+    def counters(self) -> list[dict[str, int]]:
+        """Bytes each host has sent and received, as the kernel counted them at the switch."""
+        statistics = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in self._links.get_links()}
+        return [
+            {
+                "sent_bytes": statistics[f"host{number}"]["rx_bytes"],
+                "received_bytes": statistics[f"host{number}"]["tx_bytes"],
+            }
+            for number in range(len(self.hosts))
+        ]
+
+
+def address(host: int) -> str:
+    """The address of a host; the lab's networks are its own, so every lab uses the same ones."""
+    return f"10.77.0.{host + 1}"
+
+
+def _shape(links: Any, index: int, link: dict[str, float]) -> None:
+    """Give what leaves through this interface the link's bandwidth, and its delay and loss if it has any."""
+    rate = max(1, int(link["bandwidth_bps"] / 8))
+    # The bucket must hold a few milliseconds of traffic, or fast links starve between timer ticks.
+    burst = max(_BURST_BYTES, rate // 250)
+    if link["delay_s"] or link["loss_ratio"]:
+        links.tc("add", "netem", index, handle="1:", delay=int(link["delay_s"] * 1e6), loss=link["loss_ratio"] * 100)
+        links.tc("add", "tbf", index, parent="1:", handle="10:", rate=rate, burst=burst, latency=f"{_QUEUE_MS}ms")
+    else:
+        links.tc("add", "tbf", index, rate=rate, burst=burst, latency=f"{_QUEUE_MS}ms")
+
+
+def _answer(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Build what the first line asks for, then answer until the input is closed."""
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    spec = json.loads(line)
+    try:
+        _enter_namespaces(spec["as_user"])
+        fabric = Fabric(spec)
+    except Exception as exc:  # noqa: BLE001 - whatever pyroute2 or the kernel says is for the other side to report
+        _answer({"error": f"{type(exc).__name__}: {exc}"})
+        return 1
+    hosts = [
+        {"namespace": namespace, "address": address(number), "interface": _INTERFACE}
+        for number, namespace in enumerate(fabric.hosts)
+    ]
+    _answer({"pid": os.getpid(), "as_user": spec["as_user"], "hosts": hosts})
+    for line in sys.stdin:
+        if json.loads(line) == {"ask": "counters"}:
+            _answer({"hosts": fabric.counters()})
+        else:
+            _answer({"error": f"unknown request {line.strip()[:80]}"})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Virtual hosts on this machine: network namespaces behind real, shaped links, for as long as a `with` block lasts.
+
+with VirtualHosts(Cluster.uniform(4, Link(bandwidth_bps=100e6))) as hosts:
+    subprocess.Popen(command, preexec_fn=hosts.entrance(2))     # runs on host 2
+    hosts.counters()                                            # what the kernel says each host has sent
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+from types import TracebackType
+from typing import Any, Self
+
+from laconic.cluster import Cluster
+from laconic.errors import LaconicError, UsageError, one_line
+from laconic.lab import keeper
+from laconic.lab.capabilities import Capabilities, detect_capabilities
+from laconic.lab.launch import Place, torchrun_environment
+
+_ANSWER_S = 20.0
+"""How long the keeper may take to answer; building 250 hosts takes about three seconds."""
+_NEW_NET, _NEW_USER = 0x40000000, 0x10000000
+_DIE_WITH_PARENT = 1
+_MASTER_PORT = 29500
+"""Any port does: each lab has a network of its own."""
+
+
+@dataclass(frozen=True)
+class HostCounter:
+    """Bytes a host has sent and received, headers of all layers included."""
+
+    sent_bytes: int
+    received_bytes: int
+
+
+class VirtualHosts:
+    """The hosts of a cluster, made when the block is entered and gone when it is left."""
+
+    def __init__(self, cluster: Cluster, capabilities: Capabilities | None = None) -> None:
+        self.cluster = cluster
+        self._capabilities = capabilities or detect_capabilities()
+        check_possible(cluster, self._capabilities)
+        self._process: subprocess.Popen[str] | None = None
+        self._hosts: list[dict[str, Any]] = []
+        self._pid = 0
+        self._as_user = self._capabilities.privilege == "user_namespace"
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(keeper.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        spec = {**asdict(self.cluster), "as_user": self._as_user}
+        try:
+            answer = self._ask(spec, "the virtual hosts")
+        except BaseException:
+            self._end()
+            raise
+        self._pid, self._hosts = answer["pid"], answer["hosts"]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+    def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
+        process = self._process
+        if process is None:
+            raise LaconicError("the virtual hosts are gone; ask inside the with block.")
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError as exc:
+            raise LaconicError(f"the process that keeps {what} is gone (exit code {process.poll()}).") from exc
+        with DefaultSelector() as selector:
+            selector.register(process.stdout, EVENT_READ)
+            if not selector.select(_ANSWER_S):
+                raise LaconicError(f"{what} gave no answer in {_ANSWER_S:g} s.")
+        line = process.stdout.readline()
+        answer = json.loads(line) if line else {"error": f"its process ended with {process.wait()}"}
+        if "error" in answer:
+            raise LaconicError(
+                f"cannot make {what}: {one_line(answer['error'])}. laconic doctor shows what this machine allows."
+            )
+        return answer
+
+    def address(self, host: int) -> str:
+        """The address of a host."""
+        return self._hosts[host]["address"]
+
+    def interface(self, host: int) -> str:
+        """The name of a host's network interface."""
+        return self._hosts[host]["interface"]
+
+    def counters(self) -> list[HostCounter]:
+        """What the kernel has counted so far, per host."""
+        return [HostCounter(**host) for host in self._ask({"ask": "counters"}, "the counters")["hosts"]]
+
+    def entrance(self, host: int) -> Callable[[], None]:
+        """What a child process must call between fork and exec to run on `host`, and to die with its parent."""
+        namespace = f"/proc/{self._pid}/fd/{self._hosts[host]['namespace']}"
+        user = f"/proc/{self._pid}/ns/user" if self._as_user else None
+        # Looked up before the fork: the child must not need locks that another thread may hold.
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def enter() -> None:
+            libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+            network_fd = os.open(namespace, os.O_RDONLY)
+            if user is not None:
+                user_fd = os.open(user, os.O_RDONLY)
+                if libc.setns(user_fd, _NEW_USER):
+                    raise OSError(ctypes.get_errno(), "cannot enter the user namespace")
+                os.close(user_fd)
+            if libc.setns(network_fd, _NEW_NET):
+                raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
+            os.close(network_fd)
+
+        return enter
+
+
+def check_possible(cluster: Cluster, capabilities: Capabilities) -> None:
+    """Raise, saying what is possible, if this machine cannot make such hosts."""
+    if not capabilities.virtual_hosts:
+        raise UsageError(
+            f"virtual hosts are not possible here: {capabilities.reason or 'no privilege'}. Run as root, or allow "
+            "unprivileged user namespaces."
+        )
+    links = (*cluster.links, *cluster.uplinks)
+    if not capabilities.netem and any(link.delay_s or link.loss_ratio for link in links):
+        raise UsageError(
+            "this kernel has no netem, so links can have a bandwidth but no delay or loss. Leave out --delay and "
+            "--loss, or load sch_netem."
+        )
+
+
+def places_on(hosts: VirtualHosts, *, ranks_per_host: int = 1, gpu: bool = False) -> list[Place]:
+    """Ranks on virtual hosts, host by host, with the variables that make Gloo and NCCL use the shaped links.
+
+    gpu: ranks share one GPU; a host id each makes NCCL take them for ranks on different hosts.
+    """
+    if ranks_per_host < 1:
+        raise UsageError(f"ranks per host must be >= 1, got {ranks_per_host}.")
+    world_size = hosts.cluster.num_hosts * ranks_per_host
+    places: list[Place] = []
+    for rank in range(world_size):
+        host = rank // ranks_per_host
+        interface = hosts.interface(host)
+        environment = torchrun_environment(
+            rank, world_size, host=host, ranks_per_host=ranks_per_host, master=(hosts.address(0), _MASTER_PORT)
+        )
+        environment |= {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        if gpu:
+            environment |= {"NCCL_HOSTID": f"laconic-{rank}", "NCCL_IB_DISABLE": "1"}
+        places.append(Place(environment, hosts.entrance(host)))
+    return places

@@ -1,0 +1,186 @@
+"""Virtual hosts: real namespaces and real links; what they carry, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from laconic.cli import main
+from laconic.cluster import Cluster, Link
+from laconic.errors import LaconicError, UsageError
+from laconic.lab.capabilities import Capabilities, detect_capabilities
+from laconic.lab.launch import run_ranks
+from laconic.lab.virtual_hosts import VirtualHosts, places_on
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(90)]
+
+# Sends `megabytes` from rank 1 to rank 0 and prints the seconds it took.
+TRANSFER = """
+import os, socket, sys, time
+size = int(float(sys.argv[1]) * 1e6)
+if os.environ["RANK"] == "0":
+    server = socket.create_server((os.environ["MASTER_ADDR"], 7000))
+    connection, _ = server.accept()
+    left, began_s = size, None
+    while left:
+        left -= len(connection.recv(min(left, 1 << 20)))
+        began_s = began_s or time.monotonic()
+    print(time.monotonic() - began_s)
+elif os.environ["RANK"] == "1":
+    for attempt in range(100):
+        try:
+            connection = socket.create_connection((os.environ["MASTER_ADDR"], 7000))
+            break
+        except OSError:
+            time.sleep(0.05)
+    connection.sendall(bytes(size))
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind() -> Iterator[None]:
+    before = socket.if_nameindex()
+    yield
+    assert socket.if_nameindex() == before
+
+
+def transfer_s(cluster: Cluster, megabytes: float, capabilities: Capabilities | None = None) -> tuple[float, int]:
+    """Seconds a transfer from host 1 to host 0 takes, and the bytes the kernel counted for host 1."""
+    lines: list[str] = []
+    with VirtualHosts(cluster, capabilities) as hosts:
+        run_ranks(
+            [sys.executable, "-c", TRANSFER, str(megabytes)],
+            places_on(hosts),
+            timeout_s=40,
+            on_line=lambda rank, line: lines.append(line),
+        )
+        sent = hosts.counters()[1].sent_bytes
+    return float(lines[0]), sent
+
+
+def test_a_link_has_the_bandwidth_asked_for_and_the_kernel_counts_its_bytes() -> None:
+    seconds, sent = transfer_s(Cluster.uniform(2, Link(bandwidth_bps=40e6)), 5)
+    assert 0.85 < 5 * 8 / 40 / seconds < 1.1
+    assert 5e6 < sent < 5e6 * 1.06
+
+
+def test_one_slow_host_and_an_oversubscribed_rack() -> None:
+    fast, slow = Link(bandwidth_bps=400e6), Link(bandwidth_bps=20e6)
+    seconds, _ = transfer_s(Cluster.uniform(2, fast, {1: slow}), 2)
+    assert 0.8 < 2 * 8 / 20 / seconds < 1.15
+    racks = Cluster(links=(fast, fast), rack_of=(0, 1), uplinks=(fast, slow))
+    seconds, _ = transfer_s(racks, 2)
+    assert 0.8 < 2 * 8 / 20 / seconds < 1.15
+
+
+def test_as_a_normal_user_in_a_user_namespace() -> None:
+    allowed = dataclasses.replace(detect_capabilities(), privilege="user_namespace")
+    seconds, sent = transfer_s(Cluster.uniform(2, Link(bandwidth_bps=40e6)), 2, allowed)
+    assert 0.8 < 2 * 8 / 40 / seconds < 1.15
+    assert sent > 2e6
+
+
+def test_two_labs_at_the_same_time_do_not_meet() -> None:
+    cluster = Cluster.uniform(2, Link(bandwidth_bps=1e9))
+    with VirtualHosts(cluster) as one, VirtualHosts(cluster) as other:
+        assert one.address(0) == other.address(0)
+        before = other.counters()[1].sent_bytes
+        run_ranks([sys.executable, "-c", TRANSFER, "3"], places_on(one), timeout_s=30)
+        assert one.counters()[1].sent_bytes > 3e6
+        assert other.counters()[1].sent_bytes - before < 10_000
+
+
+def test_the_environment_of_a_rank() -> None:
+    lines: dict[int, str] = {}
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"]
+    with VirtualHosts(Cluster.uniform(2, Link(bandwidth_bps=1e9))) as hosts:
+        run_ranks(
+            [sys.executable, "-c", f"import os; print(*(os.environ[name] for name in {names}))"],
+            places_on(hosts, ranks_per_host=2),
+            timeout_s=20,
+            on_line=lines.__setitem__,
+        )
+        assert lines[3] == f"3 1 4 2 1 {hosts.address(0)} eth0"
+
+
+def test_what_is_not_possible_is_said() -> None:
+    nothing = Capabilities(privilege="none", reason="unshare: Operation not permitted")
+    with pytest.raises(UsageError, match="virtual hosts are not possible here: unshare"):
+        VirtualHosts(Cluster.uniform(2, Link(bandwidth_bps=1e9)), nothing)
+    without = dataclasses.replace(detect_capabilities(), netem=False)
+    with pytest.raises(UsageError, match="no netem"):
+        VirtualHosts(Cluster.uniform(2, Link(bandwidth_bps=1e9, delay_s=0.01)), without)
+
+
+def test_a_keeper_that_dies_is_reported() -> None:
+    with VirtualHosts(Cluster.uniform(2, Link(bandwidth_bps=1e9))) as hosts:
+        os.kill(hosts._pid, signal.SIGKILL)
+        with pytest.raises(LaconicError, match=r"is gone|ended with"):
+            hosts.counters()
+
+
+def _descendants_gone(pids: list[int], within_s: float = 10) -> bool:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if not [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_survives_the_end_of_the_command(how: signal.Signals, tmp_path: Path) -> None:
+    body = f"import os, time; open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
+    words = ["lab", "--hosts", "2", "--", sys.executable, "-c", body]
+    lab = subprocess.Popen([sys.executable, "-m", "laconic.cli", *words], stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 40
+        while len([path for path in tmp_path.iterdir() if path.read_text()]) < 2:
+            assert time.monotonic() < until, "the ranks never started"
+            time.sleep(0.05)
+        pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+        pids += [int(child) for child in Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()]
+        lab.send_signal(how)
+        lab.wait(timeout=30)
+        assert _descendants_gone(pids)
+    finally:
+        lab.kill()
+        lab.wait()
+
+
+def test_the_command_passes_output_and_the_worst_exit_code_on(capfd: pytest.CaptureFixture[str]) -> None:
+    script = "import os, sys; print('hello from', os.environ['RANK']); sys.exit(3 * int(os.environ['RANK']))"
+    assert main(["lab", "--hosts", "2", "--bandwidth", "1gbit", "--", sys.executable, "-c", script]) == 3
+    captured = capfd.readouterr()
+    assert "[0] hello from 0\n" in captured.out
+    assert "rank 1 of 2 ended with exit code 3" in captured.err
+    assert "2 hosts at 1gbit (shaped)" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--bandwidth", "fast", "--", "true"], "--bandwidth must be a rate"),
+        (["--hosts", "0", "--", "true"], "number of hosts must be between 1 and 250, got 0"),
+        (["--link", "2", "--", "true"], "--link must be HOST=RATE"),
+        (["--link", "9=1mbit", "--", "true"], "there is no host 9"),
+        (["--ranks-per-host", "0", "--", "true"], "ranks per host must be >= 1"),
+        (["--cluster", "no-such.toml", "--", "true"], "cannot read the cluster file"),
+        (["--", "no-such-program"], "cannot start no-such-program"),
+        ([], "nothing to run"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", *words]) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert "Traceback" not in captured.err
