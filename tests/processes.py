@@ -84,7 +84,9 @@ def run_processes(
             for rank in range(world_size):
                 processes.append(_start(folder, rank, world_size, port, environment or {}))
             pending = send_signal
-            while len(ended_s) < world_size:
+            # A rank that is stopped, not ended, by its signal is not waited for.
+            stopped = {send_signal.rank} if send_signal and send_signal.signal == signal.SIGSTOP else set()
+            while set(range(world_size)) - set(ended_s) - stopped:
                 for rank, process in enumerate(processes):
                     if rank not in ended_s and process.poll() is not None:
                         ended_s[rank] = time.monotonic() - started_s
@@ -112,7 +114,7 @@ def run_processes(
             )
             for rank, process in enumerate(processes)
         ]
-    running = [rank for rank in range(world_size) if rank not in ended_s]
+    running = [rank for rank in range(world_size) if rank not in ended_s and rank not in stopped]
     if running:
         raise AssertionError(f"ranks {running} of {name} still ran after {timeout_s:g} s.{_shown(results)}")
     if pending is not None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from laconic.architecture import AllReduce
 from laconic.compression import Bf16, Compressor, ErrorFeedback, Fp16
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from tests.compression.test_cast import round_to_bf16, round_to_fp16
@@ -77,10 +78,16 @@ def test_nothing_is_lost_when_the_type_fits() -> None:
     assert not state.flat["error_feedback.residual"].any()
 
 
-def test_the_gradient_itself_is_not_touched_by_encode() -> None:
-    compressor = ErrorFeedback(Bf16())
-    state = compressor.init(BUCKET)
-    flat = values(0, 0, BUCKET.numel, BUCKET.dtype)
-    for _ in range(2):
-        compressor.encode(flat, state)
-        assert torch.equal(flat, values(0, 0, BUCKET.numel, BUCKET.dtype))
+def test_an_overflow_is_sent_once_and_forgotten() -> None:
+    compressor = ErrorFeedback(Fp16())
+    state = compressor.init(one_bucket(3, torch.float32))
+    results = []
+    for gradient in ([1e6, 1.0, float("nan")], [1.0, 1.0, 1.0]):
+        flat = torch.tensor(gradient)
+        transport = InProcessCluster(1).transport(0)
+        for work in compressor.exchange(flat, state, AllReduce().group(transport, "w")):
+            work.wait()
+        results.append(flat.tolist())
+    assert results[0][0] == float("inf")
+    assert results[0][2] != results[0][2]
+    assert results[1] == [1.0, 1.0, 1.0]

@@ -175,6 +175,7 @@ def test_the_command_passes_output_and_the_worst_exit_code_on(capfd: pytest.Capt
         (["--link", "9=1mbit", "--", "true"], "there is no host 9"),
         (["--ranks-per-host", "0", "--", "true"], "ranks per host must be >= 1"),
         (["--cluster", "no-such.toml", "--", "true"], "cannot read the cluster file"),
+        (["--cluster", "a.toml", "--hosts", "3", "--", "true"], "--hosts has no effect beside --cluster"),
         (["--", "no-such-program"], "cannot start no-such-program"),
         ([], "nothing to run"),
     ],

@@ -158,6 +158,32 @@ def wrapped_in_ddp(strategy: str, steps: int) -> dict[str, object]:
         }
 
 
+def accumulates_under_ddp() -> dict[str, object]:
+    """session.accumulate() on a model wrapped in DDP, and a setting that DDP owns."""
+    with gloo_group():
+        ddp = DistributedDataParallel(mlp())
+        optimizer = sgd(ddp)
+        with laconic.attach(ddp, optimizer, "bsp", timeout_s=20) as session:
+            predicted = session.predicted_bytes_per_step()
+            with session.accumulate():
+                (mlp_loss(ddp, 0, dist.get_rank()) / 2).backward()
+            inside = session.traffic.sent_bytes("payload")
+            (mlp_loss(ddp, 1, dist.get_rank()) / 2).backward()
+            optimizer.step()
+            outside = session.traffic.sent_bytes("payload")
+        try:
+            laconic.attach(ddp, optimizer, "bsp", find_unused_parameters=True)
+        except AttachError as exc:
+            refusal = str(exc)
+        return {
+            "inside": inside,
+            "outside": outside,
+            "predicted": predicted,
+            "refusal": refusal,
+            "state": snapshot(ddp.module),
+        }
+
+
 def refuses_other_schedules() -> list[str]:
     """Errors of attaching a strategy that DDP's own scheduling would silently overrule."""
     with gloo_group():
@@ -186,7 +212,7 @@ def stops_when_a_rank_is_lost(victim: int, how: str) -> dict[str, object]:
                     began_s = time.monotonic()
                     if how == "raise":
                         raise ValueError("the data loader broke")
-                    if how == "kill":
+                    if how in ("kill", "stop"):
                         time.sleep(60)
                     if how == "stall":
                         time.sleep(8)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import threading
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from torch import nn
 import laconic
 from laconic.core.in_process import InProcessTransport
 from laconic.errors import AttachError, LaconicError, PeerLost, StrategyError
+from laconic.synchronization import Bsp
 from tests.runtime.replicas import mlp, mlp_loss, sgd, snapshot
 
 
@@ -35,6 +40,12 @@ def test_what_is_not_a_model_or_an_optimizer() -> None:
     assert "torch.nn.Module, got dict" in refused(AttachError, {}, sgd(model), "bsp")
     assert "torch.optim.Optimizer, got NoneType" in refused(AttachError, model, None, "bsp")
     assert "timeout_s must be > 0, got 0" in refused(AttachError, model, sgd(model), "bsp", timeout_s=0)
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    assert "LBFGS decides by the loss of its own rank" in refused(AttachError, model, lbfgs, "bsp")
+    lazy = nn.Sequential(nn.LazyLinear(3))
+    assert 'parameter "0.weight" has no shape yet' in refused(
+        AttachError, lazy, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), "bsp"
+    )
     assert "did you mean" in refused(StrategyError, model, sgd(model), "bps").lower()
 
 
@@ -51,6 +62,31 @@ def test_a_transport_and_a_process_group_at_once() -> None:
     transport = laconic.InProcessCluster(1).transport(0)
     message = refused(AttachError, model, sgd(model), "bsp", transport=transport, process_group=object())
     assert "not both" in message
+    assert "timeout_s has no effect" in refused(AttachError, model, sgd(model), "bsp", transport=transport, timeout_s=1)
+
+
+def test_a_transport_carries_one_session_at_a_time() -> None:
+    def one_rank(transport: InProcessTransport) -> None:
+        first, second = mlp(), mlp()
+        with laconic.attach(first, sgd(first), "bsp", transport=transport):
+            message = refused(AttachError, second, sgd(second), "bsp", transport=transport)
+            assert "already carries a session" in message
+        laconic.attach(second, sgd(second), "bsp", transport=transport).detach()
+
+    laconic.InProcessCluster(2).run(one_rank)
+
+
+def test_a_synchronization_this_runtime_cannot_run_is_refused() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class EveryEighth(Bsp):
+        name: ClassVar[str] = "every_eighth"
+
+        def rounds_per_step(self) -> float:
+            return 1 / 8
+
+    model = mlp()
+    strategy = laconic.Strategy(synchronization=EveryEighth())
+    assert '"every_eighth" cannot be run yet' in refused(AttachError, model, sgd(model), strategy)
 
 
 def test_attaching_twice() -> None:
@@ -149,6 +185,47 @@ def test_a_replica_that_raises_releases_the_others() -> None:
         laconic.InProcessCluster(3, timeout_s=20).run(one_rank)
     assert set(messages) == {0, 2}
     assert all("rank 1 raised RuntimeError: out of coffee" in message for message in messages.values())
+
+
+def test_an_attached_model_can_be_saved_whole() -> None:
+    def one_rank(transport: InProcessTransport) -> None:
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        with laconic.attach(model, sgd(model), "bsp", transport=transport):
+            file = io.BytesIO()
+            torch.save(model, file)
+            file.seek(0)
+            loaded = torch.load(file, weights_only=False)
+            loaded(torch.zeros(2, 3))
+
+    laconic.InProcessCluster(2).run(one_rank)
+
+
+def test_a_failure_on_the_communication_thread_reaches_the_other_ranks_at_once() -> None:
+    class BrokenLog(laconic.EventList):
+        def write(self, event: laconic.Event) -> None:
+            if event.kind == "exchange":
+                raise OSError("disk full")
+
+    messages: dict[int, str] = {}
+
+    def one_rank(transport: InProcessTransport) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        session = laconic.attach(
+            model, optimizer, "bsp", transport=transport, events=BrokenLog() if transport.rank == 1 else None
+        )
+        try:
+            for step in range(3):  # plain calls: no with block that could tell the others
+                mlp_loss(model, step, transport.rank).backward()
+                optimizer.step()
+        except (OSError, PeerLost) as exc:
+            messages[transport.rank] = str(exc)
+        with contextlib.suppress(OSError, PeerLost):
+            session.detach()
+
+    laconic.InProcessCluster(2, timeout_s=60).run(one_rank)
+    assert messages[1] == "disk full"
+    assert "rank 1 raised OSError while communicating: disk full" in messages[0]
 
 
 def test_events_say_what_happened(tmp_path) -> None:

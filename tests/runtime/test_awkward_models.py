@@ -505,3 +505,103 @@ def test_many_buckets_in_flight() -> None:
     model = nn.Sequential(*[layer for _ in range(40) for layer in (nn.Linear(5, 5), nn.Tanh())])
     states = train(model, strategy("wfbp"), world_size=3)
     assert_equal(states[0], reference(model, world_size=3))
+
+
+def test_what_was_never_exchanged_is_never_applied() -> None:
+    def unfrozen_later(model, optimizer, session, rank):
+        model[0].requires_grad_(True)
+        mlp_loss(model, 0, rank).backward()
+        with pytest.raises(AttachError, match="unfreezing"):
+            optimizer.step()
+
+    def frozen_first() -> nn.Module:
+        model = mlp()
+        model[0].requires_grad_(False)
+        return model
+
+    _loop(unfrozen_later, model=frozen_first)
+
+    def only_accumulated(model, optimizer, session, rank):
+        with session.accumulate():
+            mlp_loss(model, 0, rank).backward()
+        with pytest.raises(CommunicationError, match="only accumulated"):
+            optimizer.step()
+
+    _loop(only_accumulated)
+
+    def set_by_hand(model, optimizer, session, rank):
+        gradients = torch.autograd.grad(mlp_loss(model, 0, rank), list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        with pytest.raises(CommunicationError, match="never exchanged"):
+            optimizer.step()
+
+    _loop(set_by_hand)
+
+
+def test_steps_without_a_pass_and_two_steps_after_one() -> None:
+    def body(model, optimizer, session, rank):
+        optimizer.step()  # some schedules of learning rates begin like this
+        for step in range(2):
+            mlp_loss(model, step, rank).backward()
+            optimizer.step()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert_equal(*_loop(body))
+
+
+def test_a_rank_whose_loss_touches_no_parameter_takes_part_with_nothing() -> None:
+    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor | None:
+        return None if (step, rank) in ((0, 0), (2, 1)) else mlp_loss(model, step, rank)
+
+    for schedule in SCHEDULES:
+        states = train(mlp(), strategy(schedule), loss=loss, steps=4)
+        assert_equal(states[0], reference(mlp(), loss=loss, steps=4))
+        assert_equal(*states)
+
+
+def test_a_closure_is_averaged_as_well() -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(3):
+
+            def closure(step: int = step) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = mlp_loss(model, step, rank)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    states = _loop(body)
+    assert_equal(states[0], reference(mlp(), steps=3))
+
+
+def test_what_error_feedback_owes_reaches_a_parameter_nobody_used() -> None:
+    owed: dict[str, float] = {}
+
+    def body(model, optimizer, session, rank):
+        model(data(0, rank, 4, 5), "lr").square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        fields = session.state_dict()["ranks"][str(rank)]["right.weight"]
+        owed[f"{rank}"] = float(fields["error_feedback.residual"].abs().sum())
+        model(data(1, rank, 4, 5), "l").square().mean().backward()
+        gradient = model.right.weight.grad
+        assert gradient is not None
+        assert gradient.any()
+        assert model.never.weight.grad is None
+        optimizer.step()
+
+    states = _loop(body, model=Branches, how="bsp / all_reduce / bf16 + error_feedback / wfbp")
+    assert all(value > 0 for value in owed.values())
+    assert_equal(*states)
+
+
+def test_a_model_changed_while_attached_is_named() -> None:
+    def body(model, optimizer, session, rank):
+        model.double()
+        with pytest.raises(UnsupportedGradient, match=r"2\.bias.*float64.*attached as .*float32"):
+            model(data(0, rank, 4, 5).double()).square().mean().backward()
+
+    _loop(body)

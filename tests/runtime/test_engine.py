@@ -27,7 +27,9 @@ class Halves(Compressor):
     name: ClassVar[str] = "halves"
     lossless: ClassVar[bool] = True
 
-    def exchange(self, flat: torch.Tensor, state: BucketState, group: Group) -> Exchange:
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
         middle = flat.numel() // 2
         yield group.sum((flat[:middle],))
         yield group.sum((flat[middle:],))
@@ -82,12 +84,44 @@ def test_several_rounds_and_many_buckets_keep_one_order(scheduling) -> None:
         torch.testing.assert_close(value, expected[0][name])
 
 
+@dataclass(frozen=True, kw_only=True)
+class MatricesTwice(Halves):
+    """Two rounds for matrices, one for vectors, so that a later bucket can be done before an earlier one."""
+
+    name: ClassVar[str] = "matrices_twice"
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        middle = flat.numel() // 2 if flat.numel() > 10 else flat.numel()
+        yield group.sum((flat[:middle],))
+        if middle < flat.numel():
+            yield group.sum((flat[middle:],))
+
+    def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
+        size, element = bucket.numel, bucket.dtype.itemsize
+        parts = [size // 2, size - size // 2] if size > 10 else [size]
+        return tuple(Round("sum", (element * part,)) for part in parts)
+
+
+def test_the_backward_pass_returns_when_every_bucket_is_done() -> None:
+    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+        return model(data(step, rank, 2, 5)).square().mean()
+
+    for _ in range(5):
+        states = train(Uneven(), Strategy(compression=MatricesTwice(), scheduling=Wfbp()), loss=loss, steps=3)
+        assert_equal(states[0], states[1])
+        assert_equal(states[0], train(Uneven(), Strategy(scheduling=Wfbp()), loss=loss, steps=3)[0])
+
+
 def test_an_error_in_a_compressor_reaches_the_training_loop() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Broken(Halves):
         name: ClassVar[str] = "broken"
 
-        def exchange(self, flat: torch.Tensor, state: BucketState, group: Group) -> Exchange:
+        def exchange(
+            self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+        ) -> Exchange:
             yield group.sum((flat,))
             raise ZeroDivisionError("a bug in a third-party method")
 

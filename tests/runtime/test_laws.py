@@ -88,7 +88,7 @@ def test_saved_and_loaded_training_continues_bit_for_bit(strategy: Strategy, tmp
             session.load_state_dict(loaded["laconic"])
             assert_equal(steps(session, 3, 6), uninterrupted)
 
-    laconic.InProcessCluster(2).run(one_rank)
+    laconic.InProcessCluster(3).run(one_rank)  # three: sums of two do not depend on their order
 
 
 @pytest.mark.parametrize("schedule", [method.name for method in SCHEDULES])

@@ -58,6 +58,16 @@ def test_a_model_already_wrapped_in_ddp(strategy: str) -> None:
                 torch.testing.assert_close(tensor, value["ddp"][name], rtol=0.1, atol=0.02)
 
 
+def test_accumulation_on_a_model_wrapped_in_ddp() -> None:
+    results = run_processes("tests.runtime.ranks:accumulates_under_ddp", world_size=2)
+    for result in results:
+        value = result.value
+        assert value["inside"] == 0
+        assert value["outside"] == value["predicted"] > 0
+        assert "find_unused_parameters has no effect" in value["refusal"]
+        assert_equal(value["state"], results[0].value["state"])
+
+
 def test_ddp_schedules_for_itself_and_anything_else_is_refused() -> None:
     messages = run_processes("tests.runtime.ranks:refuses_other_schedules", world_size=2)[0].value
     assert len(messages) == 2
@@ -79,6 +89,20 @@ def test_a_rank_killed_in_the_middle_is_named_by_the_others() -> None:
         assert "all_reduce(sum) of" in error
         assert "step 5" in error
         assert survivor.value["seconds"] < 10
+
+
+def test_a_frozen_rank_that_hosts_the_store_does_not_hang_the_others() -> None:
+    results = run_processes(
+        "tests.runtime.ranks:stops_when_a_rank_is_lost",
+        world_size=2,
+        arguments={"victim": 0, "how": "stop"},
+        send_signal=SignalAfterLine(rank=0, line="ready", signal=signal.SIGSTOP),
+        timeout_s=30,
+    )
+    error = results[1].value["error"]
+    assert error.startswith("PeerLost")
+    assert "rank 0" in error
+    assert results[1].value["seconds"] < 15
 
 
 def test_a_rank_that_raises_is_named_with_its_error() -> None:
@@ -121,7 +145,7 @@ def test_ranks_that_attach_different_things_are_told_what_differs() -> None:
         strategies, models = result.value
         assert "strategy is bsp / all_reduce / none / fusion on rank 0" in strategies
         assert "bsp / all_reduce / fp16 / fusion on rank 1" in strategies
-        assert "parameter 0.weight is (7, 5) float32 on rank 0 and (8, 5) float32 on rank 1" in models
+        assert "parameter 0.weight is (7, 5) float32 (cpu) on rank 0 and (8, 5) float32 (cpu) on rank 1" in models
 
 
 def test_process_groups_that_are_part_of_the_job() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import time
@@ -74,6 +75,10 @@ def run(arguments: Arguments) -> int:
 
 def _cluster(arguments: Arguments) -> Cluster:
     if arguments.cluster is not None:
+        defaults = {field.name: field.default for field in dataclasses.fields(Arguments)}
+        for option in ("hosts", "bandwidth", "delay", "loss", "link"):
+            if getattr(arguments, option) != defaults[option]:
+                raise UsageError(f"--{option} has no effect beside --cluster; write it in {arguments.cluster}.")
         return Cluster.load(arguments.cluster)
     link = Link(
         bandwidth_bps=parse_bandwidth(arguments.bandwidth, "--bandwidth"),

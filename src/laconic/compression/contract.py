@@ -16,6 +16,7 @@ from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
+from laconic.core.transport import AllWork
 from laconic.errors import StrategyError
 from laconic.settings import Method, found
 
@@ -28,7 +29,8 @@ class Compressor(Method):
     lossless: ClassVar[bool] = False
     """The receiver gets exactly what was sent, so there is no error to feed back."""
     summable: ClassVar[bool] = True
-    """The sum of encoded payloads decodes to the sum of the inputs, so an all-reduce can carry it."""
+    """The sum of encoded payloads decodes to the sum of the inputs, so an all-reduce can carry it; else payloads are
+    gathered and decoded one by one."""
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     """Gradient dtypes it can carry."""
 
@@ -44,11 +46,27 @@ class Compressor(Method):
         """Write what `payload` stands for into `out`."""
         raise NotImplementedError
 
-    def exchange(self, flat: torch.Tensor, state: BucketState, group: Group) -> Exchange:
-        """Replace `flat` by its sum over the group, as seen through this compressor."""
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Replace `flat` by its sum over the group, as seen through this compressor.
+
+        own: filled with what this rank contributed to that sum, for a wrapper that needs to know what was lost.
+        """
         payload = self.encode(flat, state)
-        yield group.sum(payload.tensors)
-        self.decode(payload, flat)
+        if own is not None:
+            self.decode(payload, own)
+        if self.summable:
+            yield group.sum(payload.tensors)
+            self.decode(payload, flat)
+            return
+        gathered = [group.gather(tensor) for tensor in payload.tensors]
+        yield AllWork([work for work, _ in gathered])
+        one = torch.empty_like(flat)
+        flat.zero_()
+        for rank in range(group.size):
+            self.decode(Payload(tuple(rows[rank] for _, rows in gathered)), one)
+            flat += one
 
     def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
         """What one exchange of `bucket` sends, without running it."""
@@ -83,10 +101,6 @@ class Wrapper(Compressor):
     def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
         """What the inner compressor sends."""
         return self.inner.rounds(bucket)
-
-    def decode(self, payload: Payload, out: torch.Tensor) -> None:
-        """As the inner compressor."""
-        self.inner.decode(payload, out)
 
     def layers(self) -> Iterator[Compressor]:
         """This wrapper, then what it wraps."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Wrapper
-from laconic.core.payload import Payload
+from laconic.core.exchange import Exchange, Group
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 
@@ -36,14 +36,15 @@ class ErrorFeedback(Wrapper):
         state.flat[_RESIDUAL] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
         return state
 
-    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
-        """Encode the corrected gradient and keep the new error."""
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Exchange the corrected gradient and keep the new error."""
         residual = state.flat[_RESIDUAL]
-        corrected = flat + residual
-        payload = self.inner.encode(corrected, state)
-        # The payload may be `corrected` itself, so the error is formed in the residual's own memory.
-        self.inner.decode(payload, residual)
-        torch.sub(corrected, residual, out=residual)
+        residual += flat
+        flat.copy_(residual)
+        sent = torch.empty_like(flat) if own is None else own
+        yield from self.inner.exchange(flat, state, group, sent)
+        residual -= sent
         # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all later steps.
         residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        return payload

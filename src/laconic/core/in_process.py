@@ -27,7 +27,7 @@ from laconic.core.transport import (
     broadcast_sent,
     shard_exchange_sent,
 )
-from laconic.errors import CommunicationError, LaconicError, PeerLost, one_line
+from laconic.errors import AttachError, CommunicationError, LaconicError, PeerLost, one_line
 
 Result = TypeVar("Result")
 _SLICE_S = 0.05
@@ -169,6 +169,7 @@ class InProcessTransport:
         self.control_device = torch.device("cpu")
         self.description = f"{cluster.world_size} threads of one process"
         self._sequence = 0
+        self._taken = False
 
     def _meet(
         self,
@@ -206,7 +207,10 @@ class InProcessTransport:
                     f"rank {other[0]} called {other[1]}."
                 )
             else:
-                finish(meeting)
+                try:
+                    finish(meeting)
+                except RuntimeError as exc:
+                    meeting.error = CommunicationError(f"{label} failed: {one_line(exc)}.")
             meeting.done.set()
         return _MeetingWork(self, meeting, label)
 
@@ -295,6 +299,16 @@ class InProcessTransport:
                 self.cluster._mail[self.rank, peer].append(tensor.clone())
             self.cluster._lock.notify_all()
         return _ReceiveWork(self, receives, operation)
+
+    def acquire(self) -> None:
+        """See Transport."""
+        if self._taken:
+            raise AttachError("this transport already carries a session; detach that one or use another transport.")
+        self._taken = True
+
+    def release(self) -> None:
+        """See Transport."""
+        self._taken = False
 
     def report(self, status: str) -> None:
         """See Transport."""

@@ -1,7 +1,8 @@
 """Who is to blame when a wait fails: heartbeats, status lines and last words in the job's store.
 
 Every rank writes a beat and what it is doing into the store torch.distributed already has; the first rank that fails
-writes why. Operations on a GPU do not make the host wait, so a thread watches over those that take long.
+writes why. One thread does all the talking: a call to a store whose host has frozen never returns, and no wait for
+other ranks may hang on it. Everybody else reads what that thread has learnt, with a time limit of their own.
 """
 
 from __future__ import annotations
@@ -18,158 +19,167 @@ import torch.distributed as dist
 from laconic.errors import CommunicationError, PeerLost, one_line
 
 _LOG = logging.getLogger("laconic")
-_LONG_S = 2.0
-"""An operation on a GPU that takes longer is worth a look at the other ranks ..."""
-_LOOK_EVERY_S = 5.0
-"""... this often."""
+_LOOKS = 4
+"""Beats that must be missing before a rank counts as silent."""
 
 
 class Pulse:
-    """Heartbeats and last words in the job's store."""
+    """Heartbeats and last words of one rank, and what it has heard of the others."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
         self.rank = rank
         self.world_size = world_size
         self.status = "attaching"
         # A thousand ranks must not flood the store: two hundred beats a second in all are plenty.
         self.period_s = max(0.5, world_size / 200)
-        self._store = dist.PrefixStore(f"laconic/{group.group_name}", job_store())
-        self._stop = threading.Event()
-        self._failure: tuple[int, str] | None = None
-        self.lost: CommunicationError | None = None
-        """What the watch over GPU operations has found out."""
+        self._timeout_s = timeout_s
         self._group = group
+        self._store = dist.PrefixStore(f"laconic/{group.group_name}", job_store())
+        self._wake = threading.Event()
+        self._stopping = False
+        self._answered_s = time.monotonic()
+        self._store_gone = False
+        self._failure: tuple[int, str] | None = None
+        self._last_words: str | None = None
+        self._look = False
+        self._looked = threading.Event()
+        self._heard: dict[int, tuple[str, str]] = {}
+        self._unchanged: dict[int, int] = {}
+        self._alive: set[int] = set()
         self._watched: deque[tuple[float, str, torch.cuda.Event]] = deque()
-        self._watch: threading.Thread | None = None
+        self.lost: CommunicationError | None = None
+        """What is known to make all further communication pointless."""
         self._thread = threading.Thread(target=self._run, name="laconic-pulse", daemon=True)
         self._thread.start()
 
+    # -- the thread that talks ----------------------------------------------------------------------------------
+
     def _run(self) -> None:
-        beat, stopped = 0, False
-        while not stopped:
-            stopped = self._stop.wait(self.period_s if beat else 0)
-            try:
+        beat = 0
+        try:
+            while True:
+                stopping = self._stopping
                 self._store.set(f"beat/{self.rank}", f"{beat}|{self.status}")
-            except RuntimeError:
-                return  # the store is gone; the next wait on this rank fails and says so
-            beat += 1
+                if self._last_words is not None:
+                    self._store.compare_set("failure", "", self._last_words)
+                if self._failure is None and self._store.check(["failure"]):
+                    record = json.loads(self._store.get("failure"))
+                    self._failure = (record["rank"], record["reason"])
+                if self._look:
+                    self._listen()
+                self._answered_s = time.monotonic()
+                self._looked.set()
+                if stopping:
+                    return
+                beat += 1
+                self._wake.wait(self.period_s)
+                self._wake.clear()
+                self._watch_over()
+        except RuntimeError:
+            self._store_gone = True  # the connection is broken; whoever waits next says so
+            self._looked.set()
+
+    def _listen(self) -> None:
+        for rank in range(self.world_size):
+            if rank != self.rank:
+                heard = ("", "nothing yet")
+                if self._store.check([f"beat/{rank}"]):
+                    beat, _, status = self._store.get(f"beat/{rank}").decode().partition("|")
+                    heard = (beat, status)
+                if rank in self._heard and heard[0] != self._heard[rank][0]:
+                    self._alive.add(rank)
+                self._unchanged[rank] = self._unchanged.get(rank, -1) + 1
+                self._heard[rank] = heard
+
+    def _watch_over(self) -> None:
+        """Look after operations on a GPU, for which nobody waits on the host."""
+        while self._watched and self._watched[0][2].query():
+            self._watched.popleft()
+        if not self._watched or self.lost is not None:
+            return
+        began_s, operation, _ = self._watched[0]
+        late = time.monotonic() - began_s >= self._timeout_s
+        if late or self._failure is not None:
+            # In a thread of its own, because finding out who is to blame needs this one.
+            threading.Thread(target=self._give_up, args=(operation,), name="laconic-watch", daemon=True).start()
+            self._watched.clear()
+
+    def _give_up(self, operation: str) -> None:
+        self.lost = self.explain(operation, f"did not finish in {self._timeout_s:g} s", timed_out=True)
+        _LOG.error("%s", self.lost)
+        # Ends the operation, so that a host that waits for the device goes on and meets the error.
+        self._group.abort()
+
+    # -- what the others ask ------------------------------------------------------------------------------------
+
+    def watch(self, operation: str, finished: torch.cuda.Event) -> None:
+        """Look after an operation nobody waits for on the host: name the rank that holds it up when time is up."""
+        self._watched.append((time.monotonic(), operation, finished))
 
     def stop(self) -> None:
         """Stop beating; the last status stays readable."""
         self.status = "detached"
-        self._stop.set()
-        for thread in (self._thread, self._watch):
-            if thread is not None:
-                thread.join(timeout=5)
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout=2)
 
     def fail(self, rank: int, reason: str) -> None:
-        """Record that `rank` has failed; the first record wins."""
-        if self._failure is not None:
-            return
-        self._failure = (rank, reason)
-        try:
-            record = json.dumps({"rank": rank, "reason": reason})
-            first = self._store.compare_set("failure", "", record) == record.encode()
-        except RuntimeError:
-            return  # nobody can read it any more: the store's host is gone
-        if first and self.rank == 0:
-            # Rank 0 often hosts the store: stay until the others have read why.
-            time.sleep(2 * self.period_s)
+        """Record that `rank` has failed; the first record wins. Returns when the others can read it, or cannot."""
+        if self._failure is None and self._last_words is None:
+            self._last_words = json.dumps({"rank": rank, "reason": reason})
+            self._next_look()
+            if self.rank == 0:
+                # Rank 0 often hosts the store: stay until the others have read why.
+                time.sleep(2 * self.period_s)
 
     def check(self, operation: str) -> None:
-        """Raise PeerLost if some rank has recorded a failure."""
-        try:
-            if not self._store.check(["failure"]):
-                return
-            record = json.loads(self._store.get("failure"))
-        except RuntimeError as exc:
-            raise self._store_gone(operation) from exc
-        self._failure = (record["rank"], record["reason"])
-        raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {record['rank']} {record['reason']}.")
-
-    def _store_gone(self, operation: str) -> PeerLost:
-        return PeerLost(
-            f"{operation} on rank {self.rank} cannot finish: rank 0 or the launcher, which hosts the job's store, "
-            "is gone."
-        )
+        """Raise PeerLost if some rank is known to have failed."""
+        if self._failure is not None:
+            rank, reason = self._failure
+            raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
+        if self._store_gone:
+            raise self._no_store(operation, "is gone")
 
     def explain(self, operation: str, cause: str, *, timed_out: bool = False) -> CommunicationError:
         """Find out which rank is to blame for a failed wait, tell the others, and make the error."""
+        self._heard, self._unchanged, self._alive = {}, {}, set()
+        self._look = True
+        silent: list[int] = []
         try:
-            silent = self._silent_ranks(operation)
-            if silent:
-                rank, last = next(iter(silent.items()))
-                reason = f'stopped answering; it last said "{last}"'
-                self.fail(rank, reason)
-                return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
-            waiting = ", ".join(
-                f'rank {rank} says "{self._read(rank)[1]}"' for rank in range(self.world_size) if rank != self.rank
-            )
+            while not silent and len(self._alive) < self.world_size - 1:
+                self.check(operation)
+                if not self._next_look():
+                    return self._no_store(operation, "does not answer")
+                looked = sorted(self._unchanged.items())
+                silent = [rank for rank, looks in looked if looks >= _LOOKS and rank not in self._alive]
+            self.check(operation)
         except PeerLost as lost:
             return lost
-        except RuntimeError:
-            return self._store_gone(operation)
-        waiting = one_line(waiting, 400)
+        finally:
+            self._look = False
+        if silent:
+            rank = silent[0]
+            reason = f'stopped answering; it last said "{self._heard[rank][1]}"'
+            self.fail(rank, reason)
+            return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
+        said = ", ".join(f'rank {rank} says "{status}"' for rank, (_, status) in sorted(self._heard.items()))
+        said = one_line(said, 400)
         # With what was seen: this rank only gave up first, another one is to blame.
-        self.fail(self.rank, f"gave up: {operation} {cause}; {waiting}")
-        return CommunicationError(
-            f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; {waiting}."
+        self.fail(self.rank, f"gave up: {operation} {cause}; {said}")
+        return CommunicationError(f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; {said}.")
+
+    def _next_look(self) -> bool:
+        """Wait until the thread has been around once more; False if the store keeps it from coming back."""
+        self._looked.clear()
+        if threading.current_thread() is not self._thread:
+            self._looked.wait(4 * self.period_s)
+        return self._looked.is_set() or time.monotonic() - self._answered_s < 4 * self.period_s
+
+    def _no_store(self, operation: str, state: str) -> PeerLost:
+        return PeerLost(
+            f"{operation} on rank {self.rank} cannot finish: rank 0 or the launcher, which hosts the job's store, "
+            f"{state}."
         )
-
-    def _read(self, rank: int) -> tuple[str, str]:
-        if not self._store.check([f"beat/{rank}"]):
-            return "", "nothing yet"
-        beat, _, status = self._store.get(f"beat/{rank}").decode().partition("|")
-        return beat, status
-
-    def _silent_ranks(self, operation: str) -> dict[int, str]:
-        """Ranks whose heart does not beat while we look; raises PeerLost if a failure is recorded meanwhile."""
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
-        first: dict[int, tuple[str, str]] = {}
-        silent = set(others)
-        for _ in range(6):
-            self.check(operation)
-            for rank in sorted(silent):
-                seen = self._read(rank)
-                if seen[0] != first.setdefault(rank, seen)[0]:
-                    silent.discard(rank)
-            if not silent:
-                break
-            time.sleep(self.period_s / 2)
-        return {rank: first[rank][1] for rank in sorted(silent)}
-
-    def watch(self, operation: str, finished: torch.cuda.Event) -> None:
-        """Look after an operation nobody waits for on the host: name the rank that holds it up."""
-        self._watched.append((time.monotonic(), operation, finished))
-        if self._watch is None:
-            self._watch = threading.Thread(target=self._watch_over, name="laconic-watch", daemon=True)
-            self._watch.start()
-
-    def _watch_over(self) -> None:
-        looked_s = 0.0
-        while not self._stop.wait(self.period_s) and self.lost is None:
-            while self._watched and self._watched[0][2].query():
-                self._watched.popleft()
-            if not self._watched:
-                continue
-            began_s, operation, _ = self._watched[0]
-            now_s = time.monotonic()
-            if now_s - began_s >= self._timeout_s:
-                self.lost = self.explain(operation, f"did not finish in {self._timeout_s:g} s", timed_out=True)
-            elif now_s - began_s >= _LONG_S and now_s - looked_s >= _LOOK_EVERY_S:
-                looked_s = now_s
-                try:
-                    if self._silent_ranks(operation):
-                        self.lost = self.explain(operation, "")
-                except PeerLost as exc:
-                    self.lost = exc
-                except RuntimeError:
-                    self.lost = self._store_gone(operation)
-            if self.lost is not None:
-                _LOG.error("%s", self.lost)
-                # Ends the operation, so that a host that waits for the device goes on and meets the error.
-                self._group.abort()
 
 
 def job_store() -> dist.Store:

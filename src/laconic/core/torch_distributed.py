@@ -63,6 +63,7 @@ class TorchTransport:
         self.description = f"torch.distributed, {config}, {self.world_size} ranks"
         self._group: dist.ProcessGroup | None = None
         self._may_destroy = False
+        self._taken = False
         self._pulse: Pulse | None = None
         if self.world_size == 1:
             return
@@ -207,6 +208,16 @@ class TorchTransport:
             purpose=purpose,
             what=what,
         )
+
+    def acquire(self) -> None:
+        """See Transport."""
+        if self._taken:
+            raise AttachError("this transport already carries a session; detach that one or use another transport.")
+        self._taken = True
+
+    def release(self) -> None:
+        """See Transport."""
+        self._taken = False
 
     def report(self, status: str) -> None:
         """See Transport."""

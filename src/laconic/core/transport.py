@@ -55,11 +55,14 @@ class Traffic:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sent: Counter[tuple[Purpose, str]] = Counter()
+        self.total_bytes = 0
+        """All bytes sent so far."""
 
     def count(self, purpose: Purpose, operation: str, nbytes: int) -> None:
         """Add to the count; called by transports only."""
         with self._lock:
             self._sent[purpose, operation] += nbytes
+            self.total_bytes += nbytes
 
     def sent_bytes(self, purpose: Purpose | None = None) -> int:
         """Bytes sent so far, for one purpose or for all."""
@@ -156,6 +159,14 @@ class Transport(Protocol):
         what: str = "",
     ) -> Work:
         """Send each (peer, tensor) and fill each (peer, tensor); pairs match in the order given per peer."""
+        ...
+
+    def acquire(self) -> None:
+        """Take the transport for one session; raise AttachError if another has it: two would mix their operations."""
+        ...
+
+    def release(self) -> None:
+        """Give it back."""
         ...
 
     def report(self, status: str) -> None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _NEW_NET, _NEW_USER = 0x40000000, 0x10000000
 _BURST_BYTES = 131_072
@@ -62,9 +62,10 @@ class Fabric:
     def __init__(self, spec: dict[str, Any]) -> None:
         from pyroute2 import IPRoute
 
-        self._open = IPRoute
+        # pyroute2 makes its methods at run time, where no type checker sees them.
+        self._open: Callable[[], Any] = IPRoute
         self._home = _own_namespace()
-        self._links = IPRoute()
+        self._links: Any = IPRoute()
         self.hosts: list[int] = []
         uplinks = spec["uplinks"]
         core = self._bridge("core")

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from laconic.core.exchange import Exchange
 from laconic.core.transport import Purpose, Transport
 from laconic.errors import AttachError, one_line
+from laconic.runtime.job import Job
 
 
-def check_agreement(transport: Transport, strategy: str, model: nn.Module, names: Mapping[str, nn.Parameter]) -> None:
+def check_agreement(job: Job) -> None:
     """Raise on every rank, naming the first difference, unless all ranks attach the same thing."""
-    description = {"strategy": strategy}
-    description |= {f"parameter {name}": _describe(parameter) for name, parameter in names.items()}
-    description |= {f"buffer {name}": _describe(buffer) for name, buffer in model.named_buffers()}
+    transport = job.transport
+    description = {
+        "strategy": str(job.strategy),
+        "find_unused_parameters": str(job.find_unused_parameters),
+        "the model's class": type(job.model).__name__,
+    }
+    description |= {f"parameter {name}": _describe(parameter) for name, parameter in job.parameters.items()}
+    description |= {f"frozen {name}": _describe(p) for name, p in job.model.named_parameters() if not p.requires_grad}
+    description |= {f"buffer {name}": _describe(buffer) for name, buffer in job.model.named_buffers()}
     text = json.dumps(description).encode()
     digests = _gather_bytes(transport, hashlib.sha256(text).digest(), "agreement digests")
     if all(digest == digests[0] for digest in digests):
@@ -59,7 +65,7 @@ def broadcast_all(transport: Transport, tensors: Sequence[torch.Tensor], *, purp
 
 
 def _describe(tensor: torch.Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} ({tensor.device.type})"
 
 
 def _gather_bytes(transport: Transport, data: bytes, what: str) -> list[bytes]:

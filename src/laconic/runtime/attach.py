@@ -15,13 +15,16 @@ from laconic.core.transport import Transport
 from laconic.errors import AttachError, UnsupportedGradient, one_line
 from laconic.runtime.agreement import broadcast_all, check_agreement
 from laconic.runtime.engine import Engine
+from laconic.runtime.job import Job
 from laconic.runtime.seams import optimizer_steps, plain
-from laconic.runtime.seams.contract import Job, Seam
+from laconic.runtime.seams.contract import Seam
 from laconic.runtime.seams.ddp import DdpSeam, check_schedule
 from laconic.runtime.seams.module_buffers import ModuleBuffers
 from laconic.runtime.seams.plain import PlainSeam
 from laconic.runtime.session import Session
 from laconic.strategy import Strategy, as_strategy
+
+_TIMEOUT_S = 300.0
 
 
 def attach(
@@ -31,8 +34,8 @@ def attach(
     *,
     process_group: dist.ProcessGroup | None = None,
     transport: Transport | None = None,
-    find_unused_parameters: bool = True,
-    timeout_s: float = 300.0,
+    find_unused_parameters: bool | None = None,
+    timeout_s: float | None = None,
     events: EventSink | None = None,
     clock: Clock | None = None,
 ) -> Session:
@@ -41,18 +44,22 @@ def attach(
     model: an ordinary module, or one already wrapped in DistributedDataParallel.
     process_group: the ranks that train together; the default group if left out.
     transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
-    find_unused_parameters: parameters may get no gradient in some step or on some rank. False promises that all get
-        one, saves a look at the result per step (on a GPU: an exchange of one byte per parameter), and raises when
-        broken.
-    timeout_s: how long any wait for other ranks may take before it raises an error that names them.
+    find_unused_parameters: True, the default, allows parameters to get no gradient in some step or on some rank. False
+        promises that all get one, saves a look at the result per step (on a GPU: an exchange of one byte per
+        parameter), and raises when broken. A model wrapped in DDP has its own setting.
+    timeout_s: how long any wait for other ranks may take before it raises an error that names them; 300 if left out.
+        A transport given as `transport` has its own.
     events: where to record steps and exchanges, e.g. an EventLog.
 
     Parameters and buffers are made equal to rank 0's. Gradients are views of exchange buffers while attached.
     """
     chosen = as_strategy(strategy)
     _check_types(model, optimizer, timeout_s)
-    if process_group is not None and transport is not None:
+    _check_choices(model, chosen, find_unused_parameters)
+    if transport is not None and process_group is not None:
         raise AttachError("give process_group or transport, not both.")
+    if transport is not None and timeout_s is not None:
+        raise AttachError("timeout_s has no effect on a transport of your own; set the time limit where you make it.")
     parameters = trainable_parameters(model)
     _check_model(model, optimizer, parameters, chosen)
     if isinstance(model, DistributedDataParallel):
@@ -60,10 +67,11 @@ def attach(
         process_group = process_group or model.process_group
     clock = clock or WallClock()
     events = events or DiscardEvents()
-    wire = transport or TorchTransport(process_group, timeout_s=timeout_s)
+    wire = transport or TorchTransport(process_group, timeout_s=timeout_s or _TIMEOUT_S)
+    wire.acquire()
     engine = Engine(wire, clock, events)
     try:
-        job = Job(model, parameters, chosen, wire, engine, clock, events, find_unused_parameters)
+        job = Job(model, parameters, chosen, wire, engine, clock, events, find_unused_parameters is not False)
         began_s = clock.now()
         _make_equal(job)
         seam: Seam | None = None
@@ -80,6 +88,7 @@ def attach(
     except BaseException as error:
         wire.fail(f"raised {type(error).__name__} while attaching: {one_line(error)}")
         engine.stop()
+        wire.release()
         if transport is None:
             wire.close()
         raise
@@ -95,12 +104,28 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def _check_types(model: object, optimizer: object, timeout_s: float) -> None:
+def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters: bool | None) -> None:
+    """Raise where a choice would have no effect on this model or in this runtime."""
+    if isinstance(model, DistributedDataParallel) and find_unused_parameters is not None:
+        raise AttachError(
+            "find_unused_parameters has no effect on a model wrapped in DistributedDataParallel; give it to that."
+        )
+    when = strategy.synchronization
+    if when.quantity != "gradient" or not when.replicas_identical or when.rounds_per_step() != 1:
+        raise AttachError(f'synchronization "{when}" cannot be run yet: only averaging gradients in every step can.')
+
+
+def _check_types(model: object, optimizer: object, timeout_s: float | None) -> None:
     if not isinstance(model, nn.Module):
         raise AttachError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     if not isinstance(optimizer, Optimizer):
         raise AttachError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
-    if not timeout_s > 0:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise AttachError(
+            "LBFGS decides by the loss of its own rank how often to evaluate, so ranks would part ways. Use another "
+            "optimizer, or give every rank the same loss in a loop of your own."
+        )
+    if timeout_s is not None and not timeout_s > 0:
         raise AttachError(f"timeout_s must be > 0, got {timeout_s}.")
 
 
@@ -109,6 +134,9 @@ def _check_model(
 ) -> None:
     if not parameters:
         raise AttachError("the model has no trainable parameter: nothing would be exchanged. Unfreeze some first.")
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise AttachError(f'parameter "{name}" has no shape yet (a lazy module). Run one forward pass first.')
     if optimizer_steps.is_attached(optimizer):
         raise AttachError("this optimizer is already attached; call session.detach() first.")
     if any(map(plain.is_attached, parameters.values())):
@@ -131,7 +159,7 @@ def _make_equal(job: Job) -> None:
     """Check that all ranks attach the same thing, then start all of them from rank 0's values."""
     if job.transport.world_size == 1:
         return
-    check_agreement(job.transport, str(job.strategy), job.model, job.parameters)
+    check_agreement(job)
     tensors = [*job.model.parameters(), *job.model.buffers()]
     with torch.no_grad():
         for work in broadcast_all(job.transport, tensors, purpose="control", what="initial parameters and buffers"):

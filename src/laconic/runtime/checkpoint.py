@@ -1,6 +1,6 @@
 """Session state as plain containers and tensors, keyed by parameter name.
 
-    {"format": 1, "strategy": text, "world_size": n, "step": s,
+    {"format": 1, "strategy": text, "world_size": n, "step": s, "order": [parameter, ...],
      "ranks": {"<rank>": {"<parameter>": {"<method>.<field>": tensor}}}}
 
 What a rank remembers is its own, so it stands under its rank: torch.save keeps one file per rank, and
@@ -9,7 +9,7 @@ torch.distributed.checkpoint, which stores equal keys only once, keeps all of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,21 +20,30 @@ from laconic.errors import CheckpointError, one_line
 FORMAT = 1
 
 
-def pack(strategy: str, world_size: int, step: int, rank: int, state: ParameterState) -> dict[str, Any]:
+def pack(
+    strategy: str, world_size: int, step: int, order: list[str], *, rank: int, state: ParameterState
+) -> dict[str, Any]:
     """The state of one rank."""
     return {
         "format": FORMAT,
         "strategy": strategy,
         "world_size": world_size,
         "step": step,
+        "order": order,
         "ranks": {str(rank): state},
     }
 
 
 def unpack(
-    saved: Mapping[str, Any], strategy: str, world_size: int, rank: int, expected: ParameterState
-) -> tuple[int, ParameterState]:
-    """Step and parameter state of this rank; raises if the checkpoint belongs to something else."""
+    saved: Mapping[str, Any],
+    strategy: str,
+    names: Collection[str],
+    *,
+    world_size: int,
+    rank: int,
+    expected: ParameterState,
+) -> tuple[int, list[str], ParameterState]:
+    """Step, order of gradients and state of this rank; raises if the checkpoint belongs to something else."""
     _check_form(saved)
     if saved["strategy"] != strategy:
         raise CheckpointError(
@@ -64,7 +73,13 @@ def unpack(
     unknown = [name for name in state if name not in expected]
     if unknown:
         raise CheckpointError(f"the checkpoint holds state of parameter {unknown[0]}, which this model does not have.")
-    return int(saved["step"]), state
+    order = list(saved["order"])
+    if order and sorted(order) != sorted(names):
+        raise CheckpointError(
+            f"the checkpoint orders {len(order)} parameters, this model trains {len(names)} or others. Load a "
+            "checkpoint of the same model."
+        )
+    return int(saved["step"]), order, state
 
 
 def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
@@ -96,11 +111,12 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
         for name, fields in state.items():
             for field, tensor in fields.items():
                 merged[rank % world_size][name][field] += tensor.to(merged[rank % world_size][name][field].device)
-    return [pack(first["strategy"], world_size, first["step"], rank, state) for rank, state in enumerate(merged)]
+    common = (first["strategy"], world_size, first["step"], list(first["order"]))
+    return [pack(*common, rank=rank, state=state) for rank, state in enumerate(merged)]
 
 
 def _check_form(saved: Mapping[str, Any]) -> None:
-    keys = {"format", "strategy", "world_size", "step", "ranks"}
+    keys = {"format", "strategy", "world_size", "step", "order", "ranks"}
     if not isinstance(saved, Mapping) or not keys <= set(saved):
         raise CheckpointError(f"this is not a laconic session state: it must have the keys {', '.join(sorted(keys))}.")
     if saved["format"] != FORMAT:

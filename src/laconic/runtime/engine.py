@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 import torch
 
 from laconic.core.clock import Clock
-from laconic.core.event import Event, EventSink
+from laconic.core.event import Event, EventSink, Scalar
 from laconic.core.exchange import Exchange
 from laconic.core.transport import Transport, Work
-from laconic.errors import CommunicationError
+from laconic.errors import CommunicationError, one_line
 
 _WINDOW = 8
 """Exchanges open at a time: enough to hide start-up costs, few enough to bound the memory of payloads."""
@@ -44,8 +44,8 @@ class Task:
     step: int = 0
     device: torch.device = torch.device("cpu")
     on_done: Callable[[], None] | None = None
-    record: dict[str, str | int] = field(default_factory=dict)
-    """What the event log says about it."""
+    bucket: int | None = None
+    """Its number in the plan, if it is an exchange the event log should show."""
     inputs_ready: torch.cuda.Event | None = None
     finished: threading.Event = field(default_factory=threading.Event)
     outputs_ready: torch.cuda.Event | None = None
@@ -57,6 +57,7 @@ class _Open:
     exchange: Exchange
     work: Work
     began_s: float
+    sent_bytes: int
     rounds_issued: int = 1
     finished: bool = False
 
@@ -137,29 +138,35 @@ class Engine:
                             running.append(entry)
             except BaseException as exc:  # noqa: BLE001 - carried to the training thread by check()
                 self._error = exc
+                if not isinstance(exc, CommunicationError):
+                    self._transport.fail(f"raised {type(exc).__name__} while communicating: {one_line(exc)}")
                 self._drain(task, running)
 
     def _start(self, task: Task, running: deque[_Open]) -> None:
         self._transport.report(f"step {task.step}: {task.what}")
-        began_s = self._clock.now()
+        began_s, before = self._clock.now(), self._transport.traffic.total_bytes
         with self._on_stream(task):
             exchange = task.start()
             work = next(exchange, None)
+        # Only this thread sends, so the difference is what this exchange has put on the wire.
+        sent_bytes = self._transport.traffic.total_bytes - before
         if work is None:
-            self._finish(task, began_s)
+            self._finish(task, began_s, sent_bytes)
         else:
-            running.append(_Open(task, exchange, work, began_s))
+            running.append(_Open(task, exchange, work, began_s, sent_bytes))
         if not task.last:
             self._transport.report(f"step {task.step}: computing gradients after {task.what}")
 
     def _resume(self, entry: _Open) -> bool:
         """Wait for the round in flight and continue; True if another round has been issued."""
+        before = self._transport.traffic.total_bytes
         with self._on_stream(entry.task):
             entry.work.wait()
             work = next(entry.exchange, None)
+        entry.sent_bytes += self._transport.traffic.total_bytes - before
         if work is None:
             entry.finished = True
-            self._finish(entry.task, entry.began_s)
+            self._finish(entry.task, entry.began_s, entry.sent_bytes)
             return False
         entry.work = work
         entry.rounds_issued += 1
@@ -172,14 +179,14 @@ class Engine:
                 issued = self._resume(entry)
                 assert not issued, f"{entry.task.what}: more rounds than its compressor declares"
 
-    def _finish(self, task: Task, began_s: float) -> None:
+    def _finish(self, task: Task, began_s: float, sent_bytes: int) -> None:
         if task.device.type == "cuda":
             task.outputs_ready = torch.cuda.Event()
             task.outputs_ready.record(self._stream(task.device))
-        if task.record:
-            now_s = self._clock.now()
-            record = dict(task.record)
-            self._events.write(Event("exchange", began_s, self._transport.rank, task.step, now_s - began_s, {**record}))
+        if task.bucket is not None:
+            data: dict[str, Scalar] = {"bucket": task.bucket, "wire_bytes": sent_bytes}
+            took_s = self._clock.now() - began_s
+            self._events.write(Event("exchange", began_s, self._transport.rank, task.step, took_s, data))
         if task.on_done is not None:
             task.on_done()
         if task.last:

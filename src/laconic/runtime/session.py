@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,7 +13,8 @@ from laconic.core.plan import Plan
 from laconic.core.transport import Traffic
 from laconic.errors import one_line
 from laconic.runtime.checkpoint import pack, unpack
-from laconic.runtime.seams.contract import Job, Seam
+from laconic.runtime.job import Job
+from laconic.runtime.seams.contract import Seam
 from laconic.runtime.seams.module_buffers import ModuleBuffers
 from laconic.runtime.seams.optimizer_steps import OptimizerSteps
 from laconic.strategy import Strategy
@@ -67,33 +68,35 @@ class Session:
 
     def predicted_bytes_per_step(self) -> int:
         """Payload bytes this rank should send per step, from formulas alone."""
-        plan = self.plan
-        return sum(self.strategy.bucket_bytes(plan, index, self.world_size) for index in range(len(plan.buckets)))
+        return self.strategy.plan_bytes_per_step(self.plan, self.world_size)
 
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
+    def accumulate(self) -> AbstractContextManager[object]:
         """Backward passes inside add up gradients locally; the first one outside exchanges the sum.
 
         As in DDP, put the forward pass inside as well.
         """
-        before, self._job.accumulating = self._job.accumulating, True
-        try:
-            yield
-        finally:
-            self._job.accumulating = before
+        return self._seam.accumulating() if self._seam is not None else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to continue, beside the model's and the optimizer's own state."""
         state = self._seam.state() if self._seam is not None else {}
         copied = {name: {key: value.clone() for key, value in fields.items()} for name, fields in state.items()}
-        return pack(str(self.strategy), self.world_size, self.step, self.rank, copied)
+        order = self._seam.order() if self._seam is not None else []
+        return pack(str(self.strategy), self.world_size, self.step, order, rank=self.rank, state=copied)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from what state_dict() returned on this rank."""
         expected = self._seam.state() if self._seam is not None else {}
-        step, state = unpack(state_dict, str(self.strategy), self.world_size, self.rank, expected)
+        step, order, state = unpack(
+            state_dict,
+            str(self.strategy),
+            self._job.parameters,
+            world_size=self.world_size,
+            rank=self.rank,
+            expected=expected,
+        )
         if self._seam is not None:
-            self._seam.load_state(state)
+            self._seam.load(state, order)
         self._job.step = step
 
     def detach(self) -> None:
@@ -116,6 +119,7 @@ class Session:
             if part is not None:
                 part.detach()
         self._job.engine.stop()
+        self._job.transport.release()
         if self._owns_transport:
             self._job.transport.close()
 

@@ -39,4 +39,6 @@ def unused_everywhere(
     if on_gpu and all(used_here.values()):
         return set()
     engine.wait(task)
-    return {name for name, anyone in zip(used_here, used.tolist(), strict=True) if not anyone}
+    nobody = [name for name, anyone in zip(used_here, used.tolist(), strict=True) if not anyone]
+    # What compression still owed may have arrived for a parameter nobody used: that is to be applied.
+    return {name for name in nobody if not bool(buckets.views[name].any())}

@@ -133,14 +133,16 @@ class Strategy:
 
     def wire_bytes_per_step(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
         """Payload bytes one worker sends per optimizer step, from formulas alone."""
-        plan = self.plan(list(tensors))
-        once = sum(self.bucket_bytes(plan, index, world_size) for index in range(len(plan.buckets)))
-        return round(once * self.synchronization.rounds_per_step())
+        return self.plan_bytes_per_step(self.plan(list(tensors)), world_size)
 
-    def bucket_bytes(self, plan: Plan, index: int, world_size: int) -> int:
-        """Payload bytes one worker sends for one bucket."""
-        rounds = self.compression.rounds(plan.buckets[index])
-        return sum(self.architecture.sent_bytes(round, world_size) for round in rounds)
+    def plan_bytes_per_step(self, plan: Plan, world_size: int) -> int:
+        """Payload bytes one worker sends per optimizer step under a given plan."""
+        once = sum(
+            self.architecture.sent_bytes(round, world_size)
+            for bucket in plan.buckets
+            for round in self.compression.rounds(bucket)
+        )
+        return round(once * self.synchronization.rounds_per_step())
 
     def cannot_combine(self) -> list[str]:
         """Wrappers that would be refused on top of this strategy, with the reason."""

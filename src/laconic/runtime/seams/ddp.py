@@ -7,6 +7,7 @@ communication hook cannot be taken off again, so ours stays and, while no sessio
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from laconic.core.stateful import ParameterState
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError
 from laconic.runtime.buckets import Buckets
-from laconic.runtime.seams.contract import Job
+from laconic.runtime.job import Job
 from laconic.scheduling import Fusion
 
 
@@ -33,7 +34,9 @@ def _communicate(state, bucket):
     """Forward a bucket to the attached seam, or average it as DDP would."""
     if state.seam is not None:
         return state.seam.exchange(bucket)
-    work = dist.all_reduce(bucket.buffer().div_(state.group.size()), group=state.group, async_op=True)
+    # Multiplied, not divided: that is what DDP does without a hook, bit for bit.
+    flat = bucket.buffer().mul_(1.0 / state.group.size())
+    work = dist.all_reduce(flat, group=state.group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 
 
@@ -42,6 +45,7 @@ class DdpSeam:
 
     def __init__(self, job: Job, model: DistributedDataParallel) -> None:
         self._job = job
+        self._model = model
         self._scale = 1.0 / job.transport.world_size
         self._names = {id(parameter): name for name, parameter in job.parameters.items()}
         # DDP shows its buckets only during a backward pass; until then state is kept parameter by parameter.
@@ -96,17 +100,31 @@ class DdpSeam:
             merged |= buckets.state_by_parameter()
         return merged
 
-    def load_state(self, saved: ParameterState) -> None:
+    def order(self) -> list[str]:
+        """See Seam; DDP has its own."""
+        return []
+
+    def load(self, saved: ParameterState, order: list[str]) -> None:
         """See Seam."""
         self._saved = saved
         self._buckets.clear()
 
     def plan(self) -> Plan:
-        """See Seam."""
-        return Plan(tuple(buckets.plan.buckets[0] for buckets in self._buckets.values()))
+        """See Seam; before DDP has shown its buckets, what they will be by its rules."""
+        if self._buckets:
+            return Plan(tuple(buckets.plan.buckets[0] for buckets in self._buckets.values()))
+        specs = [TensorSpec.of(name, parameter) for name, parameter in self._job.parameters.items()]
+        return self._job.strategy.plan(specs, observed=False)
 
-    def check_complete(self) -> None:
-        """See Seam; DDP itself reports an interrupted pass."""
+    def accumulating(self) -> AbstractContextManager[object]:
+        """See Seam."""
+        return self._model.no_sync()
+
+    def before_step(self, *, closure: bool) -> None:
+        """See Seam; DDP itself reports a pass that was interrupted."""
+
+    def after_step(self) -> None:
+        """See Seam."""
 
     def detach(self) -> None:
         """See Seam."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from laconic.runtime.agreement import broadcast_all
-from laconic.runtime.seams.contract import Job
+from laconic.runtime.job import Job
 
 
 class ModuleBuffers:
@@ -22,17 +22,18 @@ class ModuleBuffers:
             self._handle = job.model.register_forward_pre_hook(self._hook())
 
     def _hook(self) -> Callable[[nn.Module, object], None]:
-        # A plain function: copying an attached model (for an average of its weights, say) must not copy the session.
-        def before_forward(module: nn.Module, inputs: object) -> None:
-            if module is self._job.model and module.training and torch.is_grad_enabled():
-                if self._due:
-                    self.synchronize()
-                # As in DDP, the forward pass after one that only accumulated keeps its own statistics.
-                self._due = not self._job.accumulating
-
+        hook = _BeforeForward(self)
         if getattr(self._job.model, "_compiled_call_impl", None) is not None:
-            return torch.compiler.disable(before_forward)
-        return before_forward
+            return torch.compiler.disable(hook)
+        return hook
+
+    def before_forward(self, module: nn.Module) -> None:
+        """Synchronize if this is a training forward pass of the attached model itself."""
+        if module is self._job.model and module.training and torch.is_grad_enabled():
+            if self._due:
+                self.synchronize()
+            # As in DDP, the forward pass after one that only accumulated keeps its own statistics.
+            self._due = not self._job.accumulating
 
     def synchronize(self) -> None:
         """Overwrite all buffers by rank 0's."""
@@ -54,3 +55,30 @@ class ModuleBuffers:
         """Take the hook off."""
         if self._handle is not None:
             self._handle.remove()
+
+
+class _BeforeForward:
+    """The hook on the model. Copying or saving an attached model must not take the session along."""
+
+    def __init__(self, buffers: ModuleBuffers) -> None:
+        self._buffers = buffers
+
+    def __call__(self, module: nn.Module, inputs: object) -> None:
+        """Pass the call on."""
+        self._buffers.before_forward(module)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _BeforeForward:
+        return self  # it does nothing for another module than its own
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _no_hook, ()
+
+
+class _Nothing:
+    def __call__(self, module: nn.Module, inputs: object) -> None:
+        """Do nothing."""
+
+
+def _no_hook() -> _Nothing:
+    """What stands in a saved model where the hook was."""
+    return _Nothing()

@@ -8,7 +8,8 @@ from torch.optim import Optimizer
 
 from laconic.core.event import Event, Scalar
 from laconic.errors import AttachError
-from laconic.runtime.seams.contract import Job, Seam
+from laconic.runtime.job import Job
+from laconic.runtime.seams.contract import Seam
 
 
 class BeforeStep:
@@ -18,28 +19,29 @@ class BeforeStep:
         self._job = job
         self._seam = seam
         self._known = {id(parameter) for parameter in job.parameters.values()}
-        self._num_parameters = -1
 
     def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Raise if the step must not be taken."""
         self._job.engine.check()
+        check_optimizer(optimizer, self._known)
         if self._seam is not None:
-            self._seam.check_complete()
-        num_parameters = sum(len(group["params"]) for group in optimizer.param_groups)
-        if num_parameters != self._num_parameters:
-            check_optimizer(optimizer, self._known)
-            self._num_parameters = num_parameters
+            # torch hands its hooks the optimizer as the first argument.
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            self._seam.before_step(closure=closure is not None)
 
 
 class AfterStep:
     """Runs after optimizer.step(): counts the step and says how long it took."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, seam: Seam | None) -> None:
         self._job = job
+        self._seam = seam
         self._began_s = job.clock.now()
 
     def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count the step."""
+        if self._seam is not None:
+            self._seam.after_step()
         job, now_s = self._job, self._job.clock.now()
         data: dict[str, Scalar] = {"sent_bytes": job.transport.traffic.sent_bytes()}
         job.events.write(Event("step", self._began_s, job.transport.rank, job.step, now_s - self._began_s, data))
@@ -53,7 +55,7 @@ class OptimizerSteps:
     def __init__(self, job: Job, seam: Seam | None, optimizer: Optimizer) -> None:
         self._handles = [
             optimizer.register_step_pre_hook(BeforeStep(job, seam)),
-            optimizer.register_step_post_hook(AfterStep(job)),
+            optimizer.register_step_post_hook(AfterStep(job, seam)),
         ]
 
     def detach(self) -> None:
@@ -68,9 +70,9 @@ def check_optimizer(optimizer: Optimizer, known: set[int]) -> None:
         for parameter in group["params"]:
             if parameter.requires_grad and id(parameter) not in known:
                 raise AttachError(
-                    f"optimizer group {index} trains a parameter of shape {tuple(parameter.shape)} that is not a "
-                    "parameter of the attached model, so nothing would synchronize it. Attach a module that holds all "
-                    "of them, e.g. torch.nn.ModuleList([a, b]), after they have been added."
+                    f"optimizer group {index} trains a parameter of shape {tuple(parameter.shape)} that was not a "
+                    "trainable parameter of the model when it was attached, so nothing would synchronize it. Attach a "
+                    "module that holds all of them, e.g. torch.nn.ModuleList([a, b]), after adding or unfreezing them."
                 )
 
 

@@ -9,6 +9,8 @@ and .grad is the mean - before clipping, unscaling or the optimizer see it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from laconic.core.tensor import TensorSpec
 from laconic.errors import CommunicationError, UnsupportedGradient
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
-from laconic.runtime.seams.contract import Job
+from laconic.runtime.job import Job
 from laconic.runtime.usage import unused_everywhere
 
 
@@ -48,16 +50,17 @@ class PlainSeam:
         self._scale = 1.0 / job.transport.world_size
         self._specs = {name: TensorSpec.of(name, parameter) for name, parameter in job.parameters.items()}
         self._lock = threading.Lock()  # autograd runs one thread per device
+        self._seen: list[str] = []
         self._order: list[str] = []
         self._used = dict.fromkeys(job.parameters, False)
-        self._observed = False
+        self._passes = 0
         self._new_plan: Plan | None = None
         self._buckets = self._allocate(job.strategy.plan(list(self._specs.values()), observed=False), {})
         self._graphs: set[int] = set()
         self._filled: set[str] = set()
         self._missing: list[int] = []
         self._next = 0
-        self._last_task: Task | None = None
+        self._tasks: list[Task] = []
         self._open = False
         self._handles = [
             parameter.register_post_accumulate_grad_hook(GradientHook(self, name))
@@ -75,9 +78,26 @@ class PlainSeam:
         """See Seam."""
         return self._buckets.state_by_parameter()
 
-    def load_state(self, saved: ParameterState) -> None:
+    def order(self) -> list[str]:
         """See Seam."""
-        self._buckets = self._allocate(self._buckets.plan, saved)
+        return list(self._order)
+
+    def load(self, saved: ParameterState, order: list[str]) -> None:
+        """See Seam."""
+        if order:
+            self._order = list(order)
+            self._new_plan = self._job.strategy.plan([self._specs[name] for name in order], observed=True)
+        self._buckets = self._allocate(self.plan(), saved)
+        self._new_plan = None
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """See Seam."""
+        before, self._job.accumulating = self._job.accumulating, True
+        try:
+            yield
+        finally:
+            self._job.accumulating = before
 
     # -- during the backward pass ------------------------------------------------------------------------------
 
@@ -96,12 +116,19 @@ class PlainSeam:
             self._call_back_at_the_end()
             if name in self._filled:
                 self._refuse_second(name, gradient)
-            if not self._observed:
-                self._order.append(name)
+            if not self._order:
+                self._seen.append(name)
             self._fill(name, gradient)
             self._launch(ended=False)
 
     def _refuse_odd(self, name: str, gradient: torch.Tensor) -> None:
+        view = self._buckets.views[name]
+        if gradient.dtype != view.dtype or gradient.shape != view.shape or gradient.device != view.device:
+            raise UnsupportedGradient(
+                f'parameter "{name}" has become {tuple(gradient.shape)} {gradient.dtype} on {gradient.device} since it '
+                f"was attached as {tuple(view.shape)} {view.dtype} on {view.device}. Detach before changing a model, "
+                "then attach again."
+            )
         if gradient.layout != torch.strided:
             raise UnsupportedGradient(
                 f'parameter "{name}" has a sparse gradient ({gradient.layout}); only dense ones are exchanged. '
@@ -133,7 +160,7 @@ class PlainSeam:
         self._graphs.clear()
         self._missing = [len(bucket.tensors) for bucket in self._buckets.plan.buckets]
         self._next = 0
-        self._last_task = None
+        self._tasks = []
 
     def _call_back_at_the_end(self) -> None:
         # A re-entrant checkpoint runs a backward pass inside the backward pass; each has an end of its own.
@@ -164,7 +191,7 @@ class PlainSeam:
                 if self._used[tensor.name]:
                     self._job.parameters[tensor.name].grad = self._buckets.views[tensor.name]
             last = self._next == len(buckets) - 1
-            self._last_task = self._job.engine.submit(self._job.bucket_task(self._buckets, self._next, last=last))
+            self._tasks.append(self._job.engine.submit(self._job.bucket_task(self._buckets, self._next, last=last)))
             self._next += 1
 
     # -- at its end --------------------------------------------------------------------------------------------
@@ -175,6 +202,9 @@ class PlainSeam:
             return
         if torch._C._current_autograd_node() is not None and (self._graphs or len(self._filled) < len(self._specs)):
             return  # the end of a re-entrant checkpoint's pass, not of the whole
+        self._finish_pass()
+
+    def _finish_pass(self) -> None:
         job = self._job
         with torch.no_grad():
             unfilled = [name for name in self._specs if name not in self._filled]
@@ -194,23 +224,24 @@ class PlainSeam:
                 for name in unused:
                     if name not in nowhere:
                         job.parameters[name].grad = self._buckets.views[name]
-            if not self._observed:
+            if not self._order:
                 self._agree_on_order()
         self._used = dict.fromkeys(self._used, False)
+        self._passes += 1
         self._open = False
 
     def _await_exchange(self) -> None:
-        assert self._last_task is not None
         job = self._job
         began_s = job.clock.now()
-        job.engine.wait(self._last_task)
+        for task in self._tasks:  # each: a later one may be done before an earlier one
+            job.engine.wait(task)
         job.events.write(Event("wait", began_s, job.transport.rank, job.step, job.clock.now() - began_s))
 
     def _agree_on_order(self) -> None:
         """Plan the following steps from the order in which rank 0's gradients became ready."""
         job = self._job
         names = list(self._specs)
-        seen = dict.fromkeys(self._order)
+        seen = dict.fromkeys(self._seen)
         positions = {name: index for index, name in enumerate(names)}
         order = [positions[name] for name in [*seen, *(name for name in reversed(names) if name not in seen)]]
         indices = torch.tensor(order, dtype=torch.int32, device=job.transport.control_device)
@@ -221,11 +252,13 @@ class PlainSeam:
             step=job.step,
             device=job.transport.control_device,
         )
-        self._new_plan = job.strategy.plan([self._specs[names[index]] for index in indices.tolist()], observed=True)
-        self._observed = True
-        self._order.clear()
+        self._order = [names[index] for index in indices.tolist()]
+        self._new_plan = job.strategy.plan([self._specs[name] for name in self._order], observed=True)
+        self._seen.clear()
 
-    def check_complete(self) -> None:
+    # -- around the optimizer's step ---------------------------------------------------------------------------
+
+    def before_step(self, *, closure: bool) -> None:
         """See Seam."""
         if self._open:
             raise CommunicationError(
@@ -233,6 +266,33 @@ class PlainSeam:
                 "all parameters are inside re-entrant checkpoints and some got no gradient. Detach and attach again, "
                 "or pass use_reentrant=False to torch.utils.checkpoint."
             )
+        if closure:
+            return  # the passes are still to come
+        self._refuse_unexchanged()
+        if self._passes == 0 and all(parameter.grad is None for parameter in self._job.parameters.values()):
+            # The others may have had a pass: take part with nothing, or they would meet our next one.
+            self._begin()
+            self._finish_pass()
+
+    def after_step(self) -> None:
+        """See Seam."""
+        self._refuse_unexchanged()
+        self._passes = 0
+
+    def _refuse_unexchanged(self) -> None:
+        if any(self._used.values()):
+            raise CommunicationError(
+                f"step {self._job.step} would apply gradients that were only accumulated on this rank. Run the last "
+                "backward pass of a step outside session.accumulate()."
+            )
+        if self._passes == 0:
+            for name, parameter in self._job.parameters.items():
+                if parameter.grad is not None and not _same_memory(parameter.grad, self._buckets.views[name]):
+                    raise CommunicationError(
+                        f'step {self._job.step} would apply a gradient of parameter "{name}" that was never exchanged: '
+                        "no backward pass has run since the last step. Compute gradients with backward(), or clear "
+                        "them with optimizer.zero_grad()."
+                    )
 
     def detach(self) -> None:
         """See Seam."""

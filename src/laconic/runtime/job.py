@@ -1,0 +1,53 @@
+"""What is trained, how it communicates, and how far it has come: what session and seams share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from laconic.core.clock import Clock
+from laconic.core.event import EventSink
+from laconic.core.exchange import Exchange
+from laconic.core.transport import Transport
+from laconic.runtime.buckets import Buckets
+from laconic.runtime.engine import Engine, Task
+from laconic.strategy import Strategy
+
+
+@dataclass
+class Job:
+    """What is trained, how it communicates, and how far it has come."""
+
+    model: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    """Trainable parameters by name, each once, in the order of registration."""
+    strategy: Strategy
+    transport: Transport
+    engine: Engine
+    clock: Clock
+    events: EventSink
+    find_unused_parameters: bool
+    step: int = 0
+    accumulating: bool = False
+
+    def bucket_task(self, buckets: Buckets, index: int, *, last: bool) -> Task:
+        """The exchange of one bucket, ready to be submitted."""
+        bucket = buckets.plan.buckets[index]
+        what = f"bucket {index} ({bucket.tensors[0].name} ...)" if len(bucket.tensors) > 1 else bucket.tensors[0].name
+        strategy = self.strategy
+
+        def start() -> Exchange:
+            group = strategy.architecture.group(self.transport, f"{what} in step {self.step}")
+            return strategy.compression.exchange(buckets.flats[index], buckets.states[index], group)
+
+        return Task(
+            what,
+            start,
+            len(strategy.compression.rounds(bucket)),
+            last=last,
+            step=self.step,
+            device=bucket.device,
+            bucket=index,
+        )
