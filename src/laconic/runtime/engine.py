@@ -119,12 +119,14 @@ class Engine:
 
     def _run(self) -> None:
         running: deque[_Open] = deque()
+        entry: _Open | None = None
         last_came = True
         task: Task | None = None
         with torch.no_grad():
             try:
                 while True:
                     if not running or (not last_came and len(running) < _WINDOW):
+                        task = entry = None  # what is done must not keep its buckets in memory while we wait
                         task = self._queue.get()
                         if task is None:
                             return

@@ -153,7 +153,9 @@ class PlainSeam:
     def _begin(self) -> None:
         if self._new_plan is not None:
             # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
-            self._buckets = self._allocate(self._new_plan, self._buckets.state_by_parameter())
+            saved = self._buckets.state_by_parameter()
+            del self._buckets  # before the new ones are made: both would not always fit
+            self._buckets = self._allocate(self._new_plan, saved)
             self._new_plan = None
         self._open = True
         self._filled.clear()
@@ -235,6 +237,7 @@ class PlainSeam:
         began_s = job.clock.now()
         for task in self._tasks:  # each: a later one may be done before an earlier one
             job.engine.wait(task)
+        self._tasks = []
         job.events.write(Event("wait", began_s, job.transport.rank, job.step, job.clock.now() - began_s))
 
     def _agree_on_order(self) -> None:
