@@ -27,7 +27,9 @@ from laconic.core.transport import (
 )
 from laconic.errors import AttachError, CommunicationError, one_line
 
-_GRACE_S = 60.0
+_GRACE_S = 2.0
+_GPU_GRACE_S = 60.0
+"""NCCL ends the whole process at its time limit, so it gets a generous one."""
 _SLICE_S = 0.5
 """How long a wait sleeps before it looks whether a peer has failed."""
 
@@ -276,9 +278,9 @@ class _HostWork:
         self._operation = operation
         self._pulse = pulse
         self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
 
     def wait(self) -> None:
-        deadline = time.monotonic() + self._timeout_s
         for work in self._works:
             while True:
                 try:
@@ -289,7 +291,7 @@ class _HostWork:
                     if work.is_completed() or "timed out" not in str(exc).lower():
                         raise self._pulse.explain(self._operation, one_line(exc)) from exc
                     self._pulse.check(self._operation)
-                    if time.monotonic() >= deadline:
+                    if time.monotonic() >= self._deadline_s:
                         raise self._pulse.explain(
                             self._operation, f"did not finish in {self._timeout_s:g} s", timed_out=True
                         ) from exc
@@ -324,8 +326,8 @@ def _private_group(
     try:
         group = dist.new_group(
             ranks=ranks,
-            # On a GPU the pulse acts when time is up; the backend, which would end the process, comes later.
-            timeout=timedelta(seconds=timeout_s + (_GRACE_S if torch.cuda.is_available() else 0.0)),
+            # When time is up we act, and can say who is to blame; the backend would be second.
+            timeout=timedelta(seconds=timeout_s + (_GPU_GRACE_S if torch.cuda.is_available() else _GRACE_S)),
             backend=backends.pop() if len(backends) == 1 else config,
             use_local_synchronization=not whole_job,
             group_desc="laconic",
