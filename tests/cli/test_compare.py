@@ -8,7 +8,7 @@ import pytest
 
 from laconic.cli import main
 
-SMALL = ["--size", "tiny", "--steps", "6", "--batch", "2", "--workers", "2"]
+SMALL = ["--size", "tiny", "--steps", "6", "--batch", "2", "--hosts", "2"]
 
 
 @pytest.mark.dist
@@ -16,7 +16,7 @@ SMALL = ["--size", "tiny", "--steps", "6", "--batch", "2", "--workers", "2"]
 def test_ddp_and_strategies_side_by_side(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
     out = tmp_path / "results.json"
     strategies = ["--strategy", "ddp", "--strategy", "bsp / all_reduce / bf16 + error_feedback / wfbp"]
-    assert main(["compare", *SMALL, *strategies, "--out", str(out)]) == 0
+    assert main(["compare", *SMALL, *strategies, "--bandwidth", "unlimited", "--out", str(out)]) == 0
     captured = capsys.readouterr()
     assert "torch DDP" in captured.out
     assert "6/6" in captured.err
@@ -32,17 +32,36 @@ def test_ddp_and_strategies_side_by_side(capsys: pytest.CaptureFixture[str], tmp
     assert lossy["final_loss"] == pytest.approx(ddp["final_loss"], rel=0.01)
     assert lossy["final_loss"] != ddp["final_loss"]
     for row in (lossless, lossy):
-        assert row["wire_bytes_per_step"] == row["predicted_bytes_per_step"] > 0
-    assert lossless["wire_bytes_per_step"] == 2 * lossy["wire_bytes_per_step"]
+        assert row["counted_bytes_per_step"] == row["predicted_bytes_per_step"] > 0
+        assert row["links"] == "unlimited"
+    assert lossless["counted_bytes_per_step"] == 2 * lossy["counted_bytes_per_step"]
     assert ddp["speedup_over_ddp"] == 1.0
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(120)
+def test_behind_slow_links_the_kernel_confirms_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--size", "tiny", "--steps", "12", "--batch", "1", "--hosts", "3", "--bandwidth", "20mbit", "--json"]
+    assert main(["compare", *words, "--strategy", "ddp", "--strategy", "ddp-bf16"]) == 0
+    ddp, lossless, lossy = json.loads(capsys.readouterr().out)["rows"]
+    for row in (lossless, lossy):
+        assert row["links"] == "shaped"
+        assert row["link"] == "20mbit"
+        assert row["counted_bytes_per_step"] == row["predicted_bytes_per_step"]
+        # Headers of TCP, IP and Ethernet, acknowledgements and Gloo's own, on a step of a few hundred kilobytes.
+        assert 1.0 <= row["wire_bytes_per_step"] / row["counted_bytes_per_step"] < 1.15
+    assert ddp["wire_bytes_per_step"] == pytest.approx(lossless["wire_bytes_per_step"], rel=0.05)
+    assert lossy["speedup_over_ddp"] > 1.2
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--steps", "0"], "steps must be >= 1"),
-        (["--workers", "0"], "workers must be >= 1"),
-        (["--workers", "two"], "workers"),
+        (["--hosts", "0"], "hosts must be >= 1"),
+        (["--hosts", "two"], "hosts"),
+        (["--bandwidth", "fast"], "--bandwidth must be a rate"),
+        (["--bandwidth", "unlimited", "--bandwidth", "1gbit"], "stands alone"),
         (["--size", "smal"], 'Did you mean "small"?'),
         (["--strategy", "bps"], 'Did you mean "bsp"?'),
         (["--data", "no-such-file.txt"], "cannot read the data file no-such-file.txt"),

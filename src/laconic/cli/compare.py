@@ -1,7 +1,8 @@
-"""`laconic compare`: train the same small GPT with torch DDP and under several strategies, side by side.
+"""`laconic compare`: train the same small GPT with torch DDP and under several strategies, on slow links, side by side.
 
-With --json, one document: {"config": {...}, "rows": [{"strategy", "step_ms", "step_ms_low", "step_ms_high",
-"exposed_ms", "wire_bytes_per_step", "predicted_bytes_per_step", "final_loss", "speedup_over_ddp"}]}.
+With --json, one document: {"config": {...}, "rows": [{"strategy", "link", "links": "shaped" | "unlimited", "step_ms",
+"step_ms_low", "step_ms_high", "exposed_ms", "wire_bytes_per_step", "counted_bytes_per_step",
+"predicted_bytes_per_step", "final_loss", "speedup_over_ddp"}]}.
 """
 
 from __future__ import annotations
@@ -21,33 +22,37 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.terminal import emit_json, emit_sections, plain_table
+from laconic.cluster import parse_bandwidth
 from laconic.errors import UsageError
 from laconic.experiments.comparison import DEFAULT_STRATEGIES, Comparison, Row, as_document, run_comparison
 from laconic.experiments.comparison import Progress as OnStep
+from laconic.lab.capabilities import detect_capabilities
 from laconic.strategy import PRESETS
 from laconic.units import human_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Train a small GPT on this machine with torch DDP and under several strategies, and print them side by side."""
+    """Train a small GPT on virtual hosts with torch DDP and under several strategies, and print them side by side."""
 
     strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="STRATEGY")] = ()
     """A preset or strategy text; repeat for several. Left out: one of each kind."""
-    workers: int = 2
-    """Number of processes that train together."""
-    steps: int = 30
+    hosts: int = 4
+    """Number of virtual hosts, one process each."""
+    bandwidth: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RATE")] = ()
+    """Of every host's link: 10mbit, 1gbit; repeat for several. Left out: 100mbit. "unlimited": no virtual hosts."""
+    steps: int = 20
     """Optimizer steps under each strategy."""
     size: str = "small"
     """Model size: tiny, small, medium."""
-    batch: int = 4
-    """Sequences per worker and step."""
+    batch: int = 2
+    """Sequences per host and step."""
     seed: int = 0
     """Initial weights and batches."""
     data: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A text file to train on. Left out: the Python standard library's source."""
-    timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 600.0
-    """How long the whole run may take."""
+    timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 1800.0
+    """How long the training on one link may take."""
     out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the results to this file as JSON."""
     json: bool = False
@@ -58,7 +63,8 @@ def run(arguments: Arguments) -> int:
     """Train and print."""
     comparison = Comparison(
         strategies=arguments.strategy or DEFAULT_STRATEGIES,
-        workers=arguments.workers,
+        hosts=arguments.hosts,
+        bandwidths_bps=_bandwidths(arguments.bandwidth),
         steps=arguments.steps,
         size=arguments.size,
         batch=arguments.batch,
@@ -76,8 +82,25 @@ def run(arguments: Arguments) -> int:
     if arguments.json:
         emit_json(document)
     else:
-        emit_sections(*_table(comparison, rows))
+        emit_sections(*_tables(comparison, rows))
     return 0
+
+
+def _bandwidths(texts: tuple[str, ...]) -> tuple[float, ...]:
+    """Bits per second; "unlimited" alone for none."""
+    if "unlimited" in texts:
+        if len(texts) > 1:
+            raise UsageError("compare: --bandwidth unlimited stands alone; run compare twice.")
+        return ()
+    if texts:
+        return tuple(parse_bandwidth(text, "--bandwidth") for text in texts)
+    allowed = detect_capabilities()
+    if not allowed.virtual_hosts:
+        raise UsageError(
+            f"compare: no virtual hosts are possible here ({allowed.reason}). Run as root, allow user namespaces, or "
+            "give --bandwidth unlimited to compare without slow links."
+        )
+    return Comparison.bandwidths_bps
 
 
 def _write(path: Path, document: object) -> None:
@@ -93,8 +116,8 @@ def _shown_progress(comparison: Comparison) -> Iterator[OnStep]:
     console = Console(stderr=True, highlight=False, markup=False)
     if not console.is_terminal:
 
-        def plain(strategy: str, step: int, loss: float, step_ms: float) -> None:
-            line = f"{step:4}/{comparison.steps}  loss {loss:.4f}  {step_ms:7.1f} ms  {strategy}"
+        def plain(link: str, strategy: str, step: int, loss: float, step_ms: float) -> None:
+            line = f"{link:>9} {step:4}/{comparison.steps}  loss {loss:.4f}  {step_ms:7.1f} ms  {strategy}"
             print(line, file=sys.stderr, flush=True)
 
         yield plain
@@ -109,10 +132,11 @@ def _shown_progress(comparison: Comparison) -> Iterator[OnStep]:
     with Progress(*columns, console=console) as progress:
         tasks: dict[str, TaskID] = {}
 
-        def live(strategy: str, step: int, loss: float, step_ms: float) -> None:
-            if strategy not in tasks:
-                tasks[strategy] = progress.add_task(strategy, total=comparison.steps, loss=loss, step_ms=step_ms)
-            progress.update(tasks[strategy], completed=step, loss=loss, step_ms=step_ms)
+        def live(link: str, strategy: str, step: int, loss: float, step_ms: float) -> None:
+            name = f"{link}  {_short(strategy)}"
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=comparison.steps, loss=loss, step_ms=step_ms)
+            progress.update(tasks[name], completed=step, loss=loss, step_ms=step_ms)
 
         yield live
 
@@ -122,28 +146,50 @@ def _short(strategy: str) -> str:
     return next((name for name, (text, _) in PRESETS.items() if text == strategy), strategy)
 
 
-def _table(comparison: Comparison, rows: Sequence[Row]) -> tuple[Text, Table, Text]:
-    numbers = ("ms/step", "quartiles", "exposed ms", "bytes/step", "loss", "speed-up")
+def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[Text | Table]:
+    """A table per link, and one line that says what the columns mean."""
+    sections: list[Text | Table] = []
+    for link in dict.fromkeys(row.link for row in rows):
+        of_link = [row for row in rows if row.link == link]
+        where = (
+            f"{comparison.hosts} processes on this machine, no bandwidth limit"
+            if link == "unlimited"
+            else f"{comparison.hosts} virtual hosts behind {link} links ({of_link[0].links})"
+        )
+        sections.append(Text(f"GPT ({comparison.size}), {where}, {comparison.steps} steps each", style="bold"))
+        sections.append(_table(of_link))
+        best = min(of_link[1:], key=lambda row: row.step_ms)
+        cost = best.final_loss / of_link[0].final_loss - 1
+        sections.append(
+            Text(f"Fastest: {_short(best.strategy)}, {best.speedup_over_ddp:.2f}x torch DDP, loss {cost:+.2%}.")
+        )
+    notes = (
+        "ms/step: median. exposed: what forward and backward take beyond computing alone. on the wire: bytes each host "
+        "sent per step as the kernel counted them, headers included; counted: by laconic's transport, equal to the "
+        "prediction unless said. loss: mean over the last tenth of the steps."
+    )
+    return [*sections, Text(notes, style="dim")]
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    numbers = ("ms/step", "quartiles", "exposed", "on the wire", "counted", "loss", "speed-up")
     table = plain_table("strategy", *numbers, numbers=numbers)
     for row in rows:
-        sent = "?" if row.wire_bytes_per_step is None else human_bytes(row.wire_bytes_per_step)
-        if row.wire_bytes_per_step != row.predicted_bytes_per_step:
-            sent += f" (predicted {human_bytes(row.predicted_bytes_per_step or 0)})"
+        counted = _bytes(row.counted_bytes_per_step)
+        if row.counted_bytes_per_step != row.predicted_bytes_per_step:
+            counted += f" (predicted {_bytes(row.predicted_bytes_per_step)})"
         table.add_row(
             _short(row.strategy),
-            f"{row.step_ms:.1f}",
+            f"{row.step_ms:.0f}",
             f"{row.step_ms_low:.0f}..{row.step_ms_high:.0f}",
-            f"{row.exposed_ms:.1f}",
-            sent,
+            f"{row.exposed_ms:.0f}",
+            _bytes(row.wire_bytes_per_step),
+            counted,
             f"{row.final_loss:.4f}",
             f"{row.speedup_over_ddp:.2f}x",
         )
-    title = (
-        f"GPT ({comparison.size}), {comparison.workers} processes on this machine, no bandwidth limit, "
-        f"{comparison.steps} steps on the same batches"
-    )
-    notes = (
-        "ms/step: median. exposed: what a step takes beyond computing alone. bytes/step: what each worker sends, "
-        "counted, and equal to the prediction unless said; torch DDP does not count. loss: mean over the last tenth."
-    )
-    return Text(title, style="bold"), table, Text(notes, style="dim")
+    return table
+
+
+def _bytes(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else human_bytes(num_bytes)

@@ -43,7 +43,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("list", "every method and preset, with its settings", "laconic.cli.list"),
     Command("explain", "what a strategy does, and the bytes it sends per step", "laconic.cli.explain"),
-    Command("compare", "train a small GPT with torch DDP and with laconic, side by side", "laconic.cli.compare"),
+    Command("compare", "torch DDP and strategies side by side, training behind slow links", "laconic.cli.compare"),
     Command("lab", "run a script on virtual hosts behind real, shaped links", "laconic.cli.lab"),
     Command("doctor", "what this machine has, what it lacks, what to do about it", "laconic.cli.doctor"),
 )

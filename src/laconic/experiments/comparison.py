@@ -1,4 +1,4 @@
-"""Train the same model on the same batches under several strategies, taking turns in one job, side by side."""
+"""Train the same model on the same batches under several strategies, taking turns in one job, link by link."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
+from laconic.cluster import Cluster, Link
 from laconic.errors import UsageError
 from laconic.experiments.small_gpt import gpt_shape
 from laconic.experiments.text import load_text
 from laconic.experiments.training import TORCH_DDP, TrainingConfig, TrainingResult
-from laconic.lab.launch import places_here, run_ranks
+from laconic.lab.launch import Place, places_here, run_ranks
+from laconic.lab.virtual_hosts import VirtualHosts, places_on
 from laconic.strategy import Strategy
+from laconic.units import format_rate
 
 DEFAULT_STRATEGIES: tuple[str, ...] = (
     "ddp",
     "ddp-bf16",
-    "bsp / all_reduce / bf16 + error_feedback",
+    "ddp-bf16-ef",
     "wfbp-a2a",
     "bsp-a2a",
 )
@@ -32,21 +36,25 @@ class Comparison:
     """What to compare."""
 
     strategies: tuple[str, ...] = DEFAULT_STRATEGIES
-    workers: int = 2
-    steps: int = 30
+    hosts: int = 4
+    bandwidths_bps: tuple[float, ...] = (100e6,)
+    """One comparison for each; empty: processes side by side on this machine, without a limit."""
+    steps: int = 20
     size: str = "small"
-    batch: int = 4
+    batch: int = 2
     learning_rate: float = 1e-3
     seed: int = 0
     data: str | None = None
-    timeout_s: float = 600.0
+    timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("steps", 1), ("batch", 1), ("timeout_s", 1)):
+        for name, least in (("hosts", 1), ("steps", 1), ("batch", 1), ("timeout_s", 1)):
             if getattr(self, name) < least:
                 raise UsageError(f"compare: {name} must be >= {least}, got {getattr(self, name)}.")
         if not self.strategies:
             raise UsageError("compare: give at least one strategy.")
+        for bandwidth_bps in self.bandwidths_bps:
+            Cluster.uniform(self.hosts, Link(bandwidth_bps=bandwidth_bps))
         gpt_shape(self.size)
         for strategy in self.strategies:
             Strategy.parse(strategy)
@@ -55,43 +63,58 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One strategy beside the baseline."""
+    """One strategy on one link, beside the baseline."""
 
     strategy: str
+    link: str
+    links: Literal["shaped", "unlimited"]
     step_ms: float
     step_ms_low: float
     step_ms_high: float
     exposed_ms: float
     wire_bytes_per_step: int | None
+    counted_bytes_per_step: int | None
     predicted_bytes_per_step: int | None
     final_loss: float
     speedup_over_ddp: float
 
 
-Progress = Callable[[str, int, float, float], None]
-"""Called with the strategy, the step, its loss and its time in milliseconds."""
+Progress = Callable[[str, str, int, float, float], None]
+"""Called with the link, the strategy, the step, its loss and its time in milliseconds."""
 
 
 def run_comparison(comparison: Comparison, progress: Progress) -> list[Row]:
-    """Run torch DDP and every strategy; rows in that order."""
+    """Run torch DDP and every strategy on every link; rows in that order."""
     # Two spellings of one strategy would be one contender twice.
     names = list(dict.fromkeys([TORCH_DDP, *(str(Strategy.parse(text)) for text in comparison.strategies)]))
-    results = _train(comparison, names, progress)
-    return [_row(result, results[0]) for result in results]
+    if not comparison.bandwidths_bps:
+        return _rows("unlimited", _train(comparison, "unlimited", names, places_here(comparison.hosts), progress))
+    rows: list[Row] = []
+    for bandwidth_bps in comparison.bandwidths_bps:
+        link = format_rate(bandwidth_bps)
+        with VirtualHosts(Cluster.uniform(comparison.hosts, Link(bandwidth_bps=bandwidth_bps))) as hosts:
+            rows += _rows(link, _train(comparison, link, names, places_on(hosts), progress))
+    return rows
 
 
-def _row(result: TrainingResult, baseline: TrainingResult) -> Row:
-    return Row(
-        strategy=result.strategy,
-        step_ms=result.step_ms,
-        step_ms_low=result.step_ms_low,
-        step_ms_high=result.step_ms_high,
-        exposed_ms=result.exposed_ms,
-        wire_bytes_per_step=result.wire_bytes_per_step,
-        predicted_bytes_per_step=result.predicted_bytes_per_step,
-        final_loss=_tail_mean(result.losses),
-        speedup_over_ddp=baseline.step_ms / result.step_ms,
-    )
+def _rows(link: str, results: list[TrainingResult]) -> list[Row]:
+    return [
+        Row(
+            strategy=result.strategy,
+            link=link,
+            links="unlimited" if link == "unlimited" else "shaped",
+            step_ms=result.step_ms,
+            step_ms_low=result.step_ms_low,
+            step_ms_high=result.step_ms_high,
+            exposed_ms=result.exposed_ms,
+            wire_bytes_per_step=result.wire_bytes_per_step,
+            counted_bytes_per_step=result.counted_bytes_per_step,
+            predicted_bytes_per_step=result.predicted_bytes_per_step,
+            final_loss=_tail_mean(result.losses),
+            speedup_over_ddp=results[0].step_ms / result.step_ms,
+        )
+        for result in results
+    ]
 
 
 def _tail_mean(losses: Sequence[float]) -> float:
@@ -100,7 +123,9 @@ def _tail_mean(losses: Sequence[float]) -> float:
     return sum(tail) / len(tail)
 
 
-def _train(comparison: Comparison, names: list[str], progress: Progress) -> list[TrainingResult]:
+def _train(
+    comparison: Comparison, link: str, names: list[str], places: Sequence[Place], progress: Progress
+) -> list[TrainingResult]:
     with tempfile.TemporaryDirectory(prefix="laconic-") as folder:
         out, config_path = Path(folder) / "result.json", Path(folder) / "config.json"
         config = TrainingConfig(
@@ -118,11 +143,11 @@ def _train(comparison: Comparison, names: list[str], progress: Progress) -> list
         def on_line(rank: int, line: str) -> None:
             step = _STEP_LINE.fullmatch(line)
             if rank == 0 and step is not None:
-                progress(names[int(step[1])], int(step[2]), float(step[3]), float(step[4]))
+                progress(link, names[int(step[1])], int(step[2]), float(step[3]), float(step[4]))
 
         run_ranks(
             [sys.executable, "-m", "laconic.experiments.training", str(config_path)],
-            places_here(comparison.workers),
+            places,
             timeout_s=comparison.timeout_s,
             # One thread per rank: ranks that fight for cores would measure the scheduler, not the strategy.
             environment={"OMP_NUM_THREADS": "1"},

@@ -6,6 +6,7 @@ Started once per rank as `python -m laconic.experiments.training CONFIG.json`; r
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -66,6 +67,9 @@ class TrainingResult:
     step_ms_high: float
     exposed_ms: float
     wire_bytes_per_step: int | None
+    """What the kernel counted on this rank's link, headers included; None without a link of its own."""
+    counted_bytes_per_step: int | None
+    """What laconic's transport counted in the last step; torch DDP has no count."""
     predicted_bytes_per_step: int | None
     losses: list[float]
     parameters: int
@@ -89,7 +93,8 @@ class Contender:
         self._alone_s: list[float] = []
         self._passes_s: list[float] = []
         self._steps_s: list[float] = []
-        self._sent = 0
+        self._counted = 0
+        self._wire: list[int] = []
         self.losses: list[float] = []
 
     def _without_communication(self) -> AbstractContextManager[object]:
@@ -116,16 +121,21 @@ class Contender:
 
     def step(self) -> None:
         """One training step."""
-        before = self._session.traffic.sent_bytes() if self._session is not None else 0
+        counted, wire = self._counted_so_far(), _kernel_sent_bytes()
         began_s = time.perf_counter()
         loss = self._pass(len(self.losses))
         self._passes_s.append(time.perf_counter() - began_s)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._steps_s.append(time.perf_counter() - began_s)
-        self._sent = self._session.traffic.sent_bytes() - before if self._session is not None else 0
+        self._counted = self._counted_so_far() - counted
+        if wire is not None:
+            self._wire.append((_kernel_sent_bytes() or 0) - wire)
         dist.all_reduce(loss)
         self.losses.append(loss.item() / dist.get_world_size())
+
+    def _counted_so_far(self) -> int:
+        return self._session.traffic.sent_bytes() if self._session is not None else 0
 
     @property
     def last_step_ms(self) -> float:
@@ -147,11 +157,24 @@ class Contender:
             step_ms_low=low * 1e3,
             step_ms_high=high * 1e3,
             exposed_ms=max(0.0, statistics.median(passes) - statistics.median(self._alone_s)) * 1e3,
-            wire_bytes_per_step=self._sent if self._session is not None else None,
+            wire_bytes_per_step=round(statistics.mean(self._wire[_WARM_STEPS:] or self._wire)) if self._wire else None,
+            counted_bytes_per_step=self._counted if self._session is not None else None,
             predicted_bytes_per_step=predicted,
             losses=self.losses,
             parameters=sum(parameter.numel() for parameter in self._model.parameters()),
         )
+
+
+def _kernel_sent_bytes() -> int | None:
+    """Bytes sent through this rank's own network interface, if it has one."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface is None:
+        return None
+    for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
+        name, colon, numbers = line.partition(":")
+        if colon and name.strip() == interface:
+            return int(numbers.split()[8])
+    return None
 
 
 def train(config: TrainingConfig) -> list[TrainingResult]:
