@@ -164,7 +164,7 @@ def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[Text | Table]:
             Text(f"Fastest: {_short(best.strategy)}, {best.speedup_over_ddp:.2f}x torch DDP, loss {cost:+.2%}.")
         )
     notes = (
-        "ms/step: median. exposed: what forward and backward take beyond computing alone. on the wire: bytes each host "
+        "ms/step: median. exposed: what forward and backward take beyond computing alone. wire: bytes each host "
         "sent per step as the kernel counted them, headers included; counted: by laconic's transport, equal to the "
         "prediction unless said. loss: mean over the last tenth of the steps."
     )
@@ -172,7 +172,7 @@ def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[Text | Table]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    numbers = ("ms/step", "quartiles", "exposed", "on the wire", "counted", "loss", "speed-up")
+    numbers = ("ms/step", "quartiles", "exposed", "wire", "counted", "loss", "vs DDP")
     table = plain_table("strategy", *numbers, numbers=numbers)
     for row in rows:
         counted = _bytes(row.counted_bytes_per_step)

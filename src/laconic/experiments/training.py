@@ -94,7 +94,7 @@ class Contender:
         self._passes_s: list[float] = []
         self._steps_s: list[float] = []
         self._counted = 0
-        self._wire: list[int] = []
+        self._wire: list[float] = []
         self.losses: list[float] = []
 
     def _without_communication(self) -> AbstractContextManager[object]:
@@ -121,7 +121,7 @@ class Contender:
 
     def step(self) -> None:
         """One training step."""
-        counted, wire = self._counted_so_far(), _kernel_sent_bytes()
+        counted = self._counted_so_far()
         began_s = time.perf_counter()
         loss = self._pass(len(self.losses))
         self._passes_s.append(time.perf_counter() - began_s)
@@ -129,10 +129,19 @@ class Contender:
         self._optimizer.zero_grad()
         self._steps_s.append(time.perf_counter() - began_s)
         self._counted = self._counted_so_far() - counted
-        if wire is not None:
-            self._wire.append((_kernel_sent_bytes() or 0) - wire)
         dist.all_reduce(loss)
         self.losses.append(loss.item() / dist.get_world_size())
+
+    def block(self, num_steps: int) -> None:
+        """Several steps; what the kernel sent for them is read while nobody sends."""
+        dist.barrier()
+        before = _kernel_sent_bytes()
+        for _ in range(num_steps):
+            self.step()
+        dist.barrier()
+        after = _kernel_sent_bytes()
+        if before is not None and after is not None:
+            self._wire.append((after - before) / num_steps)
 
     def _counted_so_far(self) -> int:
         return self._session.traffic.sent_bytes() if self._session is not None else 0
@@ -157,7 +166,7 @@ class Contender:
             step_ms_low=low * 1e3,
             step_ms_high=high * 1e3,
             exposed_ms=max(0.0, statistics.median(passes) - statistics.median(self._alone_s)) * 1e3,
-            wire_bytes_per_step=round(statistics.mean(self._wire[_WARM_STEPS:] or self._wire)) if self._wire else None,
+            wire_bytes_per_step=round(statistics.median(self._wire)) if self._wire else None,
             counted_bytes_per_step=self._counted if self._session is not None else None,
             predicted_bytes_per_step=predicted,
             losses=self.losses,
@@ -188,8 +197,7 @@ def train(config: TrainingConfig) -> list[TrainingResult]:
         # Another one begins each time, so that nobody always follows the same neighbour.
         for number in [(first + turn) % len(contenders) for turn in range(len(contenders))]:
             contenders[number].compute_alone()
-            for _ in range(due):
-                contenders[number].step()
+            contenders[number].block(due)
             if dist.get_rank() == 0:
                 done = contenders[number]
                 line = (
