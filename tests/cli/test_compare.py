@@ -51,7 +51,7 @@ def test_behind_slow_links_the_kernel_confirms_the_bytes(capsys: pytest.CaptureF
         # Headers of TCP, IP and Ethernet, acknowledgements and Gloo's own, on a step of a few hundred kilobytes.
         assert 1.0 <= row["wire_bytes_per_step"] / row["counted_bytes_per_step"] < 1.15
     assert ddp["wire_bytes_per_step"] == pytest.approx(lossless["wire_bytes_per_step"], rel=0.05)
-    assert lossy["speedup_over_ddp"] > 1.2
+    assert lossy["speedup_over_ddp"] > 1.1
 
 
 @pytest.mark.parametrize(
