@@ -1,0 +1,116 @@
+"""What a run found out: one row per strategy and link, and the curves behind the rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from laconic.errors import UsageError, one_line
+
+Links = Literal["shaped", "paced", "unlimited"]
+"""shaped: real links of virtual hosts; paced: transports hold themselves back; unlimited: neither."""
+
+TORCH_DDP = "torch DDP"
+"""The name under which torch's own DistributedDataParallel runs as the baseline."""
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One strategy on one link, beside the baseline."""
+
+    strategy: str
+    """The strategy's full text, or TORCH_DDP."""
+    name: str
+    """What to call it where space is short: a preset's name if one says the same."""
+    link: str
+    """A bandwidth such as 100mbit, the name of a cluster file, or "unlimited"."""
+    links: Links
+    steps: int
+    """Steps it trained, warm-up included."""
+    step_ms: float
+    """Median of the timed steps; step_ms_low and step_ms_high are the quartiles."""
+    step_ms_low: float
+    step_ms_high: float
+    compute_ms: float
+    """What is left of step_ms: forward, backward and optimizer."""
+    encode_ms: float
+    """Time the step waited while its own communication thread encoded or decoded."""
+    exposed_ms: float
+    """Time the step waited for the network: forward and backward take this much longer than without communication."""
+    wire_bytes_per_step: int | None
+    """Bytes each rank sent per step; None where nobody counted."""
+    wire_bytes_source: Literal["kernel", "transport"] | None
+    """kernel: the link's own counter, headers of all layers included."""
+    counted_bytes_per_step: int | None
+    """What laconic's transport counted; torch DDP does not go through it."""
+    predicted_bytes_per_step: int | None
+    final_loss: float | None
+    """Mean over the last tenth of its steps; None where nothing is learnt (replayed compute)."""
+    loss_at_equal_steps: float | None
+    """The same at the number of steps that every strategy on this link has done."""
+    seconds_to_target: float | None
+    """Training time until the smoothed loss reached the target; None if it did not."""
+    speedup_over_ddp: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """How one row came about, step by step; at most a thousand points."""
+
+    strategy: str
+    link: str
+    step: list[int]
+    loss: list[float]
+    """Empty where nothing is learnt."""
+    seconds: list[float]
+    """Training time at the end of each step, this strategy's own steps only."""
+    wire_bytes: list[int]
+    """Bytes sent so far; empty where nobody counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Everything a run says about itself, as results.json holds it."""
+
+    kind: Literal["compare", "replay"]
+    title: str
+    """The work in one line, e.g. "GPT (small, 1.9 M parameters) on 4 hosts"."""
+    began: str
+    """Local time, ISO 8601."""
+    seconds: float
+    """How long the run took."""
+    problem: str | None
+    """Why the run ended early; the rows then hold what was measured until then."""
+    target_loss: float | None
+    rows: tuple[Row, ...]
+    curves: tuple[Curve, ...]
+    advice: tuple[str, ...]
+    """One sentence per link: which strategy to use there and what it costs."""
+
+    def to_json(self) -> str:
+        """This as a JSON document."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Results:
+        """Read what to_json wrote; `where` names the file in errors."""
+        try:
+            document = json.loads(text)
+            if document.pop("format") != FORMAT:
+                raise UsageError(f"{where} was written by another version of laconic.")
+            rows = tuple(_read(Row, row) for row in document.pop("rows"))
+            curves = tuple(_read(Curve, curve) for curve in document.pop("curves"))
+            advice = tuple(document.pop("advice"))
+            return _read(cls, {**document, "rows": rows, "curves": curves, "advice": advice})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+            raise UsageError(f"{where} does not hold the results of a run: {one_line(exc, 120)}.") from exc
+
+
+def _read(kind: type[Any], record: Mapping[str, object]) -> Any:
+    known = {field.name for field in fields(kind)}
+    if set(record) != known:
+        raise ValueError(f"keys {sorted(set(record) ^ known)} are missing or too many")
+    return kind(**record)
