@@ -8,26 +8,29 @@ target is "module:function", called with `arguments` as keywords, or the text of
 comes back through torch.save, so it holds tensors and plain containers; a script finds `arguments` as a global and may
 write JSON or torch.save to the path in the global `result_file`. A rank that fails, or a run that outlasts `timeout_s`,
 fails the test with the output of all ranks; nothing that was started here survives the call.
+
+Processes are forked from one that has torch loaded already: loading it takes seconds, and there are few cores.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-# torch is imported where it is used: a script that does not need it starts in a tenth of a second.
 ROOT = Path(__file__).resolve().parent.parent
 _POLL_S = 0.02
 _SHOWN_CHARACTERS = 4000
@@ -73,7 +76,7 @@ def run_processes(
     Unless `may_fail`, every rank must exit with 0, except the one `send_signal` names.
     """
     started_s = time.monotonic()
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[ForkServerProcess] = []
     ended_s: dict[int, float] = {}
     name = target if _is_function(target) else "a script"
     with tempfile.TemporaryDirectory(prefix="laconic-ranks-") as temporary:
@@ -82,16 +85,18 @@ def run_processes(
         port = _free_port()
         try:
             for rank in range(world_size):
-                processes.append(_start(folder, rank, world_size, port, environment or {}))
+                variables = {**_torchrun(rank, world_size, port), **(environment or {})}
+                processes.append(_nursery().Process(target=_be_rank, args=(folder, rank, variables)))
+                processes[-1].start()
             pending = send_signal
             # A rank that is stopped, not ended, by its signal is not waited for.
             stopped = {send_signal.rank} if send_signal and send_signal.signal == signal.SIGSTOP else set()
             while set(range(world_size)) - set(ended_s) - stopped:
                 for rank, process in enumerate(processes):
-                    if rank not in ended_s and process.poll() is not None:
+                    if rank not in ended_s and process.exitcode is not None:
                         ended_s[rank] = time.monotonic() - started_s
                 if pending is not None and pending.line in _read(folder, pending.rank, "out").splitlines():
-                    processes[pending.rank].send_signal(pending.signal)
+                    os.kill(_pid(processes[pending.rank]), pending.signal)
                     pending = None
                 if time.monotonic() - started_s > timeout_s:
                     break
@@ -99,14 +104,14 @@ def run_processes(
         finally:
             for process in processes:
                 # A group of its own, so that what a rank has started ends with it.
-                if process.poll() is None:
+                if process.exitcode is None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                        os.killpg(_pid(process), signal.SIGKILL)
+                process.join()
         results = [
             RankResult(
                 rank=rank,
-                exit_code=process.returncode,
+                exit_code=_exit_code(process),
                 stdout=_read(folder, rank, "out"),
                 stderr=_read(folder, rank, "err"),
                 value=_value(folder / f"{rank}.result"),
@@ -150,15 +155,18 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _start(
-    folder: Path, rank: int, world_size: int, port: int, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    # An empty entry in PYTHONPATH would mean the current directory.
-    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *inherited]),
-        "PYTHONUNBUFFERED": "1",
+@functools.cache
+def _nursery() -> ForkServerContext:
+    """Where processes come from: one that has loaded what every rank needs, and forks."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
+    context = multiprocessing.get_context("forkserver")
+    # torch._dynamo: the first optimizer step would load it, for as long as torch itself takes.
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "laconic", "tests.processes"])
+    return context
+
+
+def _torchrun(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
         "OMP_NUM_THREADS": "1",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -166,22 +174,22 @@ def _start(
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        **environment,
     }
-    with (folder / f"{rank}.out").open("wb") as out, (folder / f"{rank}.err").open("wb") as err:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.processes", str(folder)],
-            cwd=ROOT,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+
+
+def _pid(process: ForkServerProcess) -> int:
+    assert process.pid is not None
+    return process.pid
+
+
+def _exit_code(process: ForkServerProcess) -> int:
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 def _read(folder: Path, rank: int, stream: str) -> str:
-    return (folder / f"{rank}.{stream}").read_text(encoding="utf-8", errors="replace")
+    path = folder / f"{rank}.{stream}"
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _value(path: Path) -> Any:
@@ -202,10 +210,21 @@ def _shown(results: list[RankResult]) -> str:
     return "\n".join(parts)
 
 
-def _run_rank(folder: Path) -> None:
-    """What every child process does."""
+def _be_rank(folder: Path, rank: int, variables: dict[str, str]) -> None:
+    """What every child process does: become a rank, then run the target."""
+    os.setsid()
+    os.chdir(ROOT)
+    os.environ.update(variables)
+    for number, stream in ((1, "out"), (2, "err")):
+        with (folder / f"{rank}.{stream}").open("wb") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    _run_target(folder, folder / f"{rank}.result")
+
+
+def _run_target(folder: Path, result_file: Path) -> None:
     task = json.loads((folder / "task.json").read_text())
-    result_file = folder / f"{os.environ['RANK']}.result"
     if _is_function(task["target"]):
         import torch
 
@@ -218,7 +237,3 @@ def _run_rank(folder: Path) -> None:
     else:
         code = compile(task["target"], "<script>", "exec")
         exec(code, {"__name__": "__main__", "arguments": task["arguments"], "result_file": result_file})
-
-
-if __name__ == "__main__":
-    _run_rank(Path(sys.argv[1]))

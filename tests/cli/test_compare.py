@@ -1,29 +1,40 @@
-"""`laconic compare`: real training on two processes, and what it refuses before it starts any."""
+"""`laconic compare` and `laconic replay`: real runs on a few processes, what they keep, and what they refuse."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from laconic.cli import main
+from laconic.core.event import read_events
 
 SMALL = ["--size", "tiny", "--steps", "6", "--batch", "2", "--hosts", "2"]
 
 
+def rows_of(folder: Path) -> list[dict[str, object]]:
+    return json.loads((folder / "results.json").read_text())["rows"]
+
+
 @pytest.mark.dist
 @pytest.mark.timeout(120)
-def test_ddp_and_strategies_side_by_side(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
-    out = tmp_path / "results.json"
+def test_ddp_and_strategies_side_by_side(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
     strategies = ["--strategy", "ddp", "--strategy", "bsp / all_reduce / bf16 + error_feedback / wfbp"]
     assert main(["compare", *SMALL, *strategies, "--bandwidth", "unlimited", "--out", str(out)]) == 0
     captured = capsys.readouterr()
     assert "torch DDP" in captured.out
     assert "6/6" in captured.err
-    document = json.loads(out.read_text())
-    assert document["config"]["steps"] == 6
-    ddp, lossless, lossy = document["rows"]
-    assert [row["strategy"] for row in document["rows"]] == [
+    assert str(out / "report.html") in captured.out
+    ddp, lossless, lossy = rows_of(out)
+    assert [row["strategy"] for row in rows_of(out)] == [
         "torch DDP",
         "bsp / all_reduce / none / fusion",
         "bsp / all_reduce / bf16 + error_feedback / wfbp",
@@ -32,50 +43,146 @@ def test_ddp_and_strategies_side_by_side(capsys: pytest.CaptureFixture[str], tmp
     assert lossy["final_loss"] == pytest.approx(ddp["final_loss"], rel=0.01)
     assert lossy["final_loss"] != ddp["final_loss"]
     for row in (lossless, lossy):
-        assert row["counted_bytes_per_step"] == row["predicted_bytes_per_step"] > 0
+        assert row["counted_bytes_per_step"] == row["predicted_bytes_per_step"]
         assert row["links"] == "unlimited"
-    assert lossless["counted_bytes_per_step"] == 2 * lossy["counted_bytes_per_step"]
+    assert lossless["counted_bytes_per_step"] == 2 * int(str(lossy["counted_bytes_per_step"]))
+    assert ddp["predicted_bytes_per_step"] == lossless["predicted_bytes_per_step"]
     assert ddp["speedup_over_ddp"] == 1.0
+    assert {"config.toml", "env.json", "events.jsonl", "results.json", "trace.json", "report.html"} == {
+        path.name for path in out.iterdir()
+    }
+    with (out / "events.jsonl").open() as lines:
+        events = list(read_events(lines))
+    assert {event.rank for event in events} == {0, 1}
+    assert {"forward", "backward", "optimizer", "iteration", "alone", "turn", "exchange", "encode", "wait"} <= {
+        event.kind for event in events
+    }
+    assert json.loads((out / "trace.json").read_text())["traceEvents"]
 
 
 @pytest.mark.lab
 @pytest.mark.timeout(120)
-def test_behind_slow_links_the_kernel_confirms_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_behind_slow_links_the_kernel_confirms_the_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
     words = ["--size", "tiny", "--steps", "12", "--batch", "1", "--hosts", "3", "--bandwidth", "20mbit", "--json"]
-    assert main(["compare", *words, "--strategy", "ddp", "--strategy", "ddp-bf16"]) == 0
+    assert main(["compare", *words, "--strategy", "ddp", "--strategy", "ddp-bf16", "--out", str(first)]) == 0
     ddp, lossless, lossy = json.loads(capsys.readouterr().out)["rows"]
     for row in (lossless, lossy):
         assert row["links"] == "shaped"
         assert row["link"] == "20mbit"
+        assert row["wire_bytes_source"] == "kernel"
         assert row["counted_bytes_per_step"] == row["predicted_bytes_per_step"]
         # Headers of TCP, IP and Ethernet, acknowledgements and Gloo's own, on a step of a few hundred kilobytes.
         assert 1.0 <= row["wire_bytes_per_step"] / row["counted_bytes_per_step"] < 1.15
     assert ddp["wire_bytes_per_step"] == pytest.approx(lossless["wire_bytes_per_step"], rel=0.05)
     assert lossy["speedup_over_ddp"] > 1.1
+    # The configuration repeats the run: the same losses to the last bit.
+    assert main(["compare", "--config", str(first / "config.toml"), "--out", str(again)]) == 0
+    assert [row["final_loss"] for row in rows_of(again)] == [row["final_loss"] for row in rows_of(first)]
+    assert (again / "config.toml").read_text() == (first / "config.toml").read_text()
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(120)
+def test_paced_links_say_so_everywhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--bandwidth", "20mbit", "--links", "paced", "--strategy", "ddp-bf16", "--out", str(tmp_path / "run")]
+    assert main(["compare", *SMALL, *words]) == 0
+    captured = capsys.readouterr()
+    assert "paced" in captured.out
+    assert "paced" in captured.err
+    assert "paced" in (tmp_path / "run" / "report.html").read_text().rsplit("</script>", 1)[-1] + captured.out
+    ddp, lossy = rows_of(tmp_path / "run")
+    assert {row["links"] for row in (ddp, lossy)} == {"paced"}
+    # A step sends this many bytes through 20 Mbit/s, whatever the machine; torch DDP is paced on equal terms.
+    for row in (ddp, lossy):
+        assert float(str(row["step_ms"])) >= int(str(row["predicted_bytes_per_step"])) * 8 / 20e6 * 1e3 * 0.95
+    assert float(str(lossy["speedup_over_ddp"])) > 1.1
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(120)
+def test_seconds_instead_of_steps(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["--size", "tiny", "--hosts", "2", "--bandwidth", "unlimited", "--seconds", "0.5", "--target-loss", "5.4"]
+    assert main(["compare", *words, "--strategy", "ddp", "--out", str(out)]) == 0
+    for row in rows_of(out):
+        assert int(str(row["steps"])) % 5 == 0
+        assert row["seconds_to_target"] is not None
+    trained = {row["strategy"]: curve["seconds"][-1] for row, curve in zip(*_rows_and_curves(out), strict=True)}
+    assert all(seconds >= 0.5 for seconds in trained.values())
+
+
+def _rows_and_curves(folder: Path) -> tuple[list[dict[str, object]], list[dict[str, list[float]]]]:
+    document = json.loads((folder / "results.json").read_text())
+    return document["rows"], document["curves"]
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(120)
+def test_replay_takes_compute_or_communication_whichever_is_longer(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    workload = tmp_path / "job.json"
+    layer = {"forward_s": 0.02, "backward_s": 0.04}
+    layers = [
+        {"name": f"layer{index}", **layer, "tensors": [{"name": f"layer{index}.weight", "shape": [250, 250]}]}
+        for index in range(4)
+    ]
+    document = {"name": "job", "batch": 1, "source": "made up", "layers": layers}
+    workload.write_text(json.dumps(document))
+    words = ["--workload", str(workload), "--hosts", "2", "--bandwidth", "100mbit", "--steps", "6"]
+    strategies = ["--strategy", "bsp-a2a", "--strategy", "wfbp-a2a"]
+    assert main(["replay", *words, *strategies, "--out", str(out)]) == 0
+    ddp, sequential, overlapped = rows_of(out)
+    for row in (ddp, sequential, overlapped):
+        assert float(str(row["step_ms"])) >= 240, "forward and backward are slept"
+        assert row["final_loss"] is None
+    assert sequential["predicted_bytes_per_step"] == 4 * 250 * 250 * 4
+    # 1 MB at 100 Mbit/s is 80 ms after 240 ms of compute; overlapped, all but the last layer's hides behind it.
+    assert float(str(sequential["exposed_ms"])) > 60
+    assert float(str(overlapped["step_ms"])) < float(str(sequential["step_ms"])) - 20
+    assert json.loads((out / "results.json").read_text())["kind"] == "replay"
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--steps", "0"], "steps must be >= 1"),
-        (["--hosts", "0"], "hosts must be >= 1"),
+        (["--steps", "5", "--seconds", "5"], "steps or seconds"),
+        (["--seconds", "-1"], "seconds must be > 0"),
+        (["--hosts", "0"], "number of hosts"),
         (["--hosts", "two"], "hosts"),
         (["--bandwidth", "fast"], "--bandwidth must be a rate"),
+        (["--bandwidth", "0mbit"], "bandwidth must be between"),
         (["--bandwidth", "unlimited", "--bandwidth", "1gbit"], "stands alone"),
+        (["--bandwidth", "1gbit", "--bandwidth", "1000mbit"], "given once"),
         (["--size", "smal"], 'Did you mean "small"?'),
         (["--strategy", "bps"], 'Did you mean "bsp"?'),
-        (["--data", "no-such-file.txt"], "cannot read the data file no-such-file.txt"),
+        (["--strategies", "none.txt"], "cannot read the strategies in none.txt"),
+        (["--data", "no-such-file.txt"], "cannot read the data file"),
+        (["--images", "no-such-file.npz"], "cannot read the image file"),
+        (["--images", "a.npz", "--data", "b.txt"], "not both"),
+        (["--cluster", "none.toml"], "cannot read the cluster file none.toml"),
+        (["--cluster", "none.toml", "--hosts", "3"], "no effect beside --cluster"),
+        (["--config", "none.toml"], "cannot read the configuration none.toml"),
+        (["--config", "none.toml", "--seed", "3"], "--seed has no effect beside --config"),
+        (["--links", "papered"], "links"),
+        (["--device", "cuda"], "no GPU here"),
+        (["--learning-rate", "0"], "learning rate must be > 0"),
     ],
 )
-def test_bad_input_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["compare", *words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert told in captured.err
+    assert not list(tmp_path.iterdir())
 
 
-def test_data_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+def test_data_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     binary, short = tmp_path / "binary", tmp_path / "short"
     binary.write_bytes(bytes(range(256)) * 100)
     short.write_text("too short")
@@ -84,10 +191,104 @@ def test_data_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path) -> N
         assert told in capsys.readouterr().err
 
 
+def test_strategies_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    listed = tmp_path / "strategies.txt"
+    listed.write_text("# nothing but comments\n\n")
+    assert main(["compare", "--strategies", str(listed)]) == 2
+    assert "lists no strategy" in capsys.readouterr().err
+    listed.write_text("ddp  # fine\nbps\n")
+    assert main(["compare", "--strategies", str(listed)]) == 2
+    assert 'Did you mean "bsp"?' in capsys.readouterr().err
+
+
+def test_a_folder_that_is_taken_is_known_before_training(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out, told in ((tmp_path, "not an empty folder"), (tmp_path / "file" / "run", "cannot make the folder")):
+        assert main(["compare", *SMALL, "--bandwidth", "unlimited", "--out", str(out)]) == 2
+        captured = capsys.readouterr()
+        assert told in captured.err
+        assert "loss" not in captured.err
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "laconic.cli", "compare", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_line(process: subprocess.Popen[str], pattern: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if re.search(pattern, line):
+            return
+    raise AssertionError(f"{pattern} never came")
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """The processes that append to this run's events."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                command = (process / "cmdline").read_bytes()
+                opened = [str(link.readlink()) for link in (process / "fd").iterdir()]
+            except OSError:
+                continue  # ended meanwhile
+            if b"laconic.experiments.contest" in command and str(folder / "events.jsonl") in opened:
+                found.append(int(process.name))
+    return found
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(120)
+def test_a_host_killed_in_the_middle_names_it_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["--size", "tiny", "--steps", "400", "--hosts", "3", "--bandwidth", "50mbit", "--strategy", "ddp"]
+    process = start(*words, "--out", str(out))
+    wait_for_line(process, r"step +10/400")
+    victims = ranks_of(out)
+    assert len(victims) == 3
+    os.kill(victims[-1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2, errors
+    assert "SIGKILL" in errors or "lost" in errors or "rank" in errors
+    assert "what was measured until then is in" in errors
+    document = json.loads((out / "results.json").read_text())
+    assert document["problem"]
+    assert len(document["rows"]) == 2
+    assert all(5 <= row["steps"] < 400 for row in document["rows"])
+    assert (out / "report.html").exists()
+    assert not [pid for pid in victims if Path(f"/proc/{pid}").exists()], "the other ranks are stopped"
+
+
 @pytest.mark.dist
-@pytest.mark.timeout(60)
-def test_results_that_cannot_be_written_are_known_before_training(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
-    assert main(["compare", *SMALL, "--out", str(tmp_path / "missing" / "results.json")]) == 2
-    captured = capsys.readouterr()
-    assert "cannot write the results" in captured.err
-    assert "loss" not in captured.err
+@pytest.mark.timeout(120)
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["--size", "tiny", "--steps", "4000", "--hosts", "2", "--bandwidth", "unlimited", "--strategy", "ddp"]
+    process = start(*words, "--out", str(out))
+    wait_for_line(process, r"step +10/4000")
+    ranks = ranks_of(out)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads((out / "results.json").read_text())["problem"] == "interrupted from the keyboard"
+    time.sleep(0.1)
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(120)
+def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    # A limit on the size of files is met at the same calls as the end of a disk.
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+    words = ["compare", *SMALL, "--steps", "100", "--bandwidth", "unlimited", "--out", str(tmp_path / "run")]
+    code = f"{limit}import sys; from laconic.cli import main; sys.exit(main({words!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "File too large" in done.stderr
+    assert "events.jsonl" in done.stderr

@@ -13,6 +13,7 @@ import torch
 import laconic
 from laconic.cli import doctor, main
 from laconic.errors import StrategyError
+from laconic.lab import machine
 from laconic.lab.capabilities import Capabilities
 
 EVERYTHING = Capabilities(privilege="root", veth=True, bridge=True, tbf=True, htb=True, netem=True)
@@ -67,8 +68,8 @@ def test_absent_packages_are_named_with_what_that_means(
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(doctor.importlib.metadata, "version", absent)
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", {"tyro": object()}.get)
+    monkeypatch.setattr(machine.importlib.metadata, "version", absent)
+    monkeypatch.setattr(machine.importlib.util, "find_spec", {"tyro": object()}.get)
     monkeypatch.setattr(
         doctor, "detect_capabilities", lambda: Capabilities(privilege="root", reason="pyroute2 cannot be imported")
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import io
 import threading
 from dataclasses import dataclass
@@ -253,3 +255,28 @@ def test_events_say_what_happened(tmp_path) -> None:
         p.numel() for p in mlp().parameters()
     )
     assert all(event.duration_s >= 0 for event in events)
+
+
+def test_init_sync_false_is_a_promise_that_is_checked() -> None:
+    original = mlp()  # here, because threads share torch's random numbers
+
+    def one_rank(transport: InProcessTransport, *, spoil: bool) -> None:
+        model = copy.deepcopy(original)
+        if spoil and transport.rank == 1:
+            with torch.no_grad():
+                model[2].bias[1] += 1
+        with laconic.attach(model, sgd(model), "bsp", transport=transport, init_sync=False):
+            assert transport.traffic.sent_bytes("control") < 10_000
+
+    laconic.InProcessCluster(2).run(functools.partial(one_rank, spoil=False))
+    with pytest.raises(AttachError, match='"2.bias" is not the same on rank 0 and rank 1'):
+        laconic.InProcessCluster(2).run(functools.partial(one_rank, spoil=True))
+
+
+def test_all_ranks_must_promise_the_same() -> None:
+    def one_rank(transport: InProcessTransport) -> None:
+        model = mlp()
+        laconic.attach(model, sgd(model), "bsp", transport=transport, init_sync=transport.rank == 0)
+
+    with pytest.raises(AttachError, match="init_sync is True on rank 0 and False on rank 1"):
+        laconic.InProcessCluster(2).run(one_rank)

@@ -1,195 +1,173 @@
-"""`laconic compare`: train the same small GPT with torch DDP and under several strategies, on slow links, side by side.
+"""`laconic compare`: train the same model with torch DDP and under several strategies, on slow links, side by side.
 
-With --json, one document: {"config": {...}, "rows": [{"strategy", "link", "links": "shaped" | "unlimited", "step_ms",
-"step_ms_low", "step_ms_high", "exposed_ms", "wire_bytes_per_step", "counted_bytes_per_step",
-"predicted_bytes_per_step", "final_loss", "speedup_over_ddp"}]}.
+With --json, the document that is also in the run's folder as results.json.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
-from laconic.cli.terminal import emit_json, emit_sections, plain_table
-from laconic.cluster import parse_bandwidth
+from laconic.cli.contest_view import tables, watching
+from laconic.cli.terminal import emit, emit_json, emit_sections
+from laconic.cluster import Cluster, parse_bandwidth
 from laconic.errors import UsageError
-from laconic.experiments.comparison import DEFAULT_STRATEGIES, Comparison, Row, as_document, run_comparison
-from laconic.experiments.comparison import Progress as OnStep
-from laconic.lab.capabilities import detect_capabilities
-from laconic.strategy import PRESETS
-from laconic.units import human_bytes
+from laconic.experiments import config_file
+from laconic.experiments.comparison import (
+    DEFAULT_STRATEGIES,
+    UNLIMITED,
+    Comparison,
+    Network,
+    uniform_network,
+)
+from laconic.experiments.run import run_comparison
+from laconic.experiments.tasks import TaskConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Train a small GPT on virtual hosts with torch DDP and under several strategies, and print them side by side."""
+    """Train a model on virtual hosts with torch DDP and under several strategies, and print them side by side."""
 
     strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="STRATEGY")] = ()
     """A preset or strategy text; repeat for several. Left out: one of each kind."""
+    strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """A file with one strategy per line; empty lines and what follows a # are left out."""
     hosts: int = 4
     """Number of virtual hosts, one process each."""
     bandwidth: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RATE")] = ()
     """Of every host's link: 10mbit, 1gbit; repeat for several. Left out: 100mbit. "unlimited": no virtual hosts."""
-    steps: int = 20
-    """Optimizer steps under each strategy."""
+    cluster: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
+    """Hosts, links and racks from a file, instead of --hosts and --bandwidth."""
+    links: Literal["auto", "shaped", "paced"] = "auto"
+    """shaped: real links of virtual hosts; paced: held back in software; auto: shaped where this machine allows it."""
+    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Optimizer steps under each strategy. Left out: 20."""
+    seconds: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
+    """Training time for each strategy, instead of --steps."""
     size: str = "small"
-    """Model size: tiny, small, medium."""
-    batch: int = 2
-    """Sequences per host and step."""
+    """Model size: tiny, small, medium, and for text gpt2 (124 M parameters)."""
+    batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Samples per host and step. Left out: 2 for text, 32 for images."""
+    learning_rate: float = 1e-3
+    """Of AdamW."""
     seed: int = 0
     """Initial weights and batches."""
     data: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """A text file to train on. Left out: the Python standard library's source."""
+    """A text file to train a GPT on. Left out: the Python standard library's source."""
+    images: Annotated[str | None, tyro.conf.arg(metavar="FILE.npz")] = None
+    """Labelled images to train a CNN on, instead of text."""
+    target_loss: Annotated[float | None, tyro.conf.arg(metavar="LOSS")] = None
+    """Measure the time until this loss. Left out: the loss torch DDP has after four fifths of its steps."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """cuda: all ranks share the GPUs of this machine and talk through NCCL; auto: cuda if there is a GPU."""
     timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 1800.0
     """How long the training on one link may take."""
-    out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write the results to this file as JSON."""
+    config: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
+    """Repeat a run from its config.toml, instead of the options above."""
+    out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Where to keep the run. Left out: runs/TIME-compare."""
     json: bool = False
-    """Print JSON instead of a table."""
+    """Print JSON instead of tables."""
 
 
 def run(arguments: Arguments) -> int:
-    """Train and print."""
-    comparison = Comparison(
-        strategies=arguments.strategy or DEFAULT_STRATEGIES,
-        hosts=arguments.hosts,
-        bandwidths_bps=_bandwidths(arguments.bandwidth),
-        steps=arguments.steps,
-        size=arguments.size,
-        batch=arguments.batch,
-        seed=arguments.seed,
-        data=arguments.data,
-        timeout_s=arguments.timeout,
-    )
-    if arguments.out is not None:
-        _write(Path(arguments.out), as_document(comparison, []))  # now, not after minutes of training
-    with _shown_progress(comparison) as on_step:
-        rows = run_comparison(comparison, on_step)
-    document = as_document(comparison, rows)
-    if arguments.out is not None:
-        _write(Path(arguments.out), document)
-    if arguments.json:
-        emit_json(document)
-    else:
-        emit_sections(*_tables(comparison, rows))
+    """Train, keep everything, print."""
+    comparison = _comparison(arguments)
+    return hold(comparison, out=arguments.out, as_json=arguments.json)
+
+
+def hold(comparison: Comparison, *, out: str | None, as_json: bool) -> int:
+    """Run a comparison with a view of it and print what came out."""
+    with watching(comparison) as watcher:
+        results, folder = run_comparison(comparison, watcher, out)
+    if as_json:
+        emit_json(json.loads(results.to_json()))
+        return 0
+    emit_sections(*tables(results))
+    emit(f"\nEverything is in {folder.path}\n")
+    if folder.report_path.exists():
+        emit(f"Open {folder.report_path}\n")
     return 0
 
 
-def _bandwidths(texts: tuple[str, ...]) -> tuple[float, ...]:
-    """Bits per second; "unlimited" alone for none."""
-    if "unlimited" in texts:
-        if len(texts) > 1:
-            raise UsageError("compare: --bandwidth unlimited stands alone; run compare twice.")
-        return ()
-    if texts:
-        return tuple(parse_bandwidth(text, "--bandwidth") for text in texts)
-    allowed = detect_capabilities()
-    if not allowed.virtual_hosts:
-        raise UsageError(
-            f"compare: no virtual hosts are possible here ({allowed.reason}). Run as root, allow user namespaces, or "
-            "give --bandwidth unlimited to compare without slow links."
-        )
-    return Comparison.bandwidths_bps
+def _comparison(arguments: Arguments) -> Comparison:
+    if arguments.config is not None:
+        refuse_beside(arguments, "config", Arguments(), but=("out", "json"))
+        return config_file.load(arguments.config, "compare")
+    if arguments.data is not None and arguments.images is not None:
+        raise UsageError("compare: give --data or --images, not both.")
+    data = arguments.images or arguments.data
+    hosts, networks = read_networks(arguments.cluster, arguments.hosts, arguments.bandwidth, ("100mbit",))
+    return Comparison(
+        task=TaskConfig(
+            kind="images" if arguments.images is not None else "text",
+            size=arguments.size,
+            batch=arguments.batch if arguments.batch is not None else 2 if arguments.images is None else 32,
+            learning_rate=arguments.learning_rate,
+            seed=arguments.seed,
+            data=str(Path(data).resolve()) if data is not None else None,
+        ),
+        strategies=read_strategies(arguments.strategy, arguments.strategies, DEFAULT_STRATEGIES),
+        hosts=hosts,
+        networks=networks,
+        links=arguments.links,
+        device=choose_device(arguments.device),
+        steps=20 if arguments.steps is None and arguments.seconds is None else arguments.steps,
+        seconds=arguments.seconds,
+        target_loss=arguments.target_loss,
+        timeout_s=arguments.timeout,
+    )
 
 
-def _write(path: Path, document: object) -> None:
+def refuse_beside(given: object, option: str, defaults: object, *, but: tuple[str, ...]) -> None:
+    """Raise if another option than those in `but` was given beside `option`: it would have no effect."""
+    assert dataclasses.is_dataclass(given)
+    for other in dataclasses.fields(given):
+        if other.name not in (option, *but) and getattr(given, other.name) != getattr(defaults, other.name):
+            raise UsageError(f"--{other.name.replace('_', '-')} has no effect beside --{option}; change the file.")
+
+
+def read_strategies(texts: tuple[str, ...], path: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Strategies from options and from a file."""
+    if path is None:
+        return texts or default
     try:
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    except OSError as exc:
-        raise UsageError(f"cannot write the results to {path}: {exc.strerror}.") from exc
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        raise UsageError(f"cannot read the strategies in {path}: {reason}.") from exc
+    listed = tuple(text for line in lines if (text := line.partition("#")[0].strip()))
+    if not listed:
+        raise UsageError(f"{path} lists no strategy; write one per line.")
+    return (*texts, *listed)
 
 
-@contextmanager
-def _shown_progress(comparison: Comparison) -> Iterator[OnStep]:
-    """A live bar per strategy on a terminal; a line per strategy elsewhere. On stderr, so results can be piped."""
-    console = Console(stderr=True, highlight=False, markup=False)
-    if not console.is_terminal:
-
-        def plain(link: str, strategy: str, step: int, loss: float, step_ms: float) -> None:
-            line = f"{link:>9} {step:4}/{comparison.steps}  loss {loss:.4f}  {step_ms:7.1f} ms  {strategy}"
-            print(line, file=sys.stderr, flush=True)
-
-        yield plain
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}  {task.fields[step_ms]:.0f} ms"),
-        TimeElapsedColumn(),
+def read_networks(
+    cluster: str | None, hosts: int, bandwidths: tuple[str, ...], default: tuple[str, ...]
+) -> tuple[int, tuple[Network, ...]]:
+    """The number of hosts, and every setting of their links."""
+    if cluster is not None:
+        if bandwidths or hosts != Arguments.hosts:
+            raise UsageError(f"--hosts and --bandwidth have no effect beside --cluster; write them in {cluster}.")
+        made = Cluster.load(cluster)
+        return made.num_hosts, (Network(name=Path(cluster).stem, cluster=made),)
+    return hosts, tuple(
+        Network(name=UNLIMITED, cluster=None)
+        if text == UNLIMITED
+        else uniform_network(hosts, parse_bandwidth(text, "--bandwidth"))
+        for text in bandwidths or default
     )
-    with Progress(*columns, console=console) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def live(link: str, strategy: str, step: int, loss: float, step_ms: float) -> None:
-            name = f"{link}  {_short(strategy)}"
-            if name not in tasks:
-                tasks[name] = progress.add_task(name, total=comparison.steps, loss=loss, step_ms=step_ms)
-            progress.update(tasks[name], completed=step, loss=loss, step_ms=step_ms)
-
-        yield live
 
 
-def _short(strategy: str) -> str:
-    """The preset's name, where a preset says the same."""
-    return next((name for name, (text, _) in PRESETS.items() if text == strategy), strategy)
+def choose_device(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """The GPU if there is one, unless something else is asked for."""
+    if asked != "auto":
+        return asked
+    import torch
 
-
-def _tables(comparison: Comparison, rows: Sequence[Row]) -> list[Text | Table]:
-    """A table per link, and one line that says what the columns mean."""
-    sections: list[Text | Table] = []
-    for link in dict.fromkeys(row.link for row in rows):
-        of_link = [row for row in rows if row.link == link]
-        where = (
-            f"{comparison.hosts} processes on this machine, no bandwidth limit"
-            if link == "unlimited"
-            else f"{comparison.hosts} virtual hosts behind {link} links ({of_link[0].links})"
-        )
-        sections.append(Text(f"GPT ({comparison.size}), {where}, {comparison.steps} steps each", style="bold"))
-        sections.append(_table(of_link))
-        best = min(of_link[1:], key=lambda row: row.step_ms)
-        cost = best.final_loss / of_link[0].final_loss - 1
-        sections.append(
-            Text(f"Fastest: {_short(best.strategy)}, {best.speedup_over_ddp:.2f}x torch DDP, loss {cost:+.2%}.")
-        )
-    notes = (
-        "ms/step: median. exposed: what forward and backward take beyond computing alone. wire: bytes each host "
-        "sent per step as the kernel counted them, headers included; counted: by laconic's transport, equal to the "
-        "prediction unless said. loss: mean over the last tenth of the steps."
-    )
-    return [*sections, Text(notes, style="dim")]
-
-
-def _table(rows: Sequence[Row]) -> Table:
-    numbers = ("ms/step", "quartiles", "exposed", "wire", "counted", "loss", "vs DDP")
-    table = plain_table("strategy", *numbers, numbers=numbers)
-    for row in rows:
-        counted = _bytes(row.counted_bytes_per_step)
-        if row.counted_bytes_per_step != row.predicted_bytes_per_step:
-            counted += f" (predicted {_bytes(row.predicted_bytes_per_step)})"
-        table.add_row(
-            _short(row.strategy),
-            f"{row.step_ms:.0f}",
-            f"{row.step_ms_low:.0f}..{row.step_ms_high:.0f}",
-            f"{row.exposed_ms:.0f}",
-            _bytes(row.wire_bytes_per_step),
-            counted,
-            f"{row.final_loss:.4f}",
-            f"{row.speedup_over_ddp:.2f}x",
-        )
-    return table
-
-
-def _bytes(num_bytes: int | None) -> str:
-    return "-" if num_bytes is None else human_bytes(num_bytes)
+    return "cuda" if torch.cuda.is_available() else "cpu"

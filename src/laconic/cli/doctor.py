@@ -19,12 +19,7 @@ problems are found.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import importlib.util
-import os
-import platform
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +30,7 @@ from rich.text import Text
 from laconic.cli.terminal import emit, emit_json, emit_sections, plain_table
 from laconic.errors import LaconicError, one_line
 from laconic.lab.capabilities import Capabilities, detect_capabilities
+from laconic.lab.machine import Cuda, Device, Machine, backends, gpus, machine, versions
 from laconic.strategy import AXES
 from laconic.units import human_bytes
 
@@ -45,13 +41,12 @@ _PACKAGES = {
     "tyro": "this command cannot run; the library can",
     "pyroute2": "no virtual hosts on this machine",
     "numba": "nothing yet: meant for the simulator and fused CPU kernels",
-    "plotly": "nothing yet: meant for HTML reports",
-    "jinja2": "nothing yet: meant for HTML reports",
+    "plotly": "no HTML reports",
+    "jinja2": "no HTML reports",
     "triton": "nothing yet: meant for fused GPU kernels",
 }
 """package -> what its absence means"""
 
-_BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 _OLDEST_TORCH = (2, 11)
 
 
@@ -72,34 +67,6 @@ class Problem:
 
     what: str
     do: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """One GPU."""
-
-    name: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cuda:
-    """What torch knows about GPUs."""
-
-    built_for: str | None
-    devices: tuple[Device, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What the operating system says about itself."""
-
-    os: str
-    kernel: str
-    architecture: str
-    cores: int
-    usable_cores: int
-    memory_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,77 +121,23 @@ def run(arguments: Arguments) -> int:
 def examine() -> Findings:
     """Look at everything; whatever is missing or broken becomes a finding, never an exception."""
     problems: list[Problem] = []
-    versions = _versions()
-    backends = {name: _ask(f"is_{name}_available") for name in _BACKENDS}
-    cuda = _cuda(problems)
+    found_versions = versions(_PACKAGES)
+    found_backends = backends()
+    cuda, trouble = gpus()
+    if trouble:
+        problems.append(Problem(f"torch cannot read the GPUs: {trouble}", "run nvidia-smi; repair the driver"))
     virtual_hosts = detect_capabilities()
-    problems += _package_problems(versions)
-    problems += _backend_problems(backends, cuda)
+    problems += _package_problems(found_versions)
+    problems += _backend_problems(found_backends, cuda)
     problems += _plugin_problems()
-    problems += _virtual_host_problems(virtual_hosts, pyroute2=versions["pyroute2"] is not None)
+    problems += _virtual_host_problems(virtual_hosts, pyroute2=found_versions["pyroute2"] is not None)
     return Findings(
-        versions=versions,
-        backends=backends,
+        versions=found_versions,
+        backends=found_backends,
         cuda=cuda,
-        machine=_machine(),
+        machine=machine(),
         virtual_hosts=virtual_hosts,
         problems=tuple(problems),
-    )
-
-
-def _versions() -> dict[str, str | None]:
-    import laconic
-
-    found: dict[str, str | None] = {"laconic": laconic.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            # A copied folder can be imported although no installer knows of it.
-            found[package] = "(version unknown)" if importlib.util.find_spec(package) else None
-    found["torch"] = str(torch.__version__)
-    return found
-
-
-def _ask(question: str) -> bool:
-    """Whether torch.distributed answers yes; a build without that part has no such function."""
-    answer: Callable[[], bool] | None = getattr(torch.distributed, question, None)
-    return bool(answer and answer())
-
-
-def _cuda(problems: list[Problem]) -> Cuda:
-    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else None
-    if torch.version.hip:
-        built_for = f"ROCm {torch.version.hip}"
-    devices: list[Device] = []
-    try:
-        if torch.cuda.is_available():
-            for index in range(torch.cuda.device_count()):
-                properties = torch.cuda.get_device_properties(index)
-                devices.append(Device(name=properties.name, memory_bytes=properties.total_memory))
-    except (RuntimeError, AssertionError, OSError) as exc:
-        problems.append(Problem(f"torch cannot read the GPUs: {one_line(exc)}", "run nvidia-smi; repair the driver"))
-    return Cuda(built_for=built_for, devices=tuple(devices))
-
-
-def _machine() -> Machine:
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        memory = None
-    try:
-        system = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        system = platform.system()
-    return Machine(
-        os=system,
-        kernel=f"{platform.system()} {platform.release()}",
-        architecture=platform.machine(),
-        cores=cores,
-        usable_cores=usable,
-        memory_bytes=memory,
     )
 
 

@@ -1,4 +1,8 @@
-"""`laconic lab ... -- COMMAND`: run a torchrun-style script on virtual hosts behind real, shaped links."""
+"""`laconic lab ... -- COMMAND`: run a torchrun-style script on virtual hosts behind real, shaped links.
+
+Where virtual hosts are not possible, the ranks run side by side and laconic holds itself back (docs/lab.md).
+`laconic lab --clean` ends what a lab that was killed has left behind.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,20 @@ import dataclasses
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.text import Text
 
 from laconic.cli.terminal import emit, emit_sections, plain_table, printable
 from laconic.cluster import Cluster, Link, parse_bandwidth
-from laconic.errors import UsageError
-from laconic.lab.launch import RankFailed, run_ranks
+from laconic.errors import UsageError, one_line
+from laconic.lab import leftovers
+from laconic.lab.capabilities import Capabilities, detect_capabilities
+from laconic.lab.launch import Place, RankFailed, run_ranks
+from laconic.lab.pacing import PACED_MEANS, choose_links, places_paced
 from laconic.lab.virtual_hosts import HostCounter, VirtualHosts, places_on
 from laconic.units import human_bytes, human_seconds, parse_quantity
 
@@ -40,32 +48,35 @@ class Arguments:
     """Hosts, links and racks from a file, instead of the options above."""
     ranks_per_host: int = 1
     """Processes on each host."""
+    links: Literal["auto", "shaped", "paced"] = "auto"
+    """shaped: real links of virtual hosts; paced: held back in software; auto: shaped where this machine allows it."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "1h"
     """End the run after this long."""
+    clean: bool = False
+    """Run nothing, but end what a lab that was killed has left behind. A lab that runs is not touched."""
 
 
 def run(arguments: Arguments) -> int:
     """Run the command and sum up; the worst exit code is ours."""
+    if arguments.clean:
+        return _clean(arguments)
     if not arguments.command:
         raise UsageError("lab: nothing to run. Put the command after --, as in: laconic lab -- python train.py")
     cluster = _cluster(arguments)
     timeout_s = parse_quantity(arguments.timeout, "time", "--timeout")
-    lock = threading.Lock()
-
-    def on_line(rank: int, line: str) -> None:
-        with lock:
-            emit(f"[{rank}] {printable(line)}\n")
-
+    capabilities = detect_capabilities()
     began_s = time.monotonic()
-    with VirtualHosts(cluster) as hosts:
-        print(f"lab: {cluster.describe()} (shaped)", file=sys.stderr, flush=True)
-        places = places_on(hosts, ranks_per_host=arguments.ranks_per_host, gpu=_cuda_is_there())
-        failure: RankFailed | None = None
-        try:
-            run_ranks(arguments.command, places, timeout_s=timeout_s, on_line=on_line)
-        except RankFailed as exc:
-            failure = exc
-        counters = hosts.counters()
+    counters: list[HostCounter] | None = None
+    if choose_links(arguments.links, capabilities) == "paced":
+        places = places_paced(cluster, ranks_per_host=arguments.ranks_per_host, gpu=_cuda_is_there())
+        print(f"lab: {cluster.describe()} (paced: {PACED_MEANS}){_why_paced(arguments, capabilities)}", file=sys.stderr)
+        failure = _run_ranks(arguments, places, timeout_s)
+    else:
+        with VirtualHosts(cluster, capabilities) as hosts:
+            print(f"lab: {cluster.describe()} (shaped)", file=sys.stderr)
+            places = places_on(hosts, ranks_per_host=arguments.ranks_per_host, gpu=_cuda_is_there())
+            failure = _run_ranks(arguments, places, timeout_s)
+            counters = hosts.counters()
     _sum_up(cluster, counters, time.monotonic() - began_s)
     if failure is not None:
         print(f"laconic: error: {failure}", file=sys.stderr)
@@ -73,12 +84,57 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
+def _run_ranks(arguments: Arguments, places: list[Place], timeout_s: float) -> RankFailed | None:
+    """Run the command on every rank and show what it says; how it failed, if it did."""
+    lock = threading.Lock()
+
+    def on_line(rank: int, line: str) -> None:
+        with lock:
+            emit(f"[{rank}] {printable(line)}\n")
+
+    try:
+        run_ranks(arguments.command, places, timeout_s=timeout_s, on_line=on_line)
+    except RankFailed as exc:
+        return exc
+    return None
+
+
+def _why_paced(arguments: Arguments, capabilities: Capabilities) -> str:
+    if arguments.links == "paced":
+        return ""
+    return f"; virtual hosts are not possible here: {capabilities.reason or 'no privilege'}"
+
+
+def _clean(arguments: Arguments) -> int:
+    """End leftovers and name them."""
+    if arguments.command:
+        raise UsageError("--clean runs nothing; leave the command out, or --clean.")
+    others = [field.name for field in dataclasses.fields(Arguments) if field.name not in ("clean", "command")]
+    _refuse(arguments, others, "has no effect beside --clean; leave it out.")
+    ended = leftovers.end_leftovers()
+    if not ended:
+        emit("nothing was left behind\n")
+        return 0
+    table = plain_table("pid", "lab", "command", numbers=("pid", "lab"))
+    for leftover in ended:
+        table.add_row(str(leftover.pid), str(leftover.lab_pid), printable(one_line(leftover.command, 120)))
+    noun = "process that a lab had" if len(ended) == 1 else "processes that labs had"
+    emit_sections(Text(f"ended {len(ended)} {noun} left behind"), table)
+    return 0
+
+
+def _refuse(arguments: Arguments, options: Iterable[str], told: str) -> None:
+    """Raise for an option that was given and would be ignored."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Arguments)}
+    for option in options:
+        if getattr(arguments, option) != defaults[option]:
+            raise UsageError(f"--{option.replace('_', '-')} {told}")
+
+
 def _cluster(arguments: Arguments) -> Cluster:
     if arguments.cluster is not None:
-        defaults = {field.name: field.default for field in dataclasses.fields(Arguments)}
-        for option in ("hosts", "bandwidth", "delay", "loss", "link"):
-            if getattr(arguments, option) != defaults[option]:
-                raise UsageError(f"--{option} has no effect beside --cluster; write it in {arguments.cluster}.")
+        told = f"has no effect beside --cluster; write it in {arguments.cluster}."
+        _refuse(arguments, ("hosts", "bandwidth", "delay", "loss", "link"), told)
         return Cluster.load(arguments.cluster)
     link = Link(
         bandwidth_bps=parse_bandwidth(arguments.bandwidth, "--bandwidth"),
@@ -102,8 +158,16 @@ def _cuda_is_there() -> bool:
     return torch.cuda.is_available()
 
 
-def _sum_up(cluster: Cluster, counters: list[HostCounter], seconds: float) -> None:
+def _sum_up(cluster: Cluster, counters: list[HostCounter] | None, seconds: float) -> None:
+    """What each host has sent, where the kernel has counted it."""
+    took = f"{human_seconds(seconds)} in the lab"
+    if counters is None:
+        table = plain_table("host", "link")
+        for host, link in enumerate(cluster.links):
+            table.add_row(str(host), str(link))
+        emit_sections(Text(f"{took}; links were paced: {PACED_MEANS}"), table)
+        return
     table = plain_table("host", "link", "sent", "received", numbers=("sent", "received"))
     for host, (link, counter) in enumerate(zip(cluster.links, counters, strict=True)):
         table.add_row(str(host), str(link), human_bytes(counter.sent_bytes), human_bytes(counter.received_bytes))
-    emit_sections(Text(f"{human_seconds(seconds)} in the lab; bytes as the kernel counted them"), table)
+    emit_sections(Text(f"{took}; bytes as the kernel counted them"), table)

@@ -98,6 +98,11 @@ class Cluster:
             table = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError, ValueError, OverflowError) as exc:
             raise UsageError(f"cluster TOML cannot be read: {one_line(exc)}.") from exc
+        return cls.from_table(table)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, object]) -> Cluster:
+        """Read a TOML document that has been parsed."""
         _check_keys(table, ("hosts", "bandwidth", "delay", "loss", "host", "rack"), "cluster TOML")
         link = _link(table, None, "cluster TOML")
         racks = _tables(table, "rack")
@@ -122,6 +127,22 @@ class Cluster:
         uniform = cls.uniform(num_hosts, link, exceptions)
         return replace(uniform, rack_of=tuple(rack_of), uplinks=tuple(uplinks))
 
+    def to_toml(self, table: str = "") -> str:
+        """What from_toml reads; with `table`, as a table of that name in a larger document."""
+        usual = max(self.links, key=self.links.count)
+        lines = [f"[{table}]"] if table else []
+        lines += _link_lines(usual)
+        if not self.uplinks:
+            lines.append(f"hosts = {self.num_hosts}")
+        prefix = f"{table}." if table else ""
+        for rack, uplink in enumerate(self.uplinks):
+            lines += [f"[[{prefix}rack]]", f"hosts = {self.rack_of.count(rack)}"]
+            lines.append(f'uplink = "{format_rate(uplink.bandwidth_bps)}"')
+        for host, link in enumerate(self.links):
+            if link != usual:
+                lines += [f"[[{prefix}host]]", f"index = {host}", *_link_lines(link)]
+        return "".join(f"{line}\n" for line in lines)
+
     def describe(self) -> str:
         """The links in one line."""
         kinds: dict[Link, list[int]] = {}
@@ -136,6 +157,14 @@ class Cluster:
 def parse_bandwidth(text: str, where: str) -> float:
     """Bits per second from text such as 100mbit."""
     return parse_quantity(text, "rate", where)
+
+
+def _link_lines(link: Link) -> list[str]:
+    return [
+        f'bandwidth = "{format_rate(link.bandwidth_bps)}"',
+        f'delay = "{format_time(link.delay_s)}"',
+        f"loss = {link.loss_ratio!r}",
+    ]
 
 
 def _check_host(host: int, num_hosts: int) -> None:

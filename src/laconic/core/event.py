@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -78,17 +79,27 @@ class EventList:
         self.events.append(event)
 
 
+class TaggedEvents:
+    """Adds the same data to every event on its way to another sink."""
+
+    def __init__(self, sink: EventSink, **data: Scalar) -> None:
+        self._sink = sink
+        self._data = data
+
+    def write(self, event: Event) -> None:
+        """Pass the event on, with the data added."""
+        self._sink.write(replace(event, data={**event.data, **self._data}))
+
+
 class EventLog:
     """Appends events to a JSONL file, one whole line at a time."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
-        try:
+        with self._explained():
             # Line by line: a rank that is killed leaves what it wrote, and two writers never mix within a line.
             self._file = self.path.open("a", encoding="utf-8", buffering=1)
-        except OSError as exc:
-            raise LaconicError(f"cannot write events to {self.path}: {exc.strerror}.") from exc
 
     def write(self, event: Event) -> None:
         """Append one line."""
@@ -96,12 +107,20 @@ class EventLog:
         with self._lock:
             if self._file.closed:
                 raise LaconicError(f"the event log {self.path} is closed.")
-            self._file.write(line)
+            with self._explained():
+                self._file.write(line)
 
     def close(self) -> None:
         """Flush and close; closing twice is fine."""
-        with self._lock:
+        with self._lock, self._explained():
             self._file.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise LaconicError(f"cannot write events to {self.path}: {exc.strerror}.") from exc
 
     def __enter__(self) -> Self:
         return self

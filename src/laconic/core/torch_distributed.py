@@ -333,7 +333,10 @@ def _private_group(
             group_desc="laconic",
         )
     except RuntimeError as exc:
-        absent = [str(other) for other in range(len(ranks)) if store.add(str(other), 0) < attempt]
+        try:
+            absent = [str(other) for other in range(len(ranks)) if store.add(str(other), 0) < attempt]
+        except RuntimeError:
+            absent = []  # the rank that kept the store has ended; what failed first says more
         who = f"rank {', '.join(absent)} did not attach" if absent else one_line(exc)
         raise CommunicationError(
             f"attaching on rank {rank} did not finish in {timeout_s:g} s: {who}. Every rank of the process group must "

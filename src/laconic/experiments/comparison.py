@@ -1,161 +1,89 @@
-"""Train the same model on the same batches under several strategies, taking turns in one job, link by link."""
+"""What to compare: a task, strategies, and settings of the links."""
 
 from __future__ import annotations
 
-import json
-import re
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Literal
+
+import torch
 
 from laconic.cluster import Cluster, Link
 from laconic.errors import UsageError
-from laconic.experiments.small_gpt import gpt_shape
-from laconic.experiments.text import load_text
-from laconic.experiments.training import TORCH_DDP, TrainingConfig, TrainingResult
-from laconic.lab.launch import Place, places_here, run_ranks
-from laconic.lab.virtual_hosts import VirtualHosts, places_on
-from laconic.strategy import Strategy
+from laconic.experiments.tasks import TaskConfig
+from laconic.lab.pacing import LinksChoice
+from laconic.report.results import TORCH_DDP
+from laconic.strategy import PRESETS, Strategy
 from laconic.units import format_rate
 
-DEFAULT_STRATEGIES: tuple[str, ...] = (
-    "ddp",
-    "ddp-bf16",
-    "ddp-bf16-ef",
-    "wfbp-a2a",
-    "bsp-a2a",
-)
-_STEP_LINE = re.compile(r"contender (\d+) step (\d+) loss (\S+) (\S+) ms")
+DEFAULT_STRATEGIES: tuple[str, ...] = ("ddp", "ddp-bf16", "ddp-bf16-ef", "wfbp-a2a", "bsp-a2a")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """One setting of the links."""
+
+    name: str
+    cluster: Cluster | None
+    """None: ranks side by side on this machine, nothing held back."""
+
+
+UNLIMITED = "unlimited"
+
+
+def uniform_network(num_hosts: int, bandwidth_bps: float) -> Network:
+    """Hosts that all have the same link."""
+    return Network(
+        name=format_rate(bandwidth_bps), cluster=Cluster.uniform(num_hosts, Link(bandwidth_bps=bandwidth_bps))
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What to compare."""
+    """What to compare; complete, so that the same Comparison gives the same run."""
 
+    kind: Literal["compare", "replay"] = "compare"
+    task: TaskConfig = field(default_factory=TaskConfig)
     strategies: tuple[str, ...] = DEFAULT_STRATEGIES
     hosts: int = 4
-    bandwidths_bps: tuple[float, ...] = (100e6,)
-    """One comparison for each; empty: processes side by side on this machine, without a limit."""
-    steps: int = 20
-    size: str = "small"
-    batch: int = 2
-    learning_rate: float = 1e-3
-    seed: int = 0
-    data: str | None = None
+    networks: tuple[Network, ...]
+    """One contest on each."""
+    links: LinksChoice = "auto"
+    device: Literal["cpu", "cuda"] = "cpu"
+    steps: int | None = 20
+    seconds: float | None = None
+    """Training time of each strategy, instead of `steps`."""
+    target_loss: float | None = None
+    """None: the loss torch DDP has after four fifths of its steps."""
     timeout_s: float = 1800.0
+    """How long the contest on one link may take."""
 
     def __post_init__(self) -> None:
-        for name, least in (("hosts", 1), ("steps", 1), ("batch", 1), ("timeout_s", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"compare: {name} must be >= {least}, got {getattr(self, name)}.")
+        if (self.steps is None) == (self.seconds is None):
+            raise UsageError(f"{self.kind}: give steps or seconds, one of the two.")
+        for name, least in (("hosts", 1), ("steps", 1), ("timeout_s", 1)):
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise UsageError(f"{self.kind}: {name} must be >= {least}, got {value}.")
+        if self.seconds is not None and not 0 < self.seconds < float("inf"):
+            raise UsageError(f"{self.kind}: seconds must be > 0, got {self.seconds}.")
         if not self.strategies:
-            raise UsageError("compare: give at least one strategy.")
-        for bandwidth_bps in self.bandwidths_bps:
-            Cluster.uniform(self.hosts, Link(bandwidth_bps=bandwidth_bps))
-        gpt_shape(self.size)
+            raise UsageError(f"{self.kind}: give at least one strategy.")
+        if not self.networks:
+            raise UsageError(f"{self.kind}: give at least one bandwidth or a cluster.")
+        names = [network.name for network in self.networks]
+        if len(set(names)) < len(names):
+            raise UsageError(f"{self.kind}: every link setting must be given once, got {', '.join(names)}.")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UsageError("device cuda: torch finds no GPU here. Use cpu.")
         for strategy in self.strategies:
             Strategy.parse(strategy)
-        load_text(self.data)
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Torch DDP and the strategies in full; two spellings of one strategy are one contender."""
+        return tuple(dict.fromkeys([TORCH_DDP, *(str(Strategy.parse(text)) for text in self.strategies)]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One strategy on one link, beside the baseline."""
-
-    strategy: str
-    link: str
-    links: Literal["shaped", "unlimited"]
-    step_ms: float
-    step_ms_low: float
-    step_ms_high: float
-    exposed_ms: float
-    wire_bytes_per_step: int | None
-    counted_bytes_per_step: int | None
-    predicted_bytes_per_step: int | None
-    final_loss: float
-    speedup_over_ddp: float
-
-
-Progress = Callable[[str, str, int, float, float], None]
-"""Called with the link, the strategy, the step, its loss and its time in milliseconds."""
-
-
-def run_comparison(comparison: Comparison, progress: Progress) -> list[Row]:
-    """Run torch DDP and every strategy on every link; rows in that order."""
-    # Two spellings of one strategy would be one contender twice.
-    names = list(dict.fromkeys([TORCH_DDP, *(str(Strategy.parse(text)) for text in comparison.strategies)]))
-    if not comparison.bandwidths_bps:
-        return _rows("unlimited", _train(comparison, "unlimited", names, places_here(comparison.hosts), progress))
-    rows: list[Row] = []
-    for bandwidth_bps in comparison.bandwidths_bps:
-        link = format_rate(bandwidth_bps)
-        with VirtualHosts(Cluster.uniform(comparison.hosts, Link(bandwidth_bps=bandwidth_bps))) as hosts:
-            rows += _rows(link, _train(comparison, link, names, places_on(hosts), progress))
-    return rows
-
-
-def _rows(link: str, results: list[TrainingResult]) -> list[Row]:
-    return [
-        Row(
-            strategy=result.strategy,
-            link=link,
-            links="unlimited" if link == "unlimited" else "shaped",
-            step_ms=result.step_ms,
-            step_ms_low=result.step_ms_low,
-            step_ms_high=result.step_ms_high,
-            exposed_ms=result.exposed_ms,
-            wire_bytes_per_step=result.wire_bytes_per_step,
-            counted_bytes_per_step=result.counted_bytes_per_step,
-            predicted_bytes_per_step=result.predicted_bytes_per_step,
-            final_loss=_tail_mean(result.losses),
-            speedup_over_ddp=results[0].step_ms / result.step_ms,
-        )
-        for result in results
-    ]
-
-
-def _tail_mean(losses: Sequence[float]) -> float:
-    """The mean of the last tenth: one batch alone is noise."""
-    tail = losses[-max(1, len(losses) // 10) :]
-    return sum(tail) / len(tail)
-
-
-def _train(
-    comparison: Comparison, link: str, names: list[str], places: Sequence[Place], progress: Progress
-) -> list[TrainingResult]:
-    with tempfile.TemporaryDirectory(prefix="laconic-") as folder:
-        out, config_path = Path(folder) / "result.json", Path(folder) / "config.json"
-        config = TrainingConfig(
-            contenders=names,
-            steps=comparison.steps,
-            size=comparison.size,
-            batch=comparison.batch,
-            learning_rate=comparison.learning_rate,
-            seed=comparison.seed,
-            data=comparison.data,
-            out=str(out),
-        )
-        config.write(config_path)
-
-        def on_line(rank: int, line: str) -> None:
-            step = _STEP_LINE.fullmatch(line)
-            if rank == 0 and step is not None:
-                progress(link, names[int(step[1])], int(step[2]), float(step[3]), float(step[4]))
-
-        run_ranks(
-            [sys.executable, "-m", "laconic.experiments.training", str(config_path)],
-            places,
-            timeout_s=comparison.timeout_s,
-            # One thread per rank: ranks that fight for cores would measure the scheduler, not the strategy.
-            environment={"OMP_NUM_THREADS": "1"},
-            on_line=on_line,
-        )
-        return [TrainingResult(**result) for result in json.loads(out.read_text(encoding="utf-8"))]
-
-
-def as_document(comparison: Comparison, rows: Sequence[Row]) -> dict[str, object]:
-    """Configuration and rows, ready to be written as JSON."""
-    return {"config": asdict(comparison), "rows": [asdict(row) for row in rows]}
+def short_name(strategy: str) -> str:
+    """The preset's name, where a preset says the same."""
+    return next((name for name, (text, _) in PRESETS.items() if str(Strategy.parse(text)) == strategy), strategy)

@@ -2,7 +2,7 @@
 
 Run as a script by virtual_hosts.py, which talks to it over its standard input and output, one JSON line each way:
 
-    -> the cluster                      <- {"pid", "user", "hosts": [{"namespace", "address", "interface"}]}
+    -> the cluster                      <- {"pid", "as_user", "hosts": [{"namespace", "address", "interface"}]}
     -> {"ask": "counters"}              <- {"hosts": [{"sent_bytes", "received_bytes"}]}
 
 Namespaces have no names. They exist as long as this process or a process in them does, and this process ends when its
@@ -27,6 +27,10 @@ _BURST_BYTES = 131_072
 _QUEUE_MS = 100
 """How long a packet may wait in a link's queue before it is dropped, and TCP slows down."""
 _INTERFACE = "eth0"
+_NETWORK, _PREFIX_LENGTH = "10.77.0.0/24", 24
+_CONGESTION_CONTROLS = ("cubic", "reno")
+"""How TCP finds the speed of a link; the first this kernel has. The machine's own choice is not used: bbr takes the
+burst of a token bucket for the link's rate and pauses every ten seconds, so runs differ by up to 15%."""
 
 
 class KeeperProblem(Exception):
@@ -104,7 +108,8 @@ class Fabric:
             for interface in inside.get_links():
                 inside.link("set", index=interface["index"], state="up")
                 if interface.get_attr("IFLA_IFNAME") == _INTERFACE:
-                    inside.addr("add", index=interface["index"], address=address(number), prefixlen=24)
+                    inside.addr("add", index=interface["index"], address=address(number), prefixlen=_PREFIX_LENGTH)
+                    _choose_congestion_control(inside, interface["index"], number)
                     _shape(inside, interface["index"], link)
         return namespace
 
@@ -131,6 +136,32 @@ class Fabric:
 def address(host: int) -> str:
     """The address of a host; the lab's networks are its own, so every lab uses the same ones."""
     return f"10.77.0.{host + 1}"
+
+
+def _choose_congestion_control(links: Any, index: int, host: int) -> None:
+    """Say on the route to the other hosts how TCP connections over it find their speed.
+
+    On the route, because the setting of a namespace accepts only what the machine's own settings allow.
+    """
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    for number, name in enumerate(_CONGESTION_CONTROLS):
+        try:
+            links.route(
+                "replace",
+                dst=_NETWORK,
+                oif=index,
+                prefsrc=address(host),
+                scope="link",
+                proto="kernel",  # takes the place of the route that came with the address
+                metrics={"cc_algo": name},
+            )
+        except NetlinkError:
+            # The last one, reno, is part of every kernel.
+            if number == len(_CONGESTION_CONTROLS) - 1:
+                raise
+        else:
+            return
 
 
 def _shape(links: Any, index: int, link: dict[str, float]) -> None:

@@ -1,25 +1,30 @@
 """Start the ranks of one job on this machine and see all of them to their end.
 
 Each rank gets the environment torchrun would give it. When one fails, the others are given a moment to say why they
-stopped, then ended; the same happens on Ctrl-C and at the time limit. Only processes started here are ended.
+stopped, then ended; the same happens on Ctrl-C and at the time limit. With the run end all processes its ranks have
+started, detached ones too, and no others. If this process is killed its ranks die with it; leftovers.py has the rest.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from laconic.errors import LaconicError, UsageError, one_line
+from laconic.lab import leftovers
 
 _GRACE_S = 10.0
 """Time for the other ranks to notice a lost peer and report it before they are ended."""
 _KEPT_LINES = 40
+_DIE_WITH_PARENT = 1
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,27 @@ def places_here(num_ranks: int) -> list[Place]:
     """Ranks side by side on this machine, over its loopback interface."""
     if num_ranks < 1:
         raise UsageError(f"the number of ranks must be >= 1, got {num_ranks}.")
-    port = free_port()
+    master = ("127.0.0.1", free_port())
     return [
-        Place(torchrun_environment(rank, num_ranks, host=0, ranks_per_host=num_ranks, master=("127.0.0.1", port)))
+        Place(
+            torchrun_environment(rank, num_ranks, host=0, ranks_per_host=num_ranks, master=master),
+            die_with_parent(),
+        )
         for rank in range(num_ranks)
     ]
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What a child must call between fork and exec to be killed when its parent dies; None where that is unknown."""
+    if not sys.platform.startswith("linux"):
+        return None
+    # Looked up before the fork: the child must not need locks that another thread may hold.
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def enter() -> None:
+        prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+    return enter
 
 
 def torchrun_environment(
@@ -103,12 +124,14 @@ def run_ranks(
     Raises RankFailed naming the first rank that failed and the last thing it said.
     """
     ranks: list[Rank] = []
+    mark = leftovers.new_mark()
     try:
         for rank, place in enumerate(places):
-            ranks.append(_start(command, rank, place, environment=environment or {}, on_line=on_line))
+            variables = {**(environment or {}), **place.environment, leftovers.VARIABLE: mark}
+            ranks.append(_start(command, rank, place.enter, environment=variables, on_line=on_line))
         failed = _watch(ranks, time.monotonic() + timeout_s)
     finally:
-        _end(ranks)
+        _end(ranks, mark)
     if failed is not None:
         said = next((line for line in reversed(failed.last_lines) if line.strip()), "nothing")
         code = failed.process.returncode
@@ -128,17 +151,12 @@ def run_ranks(
 def _start(
     command: Sequence[str],
     rank: int,
-    place: Place,
+    enter: Callable[[], None] | None,
     *,
     environment: Mapping[str, str],
     on_line: Callable[[int, str], None],
 ) -> Rank:
-    variables = {
-        **os.environ,
-        **environment,
-        **place.environment,
-        "PYTHONUNBUFFERED": "1",
-    }
+    variables = {**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
     try:
         process = subprocess.Popen(
             list(command),
@@ -150,7 +168,7 @@ def _start(
             errors="replace",
             # A session of its own: Ctrl-C reaches us alone, and we end the rank with everything it started.
             start_new_session=True,
-            preexec_fn=place.enter,  # noqa: PLW1509 - enters a namespace: two system calls, no lock
+            preexec_fn=enter,  # noqa: PLW1509 - enters a namespace: a few system calls, no lock
         )
     except OSError as exc:
         raise UsageError(f"cannot start {command[0]}: {exc.strerror}.") from exc
@@ -182,7 +200,7 @@ def _watch(ranks: list[Rank], deadline: float) -> Rank | None:
     return failed or next((rank for rank in ranks if rank.exit_code not in (None, 0)), None)
 
 
-def _end(ranks: list[Rank]) -> None:
+def _end(ranks: list[Rank], mark: str) -> None:
     for stop in (signal.SIGTERM, signal.SIGKILL):
         for rank in ranks:
             if rank.exit_code is None:
@@ -192,6 +210,9 @@ def _end(ranks: list[Rank]) -> None:
             time.sleep(0.02)
     for rank in ranks:
         rank.process.wait()
+    # What a rank has detached would keep its host, and the pipe its output goes into.
+    leftovers.end_run(mark)
+    for rank in ranks:
         rank.reader.join(timeout=2.0)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,14 +21,13 @@ from typing import Any, Self
 
 from laconic.cluster import Cluster
 from laconic.errors import LaconicError, UsageError, one_line
-from laconic.lab import keeper
+from laconic.lab import keeper, leftovers
 from laconic.lab.capabilities import Capabilities, detect_capabilities
-from laconic.lab.launch import Place, torchrun_environment
+from laconic.lab.launch import Place, die_with_parent, torchrun_environment
 
 _ANSWER_S = 20.0
 """How long the keeper may take to answer; building 250 hosts takes about three seconds."""
 _NEW_NET, _NEW_USER = 0x40000000, 0x10000000
-_DIE_WITH_PARENT = 1
 _MASTER_PORT = 29500
 """Any port does: each lab has a network of its own."""
 
@@ -61,6 +59,7 @@ class VirtualHosts:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            env={**os.environ, leftovers.VARIABLE: leftovers.new_mark()},
         )
         spec = {**asdict(self.cluster), "as_user": self._as_user}
         try:
@@ -131,9 +130,11 @@ class VirtualHosts:
         user = f"/proc/{self._pid}/ns/user" if self._as_user else None
         # Looked up before the fork: the child must not need locks that another thread may hold.
         libc = ctypes.CDLL(None, use_errno=True)
+        bind_to_parent = die_with_parent()
+        assert bind_to_parent is not None  # virtual hosts need Linux
 
         def enter() -> None:
-            libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+            bind_to_parent()
             network_fd = os.open(namespace, os.O_RDONLY)
             if user is not None:
                 user_fd = os.open(user, os.O_RDONLY)
@@ -179,6 +180,11 @@ def places_on(hosts: VirtualHosts, *, ranks_per_host: int = 1, gpu: bool = False
         )
         environment |= {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         if gpu:
-            environment |= {"NCCL_HOSTID": f"laconic-{rank}", "NCCL_IB_DISABLE": "1"}
+            environment |= gpu_environment(rank, interface)
         places.append(Place(environment, hosts.entrance(host)))
     return places
+
+
+def gpu_environment(rank: int, interface: str) -> dict[str, str]:
+    """What makes NCCL take ranks that share one GPU for ranks on different hosts, joined by `interface`."""
+    return {"NCCL_HOSTID": f"laconic-{rank}", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": interface}

@@ -63,8 +63,8 @@ class Curve:
     strategy: str
     link: str
     step: list[int]
-    loss: list[float]
-    """Empty where nothing is learnt."""
+    loss: list[float | None]
+    """Empty where nothing is learnt; None at steps whose loss was not a number."""
     seconds: list[float]
     """Training time at the end of each step, this strategy's own steps only."""
     wire_bytes: list[int]

@@ -11,6 +11,7 @@ runs/20261115-093000-compare/
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -57,7 +58,8 @@ class RunFolder:
             part.write_text(text, encoding="utf-8")
             part.replace(target)
         except OSError as exc:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what made writing fail may make this fail too; the first says why
+                part.unlink(missing_ok=True)
             raise LaconicError(f"cannot write {target}: {exc.strerror}.") from exc
         return target
 

@@ -14,11 +14,12 @@ from laconic.errors import AttachError, one_line
 from laconic.runtime.job import Job
 
 
-def check_agreement(job: Job) -> None:
+def check_agreement(job: Job, *, init_sync: bool) -> None:
     """Raise on every rank, naming the first difference, unless all ranks attach the same thing."""
     transport = job.transport
     description = {
         "strategy": str(job.strategy),
+        "init_sync": str(init_sync),
         "find_unused_parameters": str(job.find_unused_parameters),
         "the model's class": type(job.model).__name__,
     }
@@ -44,6 +45,30 @@ def check_agreement(job: Job) -> None:
                 )
         if list(first) != list(other):
             raise AttachError(f"ranks attach different things: the order of parameters on rank {rank} is not rank 0's.")
+
+
+def check_equal(job: Job) -> None:
+    """Raise on every rank unless parameters and buffers are the same everywhere: what init_sync=False promises."""
+    named = [*job.model.named_parameters(), *job.model.named_buffers()]
+    sums = torch.stack([_checksum(tensor.detach()) for _, tensor in named])
+    rows = torch.empty((job.transport.world_size, len(named)), dtype=torch.int64, device=job.transport.control_device)
+    mine = sums.to(job.transport.control_device)
+    job.transport.all_gather(rows, mine, purpose="control", what="checksums of parameters").wait()
+    for rank, row in enumerate(rows.tolist()):
+        for (name, _), here, there in zip(named, rows[0].tolist(), row, strict=True):
+            if here != there:
+                raise AttachError(
+                    f'init_sync=False promises equal replicas, but "{name}" is not the same on rank 0 and rank {rank}. '
+                    "Attach with init_sync=True."
+                )
+
+
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of the tensor's bytes taken as whole numbers, wrapping around."""
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    whole = flat.numel() // 8 * 8
+    # Rotating by position would catch swapped entries too, at a much higher price.
+    return flat[:whole].clone().view(torch.int64).sum() + flat[whole:].sum()
 
 
 def broadcast_all(transport: Transport, tensors: Sequence[torch.Tensor], *, purpose: Purpose, what: str) -> Exchange:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,10 +12,11 @@ from torch.optim import Optimizer
 
 from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink
+from laconic.core.paced import PacedTransport, link_from_environment
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
 from laconic.errors import AttachError, UnsupportedGradient, one_line
-from laconic.runtime.agreement import broadcast_all, check_agreement
+from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
 from laconic.runtime.engine import Engine
 from laconic.runtime.job import Job
 from laconic.runtime.seams import optimizer_steps, plain
@@ -35,6 +38,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     transport: Transport | None = None,
     find_unused_parameters: bool | None = None,
+    init_sync: bool = True,
     timeout_s: float | None = None,
     events: EventSink | None = None,
     clock: Clock | None = None,
@@ -47,11 +51,13 @@ def attach(
     find_unused_parameters: True, the default, allows parameters to get no gradient in some step or on some rank. False
         promises that all get one, saves a look at the result per step (on a GPU: an exchange of one byte per
         parameter), and raises when broken. A model wrapped in DDP has its own setting.
+    init_sync: True makes parameters and buffers equal to rank 0's before anything else. False promises that they are
+        already, as DDP's argument of this name does: a large model then starts at once behind a slow link.
     timeout_s: how long any wait for other ranks may take before it raises an error that names them; 300 if left out.
         A transport given as `transport` has its own.
     events: where to record steps and exchanges, e.g. an EventLog.
 
-    Parameters and buffers are made equal to rank 0's. Gradients are views of exchange buffers while attached.
+    Gradients are views of exchange buffers while attached.
     """
     chosen = as_strategy(strategy)
     _check_types(model, optimizer, timeout_s)
@@ -67,13 +73,13 @@ def attach(
         process_group = process_group or model.process_group
     clock = clock or WallClock()
     events = events or DiscardEvents()
-    wire = transport or TorchTransport(process_group, timeout_s=timeout_s or _TIMEOUT_S)
+    wire = transport or _torch_transport(process_group, timeout_s or _TIMEOUT_S)
     wire.acquire()
     engine = Engine(wire, clock, events)
     try:
         job = Job(model, parameters, chosen, wire, engine, clock, events, find_unused_parameters is not False)
         began_s = clock.now()
-        _make_equal(job)
+        _make_equal(job, init_sync)
         seam: Seam | None = None
         buffers: ModuleBuffers | None = None
         if wire.world_size > 1:
@@ -92,6 +98,13 @@ def attach(
         if transport is None:
             wire.close()
         raise
+
+
+def _torch_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
+    """The transport over torch.distributed; held back where LACONIC_PACE says so, as the lab does on some machines."""
+    link = link_from_environment(os.environ)
+    torch_transport = TorchTransport(group, timeout_s=timeout_s)
+    return torch_transport if link is None else PacedTransport(torch_transport, link, timeout_s=timeout_s)
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -155,11 +168,14 @@ def _check_model(
             )
 
 
-def _make_equal(job: Job) -> None:
+def _make_equal(job: Job, init_sync: bool) -> None:
     """Check that all ranks attach the same thing, then start all of them from rank 0's values."""
     if job.transport.world_size == 1:
         return
-    check_agreement(job)
+    check_agreement(job, init_sync=init_sync)
+    if not init_sync:
+        check_equal(job)
+        return
     tensors = [*job.model.parameters(), *job.model.buffers()]
     with torch.no_grad():
         for work in broadcast_all(job.transport, tensors, purpose="control", what="initial parameters and buffers"):

@@ -150,6 +150,7 @@ class Engine:
         with self._on_stream(task):
             exchange = task.start()
             work = next(exchange, None)
+        self._note("encode", task, began_s)
         # Only this thread sends, so the difference is what this exchange has put on the wire.
         sent_bytes = self._transport.traffic.total_bytes - before
         if work is None:
@@ -164,7 +165,9 @@ class Engine:
         before = self._transport.traffic.total_bytes
         with self._on_stream(entry.task):
             entry.work.wait()
+            arrived_s = self._clock.now()
             work = next(entry.exchange, None)
+        self._note("decode", entry.task, arrived_s)
         entry.sent_bytes += self._transport.traffic.total_bytes - before
         if work is None:
             entry.finished = True
@@ -185,15 +188,19 @@ class Engine:
         if task.device.type == "cuda":
             task.outputs_ready = torch.cuda.Event()
             task.outputs_ready.record(self._stream(task.device))
-        if task.bucket is not None:
-            data: dict[str, Scalar] = {"bucket": task.bucket, "wire_bytes": sent_bytes}
-            took_s = self._clock.now() - began_s
-            self._events.write(Event("exchange", began_s, self._transport.rank, task.step, took_s, data))
+        self._note("exchange", task, began_s, wire_bytes=sent_bytes)
         if task.on_done is not None:
             task.on_done()
         if task.last:
             self._transport.report(f"step {task.step}: computing")
         task.finished.set()
+
+    def _note(self, kind: str, task: Task, began_s: float, **data: Scalar) -> None:
+        """Record what began then and ends now; on a GPU these are the host's times, not the device's."""
+        if task.bucket is not None:
+            about: dict[str, Scalar] = {"bucket": task.bucket, **data}
+            took_s = self._clock.now() - began_s
+            self._events.write(Event(kind, began_s, self._transport.rank, task.step, took_s, about))
 
     def _drain(self, task: Task | None, running: deque[_Open]) -> None:
         """Release everyone who waits; they find the error in check()."""

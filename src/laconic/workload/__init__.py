@@ -1,1 +1,37 @@
-"""A training job as data: its layers, their tensors, and how long each takes to compute."""
+"""A training job as data: its layers, their tensors, and how long each takes to compute.
+
+One file per family of known models; each is listed in the table below and computed only when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from laconic.errors import UsageError, did_you_mean, one_line
+from laconic.workload import bert, gpt2, resnet50
+from laconic.workload.workload import DTYPES, Layer, TensorShape, Workload
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "resnet50": resnet50.resnet50,
+    "bert-base": bert.bert_base,
+    "bert-large": bert.bert_large,
+    "gpt2": gpt2.gpt2,
+}
+"""The known models by name."""
+
+__all__ = ["DTYPES", "WORKLOADS", "Layer", "TensorShape", "Workload", "workload"]
+
+
+def workload(name_or_path: str | Path) -> Workload:
+    """The known model of that name, or what a .json file describes."""
+    text = str(name_or_path)
+    if text in WORKLOADS:
+        return WORKLOADS[text]()
+    path = Path(name_or_path)
+    if path.suffix.lower() == ".json":
+        return Workload.load(path)
+    raise UsageError(
+        f'there is no workload "{one_line(text, 80)}". {did_you_mean(text, WORKLOADS)} '
+        "Or give a .json file that describes one (docs/workloads.md)."
+    )

@@ -1,0 +1,297 @@
+"""One rank of one contest: the same task under torch DDP and under laconic strategies, taking turns in one job.
+
+Started once per rank as `python -m laconic.experiments.contest CONFIG.json`. All it finds out it writes as events; what
+they mean is for laconic.report to say. Rank 0 also prints one JSON line per step for whoever watches.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.core.event import Event, EventList, EventLog, Scalar, TaggedEvents
+from laconic.core.paced import link_from_environment
+from laconic.core.paced_ddp import pace_ddp
+from laconic.core.tensor import TensorSpec
+from laconic.errors import LaconicError, one_line
+from laconic.experiments.tasks import Task, TaskConfig, make_task
+from laconic.report.results import TORCH_DDP
+from laconic.runtime import Session, attach
+from laconic.strategy import Strategy
+
+BLOCK_STEPS = 5
+"""Steps of one contender before the next has its turn: a drift of the machine then favours none."""
+_DETAILED_STEPS = 200
+"""Later on, what happens inside a step is recorded for every tenth step only, so that files stay small."""
+_DETAILS = frozenset({"forward", "backward", "optimizer", "wait", "encode", "decode", "exchange"})
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContestConfig:
+    """What every rank of a contest is told."""
+
+    task: TaskConfig
+    contenders: tuple[str, ...]
+    """Strategy texts, or TORCH_DDP; all train the same model on the same batches."""
+    steps: int | None
+    """For each contender; None: as many as fit in `seconds`."""
+    seconds: float | None
+    """Training time of each contender; None: as long as `steps` take."""
+    link: str
+    """What the link is called in the events."""
+    events: str
+    """The file every rank appends its events to."""
+    device: Literal["cpu", "cuda"]
+
+    def write(self, path: Path) -> None:
+        """Save for the ranks to read."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> ContestConfig:
+        """Read what `write` saved."""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        task, contenders = TaskConfig(**document.pop("task")), tuple(document.pop("contenders"))
+        return cls(task=task, contenders=contenders, **document)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step of one contender, as rank 0 tells it to whoever watches."""
+
+    contender: int
+    step: int
+    step_ms: float
+    loss: float | None
+    """Of the latest finished turn, mean over ranks; None before there is one, and where nothing is learnt."""
+    wire_bytes: int | None
+    """Sent per step in the latest finished turn, as the kernel counted or else the transport."""
+    seconds: float
+    """Training time of this contender so far."""
+
+    def line(self) -> str:
+        """As one line of output."""
+        return json.dumps({"progress": asdict(self)})
+
+    @classmethod
+    def from_line(cls, line: str) -> Progress | None:
+        """Read a line back; None if it is something else."""
+        if not line.startswith('{"progress"'):
+            return None
+        return cls(**json.loads(line)["progress"])
+
+
+class Contender:
+    """One model under one strategy, trained a turn at a time."""
+
+    def __init__(self, number: int, config: ContestConfig, task: Task, device: torch.device) -> None:
+        self.strategy = config.contenders[number]
+        self.num_steps = 0
+        self.seconds = 0.0
+        self._number = number
+        self._task = task
+        self._device = device
+        self._buffer = EventList()
+        self._events = TaggedEvents(self._buffer, strategy=self.strategy, link=config.link)
+        self._model = task.model().to(device)
+        self._optimizer = task.optimizer(self._model)
+        self._session: Session | None = None
+        self._forward: nn.Module = self._model
+        if self.strategy == TORCH_DDP:
+            self._forward = DistributedDataParallel(self._model, init_sync=False)
+            link = link_from_environment(os.environ)  # attach looks there by itself
+            if link is not None:
+                pace_ddp(self._forward, link)
+        else:
+            self._session = attach(
+                self._model,
+                self._optimizer,
+                self.strategy,
+                init_sync=False,
+                timeout_s=_TIMEOUT_S,
+                events=self._events,
+            )
+        self._loss: float | None = None
+        self._wire_bytes: int | None = None
+
+    def _now(self) -> float:
+        """The time when everything issued so far is done."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def _note(self, kind: str, began_s: float, ended_s: float, **data: Scalar) -> None:
+        self._events.write(Event(kind, began_s, dist.get_rank(), self.num_steps, ended_s - began_s, {**data}))
+
+    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = self._task.batch(step, dist.get_rank())
+        return inputs.to(self._device), targets.to(self._device)
+
+    def _without_communication(self) -> AbstractContextManager[object]:
+        if isinstance(self._forward, DistributedDataParallel):
+            return self._forward.no_sync()
+        assert self._session is not None
+        return self._session.accumulate()
+
+    def _alone(self) -> None:
+        """One forward and backward pass without communication, for what the others take beyond it."""
+        inputs, targets = self._batch(0)
+        began_s = self._now()
+        with self._without_communication():
+            self._task.loss(self._forward(inputs), targets).backward()
+        self._note("alone", began_s, self._now())
+        self._optimizer.zero_grad()
+
+    def _iteration(self) -> torch.Tensor:
+        """One training step; its loss on this rank."""
+        inputs, targets = self._batch(self.num_steps)
+        counted = self._counted_bytes()
+        began_s = self._now()
+        loss = self._task.loss(self._forward(inputs), targets)
+        forward_s = self._now()
+        loss.backward()
+        backward_s = self._now()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        ended_s = self._now()
+        self._note("forward", began_s, forward_s)
+        self._note("backward", forward_s, backward_s)
+        self._note("optimizer", backward_s, ended_s)
+        sent = None if self._session is None else self._counted_bytes() - counted
+        self._note("iteration", began_s, ended_s, sent_bytes=sent)
+        self.num_steps += 1
+        self.seconds += ended_s - began_s
+        if dist.get_rank() == 0:
+            took_ms = (ended_s - began_s) * 1e3
+            progress = Progress(self._number, self.num_steps, took_ms, self._loss, self._wire_bytes, self.seconds)
+            print(progress.line(), flush=True)  # noqa: T201 - read by whoever started this rank
+        return loss.detach()
+
+    def turn(self, num_steps: int) -> list[Event]:
+        """Some steps; what happened in them."""
+        dist.barrier()
+        self._alone()
+        # What the kernel sent is read while nobody sends.
+        dist.barrier()
+        began_s, kernel_before = self._now(), _kernel_sent_bytes()
+        losses = torch.stack([self._iteration() for _ in range(num_steps)]).to(torch.float64)
+        dist.barrier()
+        ended_s, kernel_after = self._now(), _kernel_sent_bytes()
+        kernel = None if kernel_before is None or kernel_after is None else kernel_after - kernel_before
+        dist.all_reduce(losses)
+        mean_losses = (losses / dist.get_world_size()).tolist()
+        # JSON has no NaN.
+        means = [loss if self._task.learns and math.isfinite(loss) else None for loss in mean_losses]
+        longest = torch.tensor(self.seconds, dtype=torch.float64, device=self._device)
+        # The same on every rank: it decides who goes on.
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+        self.seconds = longest.item()
+        recorded, self._buffer.events = self._buffer.events, []
+        iterations = [event for event in recorded if event.kind == "iteration"]
+        for event, loss in zip(iterations, means, strict=True):
+            event.data["loss"] = loss
+        counted = None if self._session is None else sum(int(event.data["sent_bytes"] or 0) for event in iterations)
+        about: dict[str, Scalar] = {
+            "strategy": self.strategy,
+            "link": str(iterations[0].data["link"]),
+            "num_steps": num_steps,
+            "kernel_bytes": kernel,
+            "counted_bytes": counted,
+            "predicted_bytes": self._predicted_bytes(),
+        }
+        self._loss = means[-1]
+        sent = counted if kernel is None else kernel
+        self._wire_bytes = None if sent is None else sent // num_steps
+        return [*recorded, Event("turn", began_s, dist.get_rank(), self.num_steps, ended_s - began_s, about)]
+
+    def _counted_bytes(self) -> int:
+        return self._session.traffic.sent_bytes() if self._session is not None else 0
+
+    def _predicted_bytes(self) -> int:
+        """Bytes a step should send; torch DDP's from the strategy that says the same."""
+        if self._session is not None:
+            return self._session.predicted_bytes_per_step()
+        tensors = [TensorSpec.of(name, parameter) for name, parameter in self._model.named_parameters()]
+        return Strategy.parse("ddp").wire_bytes_per_step(tensors, dist.get_world_size())
+
+    def finish(self) -> None:
+        """Take every hook off."""
+        if self._session is not None:
+            self._session.detach()
+
+
+def _kernel_sent_bytes() -> int | None:
+    """Bytes sent through this rank's own network interface, if it has one."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface is None:
+        return None
+    for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
+        name, colon, numbers = line.partition(":")
+        if colon and name.strip() == interface:
+            return int(numbers.split()[8])
+    return None
+
+
+def hold(config: ContestConfig, log: EventLog) -> None:
+    """Let all contenders train in the current process group, taking turns."""
+    device = torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
+    task = make_task(config.task)
+    contenders = [Contender(number, config, task, device) for number in range(len(config.contenders))]
+
+    def steps_left(contender: Contender) -> int:
+        if config.steps is not None:
+            return min(BLOCK_STEPS, config.steps - contender.num_steps)
+        assert config.seconds is not None
+        return BLOCK_STEPS if contender.seconds < config.seconds else 0
+
+    first = 0
+    while any(steps_left(contender) for contender in contenders):
+        # Another one begins each time, so that nobody always follows the same neighbour.
+        for number in [(first + turn) % len(contenders) for turn in range(len(contenders))]:
+            due = steps_left(contenders[number])
+            if due:
+                for event in contenders[number].turn(due):
+                    if event.kind not in _DETAILS or event.step < _DETAILED_STEPS or event.step % 10 == 0:
+                        log.write(event)
+        first += 1
+    for contender in contenders:
+        contender.finish()
+
+
+def main() -> int:
+    """Run one rank."""
+    config = ContestConfig.read(Path(sys.argv[1]))
+    torch.set_num_threads(1)
+    if config.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    try:
+        dist.init_process_group("nccl" if config.device == "cuda" else "gloo")
+    except (RuntimeError, ValueError) as exc:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        print(f"cannot start the process group at {where}: {one_line(exc)}", flush=True)  # noqa: T201
+        return 2
+    try:
+        with EventLog(config.events) as log:
+            hold(config, log)
+    except LaconicError as exc:
+        print(f"{type(exc).__name__}: {exc}", flush=True)  # noqa: T201
+        return 2
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""A workload as a model: every layer's compute is slept, its gradients are real tensors.
+
+Communication then meets the sizes and the timing of a job on a GPU, on a machine that could not compute it. Sleeping
+lets other threads run, so that exchanges go on meanwhile. The host sleeps also when the parameters are on a GPU: the
+GPU has nothing to do but what communication asks of it.
+
+Values mean nothing: all gradients are views of one buffer of noise, parameters never change.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from laconic.core.clock import Clock, WallClock
+from laconic.errors import UsageError, one_line
+from laconic.workload import Layer, Workload
+
+_SHORTEST_WAIT_S = 1e-4
+"""A thread that stood still for less was held up by the scheduler, not by communication."""
+_LONGEST_OVERHEAD_S = 1e-3
+"""Python between two layers may take this much more than a tiny layer and still count as part of the compute."""
+_READY_AT_ONCE = 2
+"""autograd keeps no order among many gradients of one node; of two, the first is ready first."""
+
+
+class SleptCompute:
+    """One thread's pretence of computing: slots of time, one after another, each slept to its end.
+
+        start = end of the previous slot + time spent waiting since,   end = start + duration
+
+    What Python itself needs between two slots, and what a sleep is too long, thus comes out of the next slots and does
+    not add up. Time in which the thread stood still for something else (a hook that waits for communication) is no
+    compute and moves the slots that follow; so does work of other kinds where it outlasts the slot it delays.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        busy_s: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock or WallClock()
+        self._busy_s = busy_s
+        self._sleep = sleep
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the next slot now, wherever the previous one ended."""
+        self._end_s = self._clock.now()
+        self._leave()
+
+    def spend(self, duration_s: float) -> None:
+        """Sleep until the end of a slot of this length."""
+        if threading.get_ident() != self._thread:
+            self.restart()  # autograd has a thread per GPU; another thread's time cannot be told into work and waiting
+        gap_s = self._clock.now() - self._left_s
+        waited_s = gap_s - (self._busy_s() - self._left_busy_s)
+        if waited_s <= _SHORTEST_WAIT_S:
+            waited_s = 0.0
+        outlasting_s = max(0.0, gap_s - waited_s - duration_s - _LONGEST_OVERHEAD_S)
+        self._end_s += waited_s + outlasting_s + duration_s
+        remaining_s = self._end_s - self._clock.now()
+        if remaining_s > 0:
+            self._sleep(remaining_s)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._thread = threading.get_ident()
+        self._left_s = self._clock.now()
+        self._left_busy_s = self._busy_s()
+
+
+class _Memory:
+    """The two tensors everything in a model is a view of."""
+
+    def __init__(self, parameters: torch.Tensor, noise: torch.Tensor) -> None:
+        self.parameters = parameters
+        self.noise = noise
+
+    def gradient(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Noise in the parameter's shape."""
+        if parameter.grad is not None and parameter.grad.untyped_storage().data_ptr() == self.noise.data_ptr():
+            # A second pass before zero_grad() would add the noise to itself, in place.
+            parameter.grad = None
+        # Not kept anywhere: autograd takes a gradient that nobody else holds as .grad, without a copy.
+        return self.noise[: parameter.numel()].view(parameter.shape)
+
+
+class ReplayedLayer(nn.Module):
+    """One layer; its parameters are called as its tensors, with / for every dot."""
+
+    def __init__(self, layer: Layer, memory: _Memory, compute: SleptCompute, start: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.compute = compute
+        self.memory = memory
+        self._start = start
+        for tensor, view in zip(layer.tensors, self._views(), strict=True):
+            name = tensor.name.replace(".", "/")
+            if hasattr(self, name):
+                raise UsageError(
+                    f'tensor "{one_line(tensor.name, 80)}" cannot be replayed: torch has another use for the parameter '
+                    f'name "{one_line(name, 80)}", or another tensor of its layer has it. Rename the tensor.'
+                )
+            self.register_parameter(name, nn.Parameter(view))
+
+    def _views(self) -> Iterable[torch.Tensor]:
+        start = self._start
+        for tensor in self.layer.tensors:
+            yield self.memory.parameters[start : start + tensor.numel].view(tensor.shape)
+            start += tensor.numel
+
+    def forward(self, token: torch.Tensor) -> torch.Tensor:
+        """Take the layer's time; the token only carries the order of layers."""
+        parameters = list(self._parameters.values())
+        # What comes first in the forward pass comes last in the backward pass.
+        for start in reversed(range(_READY_AT_ONCE, len(parameters), _READY_AT_ONCE)):
+            token = _Slot.apply(self, 0.0, 0.0, token, *parameters[start : start + _READY_AT_ONCE])
+        times_s = self.layer.forward_s, self.layer.backward_s
+        return _Slot.apply(self, *times_s, token, *parameters[:_READY_AT_ONCE])
+
+    def view_parameters(self) -> None:
+        """Let the parameters view the model's memory, after that has moved."""
+        for parameter, view in zip(self._parameters.values(), self._views(), strict=True):
+            assert parameter is not None
+            parameter.data = view
+
+
+class _Slot(torch.autograd.Function):
+    """Sleeps the forward time on the way there and the backward time on the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        layer: ReplayedLayer,
+        forward_s: float,
+        backward_s: float,
+        token: torch.Tensor,
+        *parameters: nn.Parameter,
+    ) -> torch.Tensor:
+        """The token again."""
+        ctx.layer, ctx.backward_s, ctx.parameters = layer, backward_s, parameters
+        layer.compute.spend(forward_s)
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Noise for every parameter that wants a gradient."""
+        layer: ReplayedLayer = ctx.layer
+        layer.compute.spend(ctx.backward_s)
+        wanted = zip(ctx.parameters, ctx.needs_input_grad[4:], strict=True)
+        noise = (layer.memory.gradient(parameter) if needed else None for parameter, needed in wanted)
+        return None, None, None, gradients[0], *noise
+
+
+class ReplayedModel(nn.Module):
+    """A model whose passes take as long as the workload says and whose gradients have its shapes.
+
+    storage: a model of this process, made from the same workload, whose memory this one uses too: parameters do not
+        change, so contenders of one comparison need no copies. Device and noise are then as there.
+    device: where parameters and gradients are; the CPU if left out.
+    seed: of the noise; 0 if left out.
+
+    Clear gradients with set_to_none=True, torch's default: they are the noise itself as long as nobody copies them.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        storage: ReplayedModel | None = None,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.workload = workload
+        if storage is None:
+            self._memory = _allocate(workload, torch.device(device or "cpu"), seed or 0)
+        else:
+            if device is not None or seed is not None:
+                raise UsageError("device and seed have no effect with storage, which has its own; leave them out.")
+            self._memory = _share(storage, workload)
+        compute = SleptCompute()
+        layers: list[ReplayedLayer] = []
+        start = 0
+        for layer in workload.layers:
+            layers.append(ReplayedLayer(layer, self._memory, compute, start))
+            start += sum(tensor.numel for tensor in layer.tensors)
+        self._compute = compute
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def tensor_names(self) -> dict[str, str]:
+        """The workload's name of each parameter, by the name the parameter has here."""
+        tensors = (tensor.name for layer in self.workload.layers for tensor in layer.tensors)
+        return dict(zip((name for name, _ in self.named_parameters()), tensors, strict=True))
+
+    def forward(self, batch: torch.Tensor | None = None) -> torch.Tensor:
+        """A number whose backward() takes the backward time; any batch takes the same."""
+        self._compute.restart()
+        # A leaf that wants a gradient: so layers without parameters have a backward pass too.
+        token = torch.zeros((), device=self._memory.noise.device, requires_grad=True)
+        for layer in self.layers:
+            token = layer(token)
+        return token
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ReplayedModel:
+        """Move or cast, as .to() asks, the memory with the parameters."""
+        super()._apply(fn, recurse)
+        self._memory.parameters, self._memory.noise = fn(self._memory.parameters), fn(self._memory.noise)
+        for layer in self.layers:
+            assert isinstance(layer, ReplayedLayer)
+            layer.view_parameters()
+        return self
+
+
+def _allocate(workload: Workload, device: torch.device, seed: int) -> _Memory:
+    largest = max(tensor.numel for tensor in workload.tensors)
+    noise = torch.empty(largest, dtype=workload.dtype, device=device)
+    noise.normal_(generator=torch.Generator(device).manual_seed(seed))
+    # Pages of zeros take no memory until they are written.
+    return _Memory(torch.zeros(workload.num_parameters, dtype=workload.dtype, device=device), noise)
+
+
+def _share(storage: ReplayedModel, workload: Workload) -> _Memory:
+    if storage.workload.tensors != workload.tensors:
+        raise UsageError(
+            f'a model of workload "{one_line(workload.name, 80)}" cannot use the storage of one of '
+            f'"{one_line(storage.workload.name, 80)}": their tensors differ. Share among models of one workload.'
+        )
+    # An object of its own: moving one model must not move the other's gradients.
+    return _Memory(storage._memory.parameters, storage._memory.noise)
+
+
+class NoUpdate(Optimizer):
+    """An optimizer whose step changes nothing: a replay measures communication, not the optimizer."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, {})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Evaluate the closure, if there is one; hooks before and after a step run as with any optimizer."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of all gradients."""
+        if not set_to_none:
+            raise UsageError(
+                "replayed gradients are views of shared noise: set_to_none=False would zero that. Use True."
+            )
+        super().zero_grad(set_to_none=True)

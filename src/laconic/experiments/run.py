@@ -1,0 +1,189 @@
+"""Run a comparison link by link and keep everything in a folder.
+
+One job per link; the contenders take turns in it (contest.py). The ranks write events; rows, curves, trace and page
+are made from those, also when a run ends early: what was measured until then is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+from laconic.errors import LaconicError, UsageError, one_line
+from laconic.experiments.comparison import UNLIMITED, Comparison, Network, short_name
+from laconic.experiments.config_file import to_toml
+from laconic.experiments.contest import ContestConfig, Progress
+from laconic.experiments.tasks import make_task
+from laconic.lab.capabilities import Capabilities, detect_capabilities
+from laconic.lab.launch import Place, places_here, run_ranks
+from laconic.lab.machine import gpus, machine, versions
+from laconic.lab.pacing import choose_links, places_paced
+from laconic.lab.virtual_hosts import VirtualHosts, check_possible, places_on
+from laconic.report import measures
+from laconic.report.advice import advise
+from laconic.report.perfetto import trace
+from laconic.report.results import TORCH_DDP, Links, Results
+from laconic.report.run_folder import RunFolder
+
+
+class Watcher(Protocol):
+    """Sees a comparison while it runs."""
+
+    def begin(self, link: str, links: Links) -> None:
+        """A contest starts."""
+        ...
+
+    def step(self, link: str, progress: Progress) -> None:
+        """A step has been made."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something else worth knowing."""
+        ...
+
+
+def run_comparison(comparison: Comparison, watcher: Watcher, out: str | None = None) -> tuple[Results, RunFolder]:
+    """Hold every contest and write the files of the folder `out`; raises after writing what there is if one fails."""
+    title = make_task(comparison.task).title  # here, so that a missing file is found before anything is started
+    capabilities = detect_capabilities()
+    _kind_of_links(comparison, capabilities)  # raises, before there is a folder, if they cannot be had
+    folder = RunFolder.create(comparison.kind, out)
+    folder.write_text("config.toml", to_toml(comparison))
+    folder.write_text("env.json", json.dumps(describe_environment(capabilities), indent=2) + "\n")
+    run = _Run(comparison, capabilities, folder, watcher, title=title)
+    problem: BaseException | None = None
+    try:
+        run.hold()
+    except (LaconicError, KeyboardInterrupt) as exc:
+        problem = exc
+    reason = None if problem is None else one_line(problem, 500) or "interrupted from the keyboard"
+    try:
+        results = run.results(reason)
+        run.write(results)
+    except LaconicError as exc:
+        if problem is None:
+            raise
+        watcher.note(str(exc))  # the first failure is the one to raise
+    else:
+        if problem is None:
+            return results, folder
+        watcher.note(f"what was measured until then is in {folder.path}")
+    raise problem
+
+
+def _kind_of_links(comparison: Comparison, capabilities: Capabilities) -> Links:
+    clusters = [network.cluster for network in comparison.networks if network.cluster is not None]
+    if not clusters:
+        return "unlimited"
+    if len(clusters) < len(comparison.networks):
+        raise UsageError(f"{comparison.kind}: {UNLIMITED} stands alone; compare with limited links in another run.")
+    links = choose_links(comparison.links, capabilities)
+    if links == "shaped":
+        for cluster in clusters:
+            check_possible(cluster, capabilities)
+    return links
+
+
+class _Run:
+    """One comparison on its way."""
+
+    def __init__(
+        self, comparison: Comparison, capabilities: Capabilities, folder: RunFolder, watcher: Watcher, *, title: str
+    ) -> None:
+        self._comparison = comparison
+        self._title = title
+        self._links = _kind_of_links(comparison, capabilities)
+        self._capabilities = capabilities
+        self._folder = folder
+        self._watcher = watcher
+        self._began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        self._began_s = time.monotonic()
+
+    def hold(self) -> None:
+        """One contest after the other."""
+        for network in self._comparison.networks:
+            self._watcher.begin(network.name, self._links)
+            if network.cluster is None:
+                self._contest(network, places_here(self._comparison.hosts))
+            elif self._links == "paced":
+                self._contest(network, places_paced(network.cluster, gpu=self._comparison.device == "cuda"))
+            else:
+                with VirtualHosts(network.cluster, self._capabilities) as hosts:
+                    self._contest(network, places_on(hosts, gpu=self._comparison.device == "cuda"))
+
+    def _contest(self, network: Network, places: Sequence[Place]) -> None:
+        with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
+            config_path = Path(scratch) / "contest.json"
+            ContestConfig(
+                task=self._comparison.task,
+                contenders=self._comparison.contenders,
+                steps=self._comparison.steps,
+                seconds=self._comparison.seconds,
+                link=network.name,
+                events=str(self._folder.events_path.resolve()),
+                device=self._comparison.device,
+            ).write(config_path)
+
+            def on_line(rank: int, line: str) -> None:
+                progress = Progress.from_line(line) if rank == 0 else None
+                if progress is not None:
+                    self._watcher.step(network.name, progress)
+
+            run_ranks(
+                [sys.executable, "-m", "laconic.experiments.contest", str(config_path)],
+                places,
+                timeout_s=self._comparison.timeout_s,
+                # One thread per rank: ranks that fight for cores would measure the scheduler, not the strategy.
+                environment={"OMP_NUM_THREADS": "1"},
+                on_line=on_line,
+            )
+
+    def results(self, problem: str | None) -> Results:
+        """What the events say that are there."""
+        comparison = self._comparison
+        found = measures.recordings(self._folder.events())
+        target = comparison.target_loss if comparison.target_loss is not None else measures.default_target(found)
+        names = {strategy: short_name(strategy) for strategy in comparison.contenders if strategy != TORCH_DDP}
+        rows = measures.rows(found, links=self._links, target_loss=target, names=names)
+        return Results(
+            kind=comparison.kind,
+            title=f"{self._title}, {comparison.hosts} {'hosts' if self._links == 'shaped' else 'ranks'}",
+            began=self._began,
+            seconds=time.monotonic() - self._began_s,
+            problem=problem,
+            target_loss=target,
+            rows=tuple(rows),
+            curves=tuple(measures.curve(recording) for recording in found),
+            advice=tuple(advise(rows)),
+        )
+
+    def write(self, results: Results) -> None:
+        """Results, trace and page."""
+        self._folder.write_results(results)
+        self._folder.write_text("trace.json", json.dumps(trace(self._folder.events())))
+        if not results.rows:
+            return
+        try:
+            from laconic.report.page import render  # noqa: PLC0415 - plotly and jinja2 may be missing
+        except ModuleNotFoundError as exc:
+            where = self._folder.path
+            self._watcher.note(f"no report.html: {exc.name} is not installed; elsewhere: laconic report {where}")
+            return
+        self._folder.write_text("report.html", render([self._folder]))
+
+
+def describe_environment(capabilities: Capabilities) -> dict[str, object]:
+    """What env.json holds."""
+    packages = ("torch", "numpy", "numba", "triton", "pyroute2", "plotly")
+    return {
+        "versions": versions(packages),
+        "machine": asdict(machine()),
+        "gpus": [asdict(device) for device in gpus()[0].devices],
+        "virtual_hosts": asdict(capabilities),
+    }

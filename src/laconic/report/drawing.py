@@ -1,0 +1,209 @@
+"""What the figures of the page draw, as one JSON document; page.js turns it into pictures.
+
+runs        [{"letter", "label"}]
+strategies  [{"text", "name", "colour", "symbol"}]     colour and symbol are names that page.css and page.js know
+places      [{"link", "links", "label"}]
+rows        [{"run", "strategy", "place", ...}]        the first three are positions in the lists above
+curves      [{"run", "strategy", "place", "step", "loss", "seconds", "bytes"}]
+targets     [{"run", "loss"}]
+timelines   [{"run", "strategy", "place", "step", "ms", "ranks": {RANK: [[kind, start, duration, bucket, bytes, lane]]}}]
+                                                       kind is a position in KINDS; times in milliseconds
+"""  # noqa: E501 - one line per list
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from laconic.errors import LaconicError
+from laconic.report.results import TORCH_DDP, Links, Results, Row
+from laconic.report.timeline import COMMUNICATION_KINDS, TRAINING_KINDS, Span, StepTimeline
+from laconic.units import parse_quantity
+
+KINDS = TRAINING_KINDS + COMMUNICATION_KINDS
+NUM_COLOURS = 9
+"""Colours --s0, --s1, ... in page.css; --ddp is torch DDP's."""
+SYMBOLS = ("square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon", "star", "hexagon")
+_NAME_LIMIT = 30
+_SHOWN_RANKS = 8
+"""A page for a large job stays small enough to open."""
+_LINKS_IN_WORDS: dict[Links, str] = {
+    "shaped": "shaped",
+    "paced": "paced, not shaped",
+    "unlimited": "no limit",
+}
+
+
+@dataclass(frozen=True)
+class Ink:
+    """How one strategy looks in every figure and table."""
+
+    text: str
+    name: str
+    """Short and like no other; the full text stands on hover."""
+    colour: str
+    symbol: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Links of one speed and one kind."""
+
+    link: str
+    links: Links
+
+    @property
+    def kind(self) -> str:
+        """Whether these are real links."""
+        return _LINKS_IN_WORDS[self.links]
+
+    @property
+    def label(self) -> str:
+        """Both in a few words; a paced link is never shown as if it were shaped."""
+        return self.link if self.link == self.links else f"{self.link} ({self.kind})"
+
+
+@dataclass(frozen=True)
+class DrawnRun:
+    """One run as the figures need it."""
+
+    letter: str
+    label: str
+    results: Results
+    timelines: tuple[StepTimeline, ...]
+
+
+def inks(rows: Iterable[Row]) -> dict[str, Ink]:
+    """One look per strategy, by its full text; torch DDP always has the same."""
+    names = {row.strategy: row.name for row in rows}
+    found: dict[str, Ink] = {}
+    taken: set[str] = set()
+    for strategy, name in names.items():
+        short = _unlike(_shortened(name), taken)
+        taken.add(short)
+        if strategy == TORCH_DDP:
+            found[strategy] = Ink(strategy, short, "ddp", "circle")
+            continue
+        number = len(found) - (TORCH_DDP in found)
+        # Beyond nine strategies colours come again, then with other symbols.
+        symbol = SYMBOLS[(number + number // NUM_COLOURS) % len(SYMBOLS)]
+        found[strategy] = Ink(strategy, short, f"s{number % NUM_COLOURS}", symbol)
+    return found
+
+
+def places(rows: Iterable[Row]) -> list[Place]:
+    """Every kind of link, slow ones first."""
+    return sorted({Place(row.link, row.links): None for row in rows}, key=_speed)
+
+
+def document(runs: Sequence[DrawnRun]) -> dict[str, object]:
+    """All that the figures draw."""
+    rows = [row for run in runs for row in run.results.rows]
+    looks, where = inks(rows), places(rows)
+    strategy_number = {text: number for number, text in enumerate(looks)}
+    # A curve and an event name the link only; what kind of link it is stands in the rows of the same run.
+    kinds = [{row.link: where.index(Place(row.link, row.links)) for row in run.results.rows} for run in runs]
+
+    def placed(run: int, strategy: str, link: str) -> dict[str, object] | None:
+        if strategy not in strategy_number or link not in kinds[run]:
+            return None
+        return {"run": run, "strategy": strategy_number[strategy], "place": kinds[run][link]}
+
+    drawn_rows: list[object] = []
+    curves: list[object] = []
+    timelines: list[object] = []
+    for number, run in enumerate(runs):
+        for row in run.results.rows:
+            at = placed(number, row.strategy, row.link)
+            drawn_rows.append({**(at or {}), **_numbers(row)})
+        for curve in run.results.curves:
+            at = placed(number, curve.strategy, curve.link)
+            if at is not None:
+                series = {"step": curve.step, "loss": curve.loss, "seconds": curve.seconds, "bytes": curve.wire_bytes}
+                curves.append({**at, **series})
+        for timeline in run.timelines:
+            at = placed(number, timeline.strategy, timeline.link)
+            if at is not None:
+                timelines.append({**at, **_timeline(timeline)})
+    targets = [
+        {"run": number, "loss": run.results.target_loss}
+        for number, run in enumerate(runs)
+        if run.results.target_loss is not None
+    ]
+    return {
+        "runs": [{"letter": run.letter, "label": run.label} for run in runs],
+        "strategies": [
+            {"text": ink.text, "name": ink.name, "colour": ink.colour, "symbol": ink.symbol} for ink in looks.values()
+        ],
+        "places": [{"link": place.link, "links": place.links, "label": place.label} for place in where],
+        "rows": drawn_rows,
+        "curves": curves,
+        "targets": targets,
+        "kinds": KINDS,
+        "timelines": timelines,
+    }
+
+
+def strict(value: object) -> object:
+    """The same without NaN and infinities, which JSON does not have: a loss may have diverged."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: strict(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(inner) for inner in value]
+    return value
+
+
+def _numbers(row: Row) -> dict[str, object]:
+    return {
+        "step_ms": row.step_ms,
+        "low_ms": row.step_ms_low,
+        "high_ms": row.step_ms_high,
+        "compute_ms": row.compute_ms,
+        "encode_ms": row.encode_ms,
+        "exposed_ms": row.exposed_ms,
+        "wire_bytes": row.wire_bytes_per_step,
+        "source": row.wire_bytes_source,
+        "counted_bytes": row.counted_bytes_per_step,
+        "predicted_bytes": row.predicted_bytes_per_step,
+        "speedup": row.speedup_over_ddp,
+    }
+
+
+def _timeline(timeline: StepTimeline) -> dict[str, object]:
+    ranks = dict(list(timeline.ranks.items())[:_SHOWN_RANKS])
+    return {
+        "step": timeline.step,
+        "ms": round(timeline.duration_s * 1e3, 3),
+        "ranks": {str(rank): [_span(span) for span in spans] for rank, spans in ranks.items()},
+    }
+
+
+def _span(span: Span) -> list[object]:
+    start_ms, duration_ms = round(span.start_s * 1e3, 3), round(span.duration_s * 1e3, 3)
+    return [KINDS.index(span.kind), start_ms, duration_ms, span.bucket, span.wire_bytes, span.lane]
+
+
+def _shortened(name: str) -> str:
+    """At most _NAME_LIMIT letters; both ends stay, as strategies differ there."""
+    if len(name) <= _NAME_LIMIT:
+        return name
+    tail = _NAME_LIMIT // 3
+    return f"{name[: _NAME_LIMIT - tail - 1].rstrip()}…{name[-tail:].lstrip()}"
+
+
+def _unlike(name: str, taken: set[str]) -> str:
+    candidate, number = name, 2
+    while candidate in taken:
+        candidate, number = f"{name} #{number}", number + 1
+    return candidate
+
+
+def _speed(place: Place) -> float:
+    try:
+        return parse_quantity(place.link, "rate", "link")
+    except LaconicError:
+        # A cluster file has no one rate; like "unlimited" it stands last, in the order in which it came.
+        return math.inf

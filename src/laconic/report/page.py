@@ -1,0 +1,219 @@
+"""One offline HTML page for one or several runs.
+
+Python reads the folders, writes the tables and hands all numbers to the page as JSON; page.js draws the figures with
+plotly.js, which the page carries along. The page loads nothing: its own security policy forbids it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import count
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from laconic import __version__
+from laconic.errors import LaconicError, one_line
+from laconic.report.drawing import DrawnRun, Ink, Place, document, inks, places, strict
+from laconic.report.results import TORCH_DDP, Results, Row
+from laconic.report.run_folder import RunFolder
+from laconic.report.timeline import StepTimeline, typical_steps
+from laconic.units import human_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    letter: str
+    label: str
+    results: Results
+    config: str | None
+    environment: tuple[tuple[str, str], ...]
+    timelines: tuple[StepTimeline, ...]
+    notices: tuple[str, ...]
+    """What is wrong with this run or its files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """One line of a table."""
+
+    row: Row
+    ink: Ink
+    is_fastest: bool
+    is_first_at_target: bool
+    bar_percent: float
+    """Its speed-up against the largest in the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    run: _Run
+    run_number: int
+    place: Place
+    place_number: int
+    lines: tuple[_Line, ...]
+
+
+def render(runs: Sequence[RunFolder]) -> str:
+    """The page as text; several runs share their figures."""
+    loaded = [_load(run, label, letter) for run, label, letter in zip(runs, _labels(runs), _letters(), strict=False)]
+    rows = [row for run in loaded for row in run.results.rows]
+    looks, where = inks(rows), places(rows)
+    drawing = document([DrawnRun(run.letter, run.label, run.results, run.timelines) for run in loaded])
+    script, plotly = _resource("page.js"), get_plotlyjs()
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"bytes": human_bytes, "ms": _ms, "duration": _duration, "loss": _loss, "date": _date}
+    return environment.from_string(_resource("page.html.jinja")).render(
+        title=_title(loaded),
+        runs=loaded,
+        version=__version__,
+        ddp=TORCH_DDP,
+        inks=list(looks.values()),
+        places=where,
+        tables=_tables(loaded, where, looks),
+        has_loss=any(row.final_loss is not None for row in rows),
+        has_target=any(run.results.target_loss is not None for run in loaded),
+        has_encode=any(row.encode_ms > 0 for row in rows),
+        has_loss_curves=any(curve.loss for run in loaded for curve in run.results.curves),
+        has_byte_curves=any(curve.loss and curve.wire_bytes for run in loaded for curve in run.results.curves),
+        has_bytes=any(row.wire_bytes_per_step is not None for row in rows),
+        has_timelines=bool(drawing["timelines"]),
+        ranks=sorted({rank for run in loaded for timeline in run.timelines for rank in timeline.ranks}),
+        data=_as_json(drawing),
+        # Only these two scripts may run, whatever a name or a message in a run holds.
+        script_hashes=" ".join(_hash(text) for text in (plotly, script)),
+        style=Markup(_resource("page.css")),  # noqa: S704 - ours
+        plotly=Markup(plotly),  # noqa: S704 - plotly's own file; it holds no closing tag
+        script=Markup(script),  # noqa: S704 - ours
+    )
+
+
+def _load(folder: RunFolder, label: str, letter: str) -> _Run:
+    results = folder.results()
+    notices: list[str] = [f"The run ended early: {results.problem}"] if results.problem is not None else []
+    # A page without the figure or table in question is worth more than no page, if it says what is missing.
+    timelines: tuple[StepTimeline, ...] = ()
+    try:
+        timelines = typical_steps(folder.events)
+    except (LaconicError, OSError, UnicodeDecodeError) as exc:
+        notices.append(f"The timeline is missing, events.jsonl cannot be read: {one_line(exc)}")
+    environment: tuple[tuple[str, str], ...] = ()
+    try:
+        environment = tuple(_flat(folder.environment()))
+    except (LaconicError, ValueError, AttributeError) as exc:
+        notices.append(f"The environment is missing, env.json cannot be read: {one_line(exc)}")
+    has_config = (folder.path / "config.toml").exists()
+    return _Run(
+        letter=letter,
+        label=label,
+        results=results,
+        config=folder.read_text("config.toml") if has_config else None,
+        environment=environment,
+        timelines=timelines,
+        notices=tuple(notices),
+    )
+
+
+def _tables(runs: Sequence[_Run], where: Sequence[Place], looks: Mapping[str, Ink]) -> list[_Table]:
+    tables: list[_Table] = []
+    for number, place in enumerate(where):
+        for run_number, run in enumerate(runs):
+            rows = [row for row in run.results.rows if Place(row.link, row.links) == place]
+            if rows:
+                lines = _lines(rows, looks)
+                tables.append(_Table(run=run, run_number=run_number, place=place, place_number=number, lines=lines))
+    return tables
+
+
+def _lines(rows: Sequence[Row], looks: Mapping[str, Ink]) -> tuple[_Line, ...]:
+    fastest = min(rows, key=lambda row: row.step_ms)
+    at_target = [row for row in rows if row.seconds_to_target is not None]
+    first = min(at_target, key=lambda row: row.seconds_to_target or 0.0, default=None)
+    top = max((row.speedup_over_ddp or 0.0 for row in rows), default=0.0)
+    return tuple(
+        _Line(
+            row=row,
+            ink=looks[row.strategy],
+            is_fastest=row is fastest,
+            is_first_at_target=row is first,
+            bar_percent=round(100 * (row.speedup_over_ddp or 0.0) / top, 1) if top else 0.0,
+        )
+        for row in rows
+    )
+
+
+def _title(runs: Sequence[_Run]) -> str:
+    titles = dict.fromkeys(run.results.title for run in runs)
+    return next(iter(titles)) if len(titles) == 1 else f"{len(runs)} runs side by side"
+
+
+def _labels(runs: Sequence[RunFolder]) -> list[str]:
+    """The name of each folder; where two are alike, the path as given."""
+    names = [run.path.resolve().name for run in runs]
+    return [str(run.path) if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)]
+
+
+def _letters() -> map[str]:
+    """A, B, ..., Z, A2, B2, ..."""
+    return map(lambda n: chr(ord("A") + n % 26) + (str(n // 26 + 1) if n >= 26 else ""), count())
+
+
+def _flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested tables as "outer.inner" and a text each."""
+    found: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple):
+            found.append((f"{prefix}{key}", ", ".join(map(str, value)) or "none"))
+        else:
+            found.append((f"{prefix}{key}", "none" if value is None else str(value)))
+    return found
+
+
+def _ms(value: float) -> str:
+    """Milliseconds with three digits or more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _duration(seconds: float) -> str:
+    """A time for people: 9.3 s, 10 min 12 s, 3 h 5 min."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min {int(seconds % 60)} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _date(iso: str) -> str:
+    """2026-11-15 09:30."""
+    return iso[:16].replace("T", " ")
+
+
+def _as_json(value: object) -> Markup:
+    """JSON that cannot end the element it stands in."""
+    text = json.dumps(strict(value), separators=(",", ":"), allow_nan=False)
+    for char in "<>&":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return Markup(text)  # noqa: S704 - escaped above
+
+
+def _hash(script: str) -> str:
+    """A script's name in a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _resource(name: str) -> str:
+    return files("laconic.report").joinpath(name).read_text(encoding="utf-8")
