@@ -24,6 +24,6 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Write the marks that say what a test needs into the JUnit report, where .ci/run looks for skipped ones."""
     for item in items:
-        for mark in ("dist", "lab", "gpu"):
+        for mark in ("dist", "lab", "gpu", "browser"):
             if item.get_closest_marker(mark) is not None:
                 item.user_properties.append(("mark", mark))

@@ -149,7 +149,7 @@ def test_a_hook_that_waits_before_a_layer_delays_the_pass() -> None:
         replayed.register_forward_pre_hook(lambda *_: time.sleep(0.01))
     began_s = time.perf_counter()
     model().backward()
-    assert time.perf_counter() - began_s >= model.workload.compute_s + 6 * 0.01 - 1e-4
+    assert time.perf_counter() - began_s >= model.workload.compute_s + 6 * 0.01 - 1e-3
 
 
 def note_arrivals(model: ReplayedModel) -> list[str]:
@@ -182,7 +182,7 @@ def test_gradients_arrive_while_earlier_layers_still_compute() -> None:
     # Forward takes 12 ms, each layer's backward 4 ms.
     for tensor, num_layers in (("head.0", 2), ("block.1.0", 3), ("block.0.0", 4), ("stem.0", 6)):
         assert arrived_s[tensor] - began_s >= 0.012 + num_layers * 0.004 - 1e-6
-    assert arrived_s["head.0"] < arrived_s["stem.0"] - 0.004
+    assert arrived_s["head.0"] < arrived_s["block.0.0"] < arrived_s["stem.0"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

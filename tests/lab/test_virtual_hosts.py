@@ -112,6 +112,28 @@ def test_the_environment_of_a_rank() -> None:
         assert lines[3] == f"3 1 4 2 1 {hosts.address(0)} eth0"
 
 
+def test_tcp_is_the_labs_own_choice_not_the_machines() -> None:
+    # Both ends of a connection; the machine may use bbr, with which links of a token bucket are not steady.
+    body = """
+import os, socket, time
+if os.environ["RANK"] == "0":
+    connection, _ = socket.create_server((os.environ["MASTER_ADDR"], 7000)).accept()
+else:
+    for attempt in range(100):
+        try:
+            connection = socket.create_connection((os.environ["MASTER_ADDR"], 7000))
+            break
+        except OSError:
+            time.sleep(0.05)
+print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode())
+"""
+    lines: dict[int, str] = {}
+    with VirtualHosts(Cluster.uniform(2, Link(bandwidth_bps=1e9))) as hosts:
+        run_ranks([sys.executable, "-c", body], places_on(hosts), timeout_s=20, on_line=lines.__setitem__)
+    assert lines[0] == lines[1]
+    assert lines[0] in ("cubic", "reno")
+
+
 def test_what_is_not_possible_is_said() -> None:
     nothing = Capabilities(privilege="none", reason="unshare: Operation not permitted")
     with pytest.raises(UsageError, match="virtual hosts are not possible here: unshare"):

@@ -49,8 +49,8 @@ class Chromium:
         self.logged: list[str] = []
         """Errors and warnings: from scripts, from the console, from the browser about the page."""
         self.requested: list[str] = []
-        """Addresses the page asked for, its own and data: left out."""
-        self._folder = tempfile.TemporaryDirectory(prefix="laconic-chromium-")
+        """Addresses the page asked for beyond the file itself."""
+        self._folder = tempfile.TemporaryDirectory(prefix="laconic-chromium-", ignore_cleanup_errors=True)
         its_in, self._to = os.pipe()
         self._from, its_out = os.pipe()
         # Above 4, so that giving one of the two its number cannot close the other.
@@ -61,7 +61,7 @@ class Chromium:
         self._pid = os.posix_spawn(
             program,
             words,
-            dict(os.environ),
+            {**os.environ, "TMPDIR": self._folder.name},
             file_actions=[
                 *((os.POSIX_SPAWN_DUP2, nowhere, fd) for fd in (0, 1, 2)),
                 (os.POSIX_SPAWN_DUP2, its_in, 3),
@@ -162,5 +162,7 @@ class Chromium:
             self.logged.append(" ".join(str(part.get("value", part.get("description"))) for part in about["args"]))
         elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
             self.logged.append(about["entry"]["text"])
-        elif method == "Network.requestWillBeSent" and not about["request"]["url"].startswith(("file:", "data:")):
+        elif method == "Network.requestWillBeSent" and not about["request"]["url"].startswith(
+            ("file:", "data:", "blob:")
+        ):
             self.requested.append(about["request"]["url"])

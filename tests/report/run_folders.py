@@ -55,11 +55,23 @@ def make_run(
     for link in links:
         baseline_ms = 0.0
         for strategy, name, share in strategies:
-            row, encode_s = _row(strategy, name, share, link, kind, learns, steps, baseline_ms, dice)
+            row, encode_s = _row(
+                strategy,
+                name,
+                share,
+                link=link,
+                kind=kind,
+                learns=learns,
+                steps=steps,
+                baseline_ms=baseline_ms,
+                dice=dice,
+            )
             baseline_ms = baseline_ms or row.step_ms
             rows.append(row)
             curves.append(_curve(row, steps, learns, dice))
-            for event in _events(row, clock_s, encode_s, steps, num_ranks, num_buckets, dice):
+            for event in _events(
+                row, clock_s, encode_s, steps=steps, num_ranks=num_ranks, num_buckets=num_buckets, dice=dice
+            ):
                 lines.append(event.to_json() + "\n")
                 clock_s = max(clock_s, event.time_s + event.duration_s)
     results = Results(
@@ -79,7 +91,12 @@ def make_run(
     folder.write_text("events.jsonl", "".join(lines))
     names = ", ".join(f'"{name}"' for _, name, _ in strategies[1:])
     folder.write_text("config.toml", f"[compare]\nstrategies = [{names}]\nhosts = 4\nsteps = {steps}\n")
-    machine = {"python": "3.11.7", "torch": "2.13.0", "machine": {"cores": 2, "memory_gib": 7.8}, "gpus": []}
+    machine = {
+        "python": "3.11.7",
+        "torch": "2.13.0",
+        "machine": {"cores": 2, "memory_bytes": int(7.8 * 2**30)},
+        "gpus": [],
+    }
     folder.write_text("env.json", json.dumps(machine))
     return folder
 
@@ -93,6 +110,7 @@ def _row(
     strategy: str,
     name: str,
     share: float,
+    *,
     link: str,
     kind: Links,
     learns: bool,
@@ -153,6 +171,7 @@ def _events(
     row: Row,
     clock_s: float,
     encode_s: float,
+    *,
     steps: int,
     num_ranks: int,
     num_buckets: int,
@@ -173,7 +192,16 @@ def _events(
             yield Event("backward", now_s + forward_s, rank, step, backward_s, {**about})
             yield Event("optimizer", now_s + forward_s + backward_s, rank, step, optimizer_s, {**about})
             if row.strategy != TORCH_DDP:
-                yield from _exchanges(row, now_s + forward_s, backward_s, encode_s, rank, step, num_buckets, about)
+                yield from _exchanges(
+                    row,
+                    now_s + forward_s,
+                    backward_s,
+                    encode_s,
+                    rank=rank,
+                    step=step,
+                    num_buckets=num_buckets,
+                    about=about,
+                )
             data: dict[str, Scalar] = {**about, "loss": row.final_loss, "sent_bytes": row.counted_bytes_per_step}
             yield Event("iteration", now_s, rank, step, step_s, data)
             now_s += step_s
@@ -187,6 +215,7 @@ def _exchanges(
     backward_begin_s: float,
     backward_s: float,
     encode_s: float,
+    *,
     rank: int,
     step: int,
     num_buckets: int,

@@ -44,6 +44,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("list", "every method and preset, with its settings", "laconic.cli.list"),
     Command("explain", "what a strategy does, and the bytes it sends per step", "laconic.cli.explain"),
     Command("compare", "torch DDP and strategies side by side, training behind slow links", "laconic.cli.compare"),
+    Command("report", "one offline HTML page from the folders of one or more runs", "laconic.cli.report"),
     Command("replay", "a known workload with slept compute and real communication", "laconic.cli.replay"),
     Command("lab", "run a script on virtual hosts behind real, shaped links", "laconic.cli.lab"),
     Command("doctor", "what this machine has, what it lacks, what to do about it", "laconic.cli.doctor"),

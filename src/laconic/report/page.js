@@ -1,4 +1,4 @@
-// Draws the figures of the page from the JSON document in #data (drawing.py says what it holds).
+// Draws the figures of the page from the JSON document in #data; drawing.py says what it holds.
 "use strict";
 (() => {
   const D = JSON.parse(document.getElementById("data").textContent);
@@ -15,8 +15,10 @@
   const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   // Plotly reads a little HTML in texts, so what comes from a run is escaped.
   const esc = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const grouped = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 0 });
-  const ms = (value) => (value >= 100 ? grouped(value) : value.toFixed(value >= 10 ? 1 : 2));
+  const ms = (value) => {
+    if (value === null) return "?";
+    return value >= 100 ? Math.round(value).toLocaleString("en-US") : value.toFixed(value >= 10 ? 1 : 2);
+  };
   const SIZES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
   const sizeUnit = (most, least = 1) => SIZES.find(([, factor]) => most >= least * factor) || SIZES[4];
   const bytes = (value) => {
@@ -24,11 +26,15 @@
     return `${(value / factor).toFixed(factor === 1 ? 0 : 1)} ${unit}`;
   };
   const timeUnit = (most) => (most >= 3 * 3600 ? ["h", 3600] : most >= 600 ? ["min", 60] : ["s", 1]);
+  const duration = (value) => {
+    const [unit, factor] = timeUnit(value);
+    return `${(value / factor).toFixed(1)} ${unit}`;
+  };
   // Plotly breaks no lines by itself.
   const wrapped = (text, width = 48) => {
     const lines = [""];
     for (const word of text.split(/(?<= )/)) {
-      if (lines.at(-1).length + word.length > width && lines.at(-1)) lines.push("");
+      if (lines.at(-1) && lines.at(-1).length + word.length > width) lines.push("");
       lines[lines.length - 1] += word;
     }
     return lines.map(esc).join("<br>");
@@ -39,8 +45,8 @@
     const run = several ? [`run ${esc(D.runs[item.run].letter)} ${esc(D.runs[item.run].label)}`] : [];
     return [`<b>${esc(strategy.name)}</b>`, ...full, ...run, ...lines].join("<br>") + "<extra></extra>";
   };
+  const nameOf = (item) => esc(D.strategies[item.strategy].name);
   const letter = (item) => (several ? ` ${esc(D.runs[item.run].letter)}` : "");
-  const legendName = (item) => esc(D.strategies[item.strategy].name) + letter(item);
   const square = (item) => `<span style="color:${colour(D.strategies[item.strategy].colour)}">■</span>`;
 
   // What is shown
@@ -53,80 +59,6 @@
   const width = (name) => document.getElementById(name).parentElement.clientWidth;
   const isNarrow = (name) => width(name) < 560;
 
-  // Looks that all figures share
-
-  const axis = (more) => ({
-    gridcolor: colour("grid"), zeroline: false, linecolor: colour("line"), tickcolor: colour("line"),
-    tickfont: { color: colour("muted"), size: 12 }, automargin: true, fixedrange: matchMedia("(pointer: coarse)").matches,
-    ...more, title: { text: more.title || "", font: { color: colour("muted"), size: 13 }, standoff: 10 },
-  });
-  const layout = (height, more) => ({
-    height, autosize: true, showlegend: false, hovermode: "closest", hoverdistance: 24, dragmode: "zoom",
-    margin: { l: 8, r: 12, t: 12, b: 8 }, paper_bgcolor: CLEAR, plot_bgcolor: CLEAR,
-    font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif", color: colour("text"), size: 13 },
-    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text"), size: 12 }, align: "left", namelength: -1 },
-    barmode: "overlay", bargap: 0, ...more,
-  });
-  const line = (item) => ({ color: colour(D.strategies[item.strategy].colour), dash: DASHES[item.run % DASHES.length] });
-
-  // Loss
-
-  // A mean over the last steps: single batches are noise.
-  const smooth = (values, window) => {
-    let sum = 0;
-    let num = 0;
-    return values.map((value, index) => {
-      if (value !== null) { sum += value; num += 1; }
-      const gone = index >= window ? values[index - window] : null;
-      if (gone !== null) { sum -= gone; num -= 1; }
-      return value === null || !num ? null : sum / num;
-    });
-  };
-  const quantile = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
-
-  function lossFigure(name, key, axisTitle, unitFor, inWords) {
-    const curves = here(D.curves).filter((curve) => curve.loss.length && curve[key].length);
-    if (!curves.length) return null;
-    const lasts = curves.map((curve) => curve[key].at(-1));
-    const most = Math.max(...lasts);
-    const isLog = key === "bytes" && most > 20 * Math.min(...lasts);
-    const [unit, factor] = unitFor(isLog ? Math.sqrt(most * Math.min(...lasts)) : most);
-    const data = [];
-    const seen = [];
-    for (const curve of curves) {
-      const x = curve[key].map((value) => value / factor);
-      const window = Math.max(1, Math.round(curve.loss.length / 25));
-      const y = smooth(curve.loss, window);
-      seen.push(...y.slice(Math.floor(y.length / 50)).filter((value) => value !== null));
-      if (window > 1 && curves.length <= 8) {
-        data.push({ type: "scatter", x, y: curve.loss, mode: "lines", opacity: 0.2, hoverinfo: "skip", showlegend: false, line: { ...line(curve), width: 1, dash: "solid" } });
-      }
-      data.push({
-        type: "scatter", x, y, mode: "lines+markers", line: { ...line(curve), width: 2.2 }, name: legendName(curve),
-        marker: { symbol: D.strategies[curve.strategy].symbol, size: 8, maxdisplayed: 7, color: line(curve).color },
-        customdata: curve.step.map((step, index) => [step, inWords(curve[key][index])]),
-        hovertemplate: hover(curve, "loss %{y:.4f} after %{customdata[1]}", "step %{customdata[0]}"),
-      });
-    }
-    seen.sort((a, b) => a - b);
-    const targets = D.targets.filter((target) => curves.some((curve) => curve.run === target.run));
-    const values = [...new Set(targets.map((target) => target.loss))];
-    const low = Math.min(seen[0], ...values);
-    // Early steps of one bad strategy must not flatten all the others.
-    const high = Math.max(Math.min(seen.at(-1), low + 2.5 * (quantile(seen, 0.9) - low) || Infinity), ...values);
-    const room = (high - low) * 0.06 || 0.1;
-    return {
-      data,
-      layout: layout(isNarrow(name) ? 340 : 430, {
-        xaxis: axis({ title: `${axisTitle} (${unit}${isLog ? ", logarithmic" : ""})`, type: isLog ? "log" : "linear", rangemode: "tozero", tickformat: ",", ...(isLog ? { dtick: 1 } : {}) }),
-        yaxis: axis({ title: "loss", range: [low - room, high + room] }),
-        shapes: values.map((value) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: value, y1: value, line: { color: colour("muted"), width: 1, dash: "dot" } })),
-        annotations: values.map((value) => ({ xref: "paper", x: 0, y: value, xanchor: "left", yanchor: "bottom", showarrow: false, text: `target ${+value.toFixed(4)}`, font: { color: colour("muted"), size: 12 } })),
-      }),
-      aside: missing(curves, key === "bytes" ? "nobody counted its bytes" : "it has no losses"),
-    };
-  }
-
   // Strategies of this link that a figure cannot show, so that nobody thinks they were forgotten.
   function missing(shown, why, rows = here(D.rows)) {
     const names = rows
@@ -135,139 +67,317 @@
     return names.length ? `Not shown: ${[...new Set(names)].join(", ")} - ${why}.` : "";
   }
 
+  // Looks that all figures share
+
+  const axis = (more) => ({
+    gridcolor: colour("grid"),
+    zeroline: false,
+    linecolor: colour("line"),
+    tickcolor: colour("line"),
+    tickfont: { color: colour("muted"), size: 12 },
+    automargin: true,
+    // A finger that drags wants to scroll the page.
+    fixedrange: matchMedia("(pointer: coarse)").matches,
+    ...more,
+    title: { text: more.title || "", font: { color: colour("muted"), size: 13 }, standoff: 10 },
+  });
+  const layout = (height, more) => ({
+    height,
+    autosize: true,
+    showlegend: false,
+    hovermode: "closest",
+    hoverdistance: 24,
+    dragmode: "zoom",
+    barmode: "overlay",
+    bargap: 0,
+    margin: { l: 8, r: 12, t: 12, b: 8 },
+    paper_bgcolor: CLEAR,
+    plot_bgcolor: CLEAR,
+    font: { family: getComputedStyle(document.body).fontFamily, color: colour("text"), size: 13 },
+    hoverlabel: {
+      bgcolor: colour("card"),
+      bordercolor: colour("line"),
+      font: { color: colour("text"), size: 12 },
+      align: "left",
+      namelength: -1,
+    },
+    ...more,
+  });
+  const note = (text, more) => ({ text, showarrow: false, font: { color: colour("muted"), size: 12 }, ...more });
+  const across = (y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y });
+  const line = (item) => ({
+    color: colour(D.strategies[item.strategy].colour),
+    dash: DASHES[item.run % DASHES.length],
+  });
+  const inWords = (unit, isLog) => `(${unit}${isLog ? ", logarithmic" : ""})`;
+  const logAxis = (isLog) => (isLog ? { type: "log", dtick: 1 } : { type: "linear" });
+  // Values that differ more than this are told apart on a logarithmic axis only.
+  const spreads = (values) => Math.max(...values) > 20 * Math.min(...values);
+  const middle = (values, isLog) => {
+    const most = Math.max(...values);
+    return isLog ? Math.sqrt(most * Math.min(...values)) : most;
+  };
+
+  // Loss
+
+  // A mean over the last steps: single batches are noise.
+  const smooth = (values, window) => {
+    let sum = 0;
+    let num = 0;
+    return values.map((value, index) => {
+      const gone = index >= window ? values[index - window] : null;
+      if (value !== null) [sum, num] = [sum + value, num + 1];
+      if (gone !== null) [sum, num] = [sum - gone, num - 1];
+      return value === null || !num ? null : sum / num;
+    });
+  };
+
+  function lossFigure(name, key, axisTitle, unitFor, words, why) {
+    const curves = here(D.curves).filter((curve) => curve.loss.length && curve[key].length);
+    if (!curves.length) return null;
+    const lasts = curves.map((curve) => curve[key].at(-1));
+    const isLog = key === "bytes" && spreads(lasts);
+    const [unit, factor] = unitFor(middle(lasts, isLog));
+    const data = [];
+    const seen = [];
+    for (const curve of curves) {
+      const x = curve[key].map((value) => value / factor);
+      const window = Math.max(1, Math.round(curve.loss.length / 25));
+      const y = smooth(curve.loss, window);
+      seen.push(...y.filter((value) => value !== null));
+      // With many strategies single steps would hide the means.
+      if (window > 1 && curves.length <= 8) {
+        const thin = { ...line(curve), width: 1, dash: "solid" };
+        const quiet = { opacity: 0.2, hoverinfo: "skip", showlegend: false };
+        data.push({ type: "scatter", mode: "lines", x, y: curve.loss, line: thin, ...quiet });
+      }
+      data.push({
+        type: "scatter",
+        mode: "lines+markers",
+        name: nameOf(curve) + letter(curve),
+        x,
+        y,
+        line: { ...line(curve), width: 2.2 },
+        marker: { symbol: D.strategies[curve.strategy].symbol, size: 8, maxdisplayed: 7, color: line(curve).color },
+        customdata: curve.step.map((step, index) => [step, words(curve[key][index])]),
+        hovertemplate: hover(curve, "loss %{y:.4f} after %{customdata[1]}", "step %{customdata[0]}"),
+      });
+    }
+    if (!seen.length) return null;
+    seen.sort((a, b) => a - b);
+    const isDrawn = (target) => curves.some((curve) => curve.run === target.run);
+    const targets = new Set(D.targets.filter(isDrawn).map((target) => target.loss));
+    const low = Math.min(seen[0], ...targets);
+    // The first steps of one bad strategy must not flatten all the others.
+    const usual = low + 2.5 * (seen[Math.floor(0.9 * (seen.length - 1))] - low);
+    const high = Math.max(Math.min(seen.at(-1), usual > low ? usual : Infinity), ...targets);
+    const room = (high - low) * 0.06 || 0.1;
+    const title = `${axisTitle} ${inWords(unit, isLog)}`;
+    return {
+      data,
+      layout: layout(isNarrow(name) ? 340 : 430, {
+        xaxis: axis({ title, rangemode: "tozero", tickformat: ",", ...logAxis(isLog) }),
+        yaxis: axis({ title: "loss", range: [low - room, high + room] }),
+        shapes: [...targets].map((y) => ({ ...across(y), line: { color: colour("muted"), width: 1, dash: "dot" } })),
+        annotations: [...targets].map((y) =>
+          note(`target ${+y.toPrecision(4)}`, { xref: "paper", x: 0, y, xanchor: "left", yanchor: "bottom" }),
+        ),
+      }),
+      aside: missing(curves, why),
+    };
+  }
+
   // Rows of bars or marks with a label each: to the left, or above where the page is narrow
 
-  const ROW = 30, BAR = 20, NAME = 20, GROUP = 12;
+  const ROW = 30;
+  const ROW_OF_SEVERAL = 24;
+  const NAME = 20;
+  const GROUP = 12;
+
+  const atLeft = (y) => ({ xref: "paper", x: 0, xshift: -3, xanchor: "left", y, yanchor: "middle" });
 
   // Places in pixels; the rows of a strategy (one per run) stand together and are named once.
   function rowPlaces(name, rows) {
     const narrow = isNarrow(name);
-    const y = [];
-    const names = [];
-    let next = 0;
+    const places = { y: [], ticks: [], names: [], height: 0, narrow };
     rows.forEach((row, index) => {
       const isFirst = index === 0 || rows[index - 1].strategy !== row.strategy;
-      if (isFirst && index && several) next += GROUP;
+      if (isFirst && index && several) places.height += GROUP;
       if (isFirst && narrow) {
-        names.push({
-          xref: "paper", x: 0, y: next + NAME / 2, xanchor: "left", yanchor: "middle", showarrow: false, xshift: -3,
-          text: `${square(row)} ${esc(D.strategies[row.strategy].name)}`, font: { size: 12, color: colour("text") },
-        });
-        next += NAME;
+        const font = { size: 12, color: colour("text") };
+        places.names.push(note(`${square(row)} ${nameOf(row)}`, { ...atLeft(places.height + NAME / 2), font }));
+        places.height += NAME;
       }
-      y.push(next + ROW / 2);
-      next += several ? ROW - 6 : ROW;
+      places.y.push(places.height + ROW / 2);
+      places.height += several ? ROW_OF_SEVERAL : ROW;
+      const own = isFirst && !narrow ? `${nameOf(row)} ${square(row)}` : "";
+      places.ticks.push(`${own}${letter(row)} `);
     });
-    const ticks = rows.map((row, index) => {
-      const isFirst = index === 0 || rows[index - 1].strategy !== row.strategy;
-      if (narrow) return several ? D.runs[row.run].letter : "";
-      return `${isFirst ? `${esc(D.strategies[row.strategy].name)} ${square(row)}` : ""}${letter(row)} `;
-    });
-    return { y, names, ticks, height: next + 4, narrow };
+    places.height += 4;
+    return places;
   }
 
   const rowsLayout = (places, xaxis) =>
     layout(places.height + 62, {
       xaxis,
       yaxis: axis({
-        range: [places.height, 0], fixedrange: true, showgrid: false, ticks: "", showticklabels: !places.narrow || several,
-        automargin: !places.narrow || several, tickvals: places.y, ticktext: places.ticks, tickfont: { color: colour("text"), size: 13 },
+        range: [places.height, 0],
+        fixedrange: true,
+        showgrid: false,
+        ticks: "",
+        showticklabels: !places.narrow || several,
+        automargin: !places.narrow || several,
+        tickvals: places.y,
+        ticktext: places.ticks,
+        tickfont: { color: colour("text"), size: 13 },
       }),
       annotations: places.names,
     });
+
+  const texts = (x, y, text, textposition) => ({
+    type: "scatter",
+    mode: "text",
+    x,
+    y,
+    // Plotly drops ordinary spaces at the ends.
+    text: text.map((words) => `\u00a0\u00a0\u00a0${words}\u00a0\u00a0\u00a0`),
+    textposition,
+    textfont: { color: colour("text"), size: 12 },
+    cliponaxis: false,
+    hoverinfo: "skip",
+    showlegend: false,
+  });
 
   function stepFigure(name) {
     const rows = here(D.rows);
     if (!rows.length) return null;
     const places = rowPlaces(name, rows);
-    const y = places.y;
-    const parts = [["compute_ms", "compute", "computing"], ["encode_ms", "encode", "encoding and decoding"], ["exposed_ms", "exposed", "waiting for the network"]];
-    const used = parts.filter(([key]) => rows.some((row) => row[key] > 0));
-    const base = rows.map(() => 0);
-    const text = (row) =>
-      hover(row, `step ${ms(row.step_ms)} ms (quartiles ${ms(row.low_ms)} to ${ms(row.high_ms)})`,
-        ...used.map(([key, , words]) => `${words} ${ms(row[key])} ms (${Math.round((100 * row[key]) / row.step_ms)} %)`));
-    const data = used.map(([key, ink, words]) => {
-      const from = [...base];
-      rows.forEach((row, index) => { base[index] += Math.max(0, row[key]); });
-      return {
-        type: "bar", orientation: "h", y, x: rows.map((row) => Math.max(0, row[key])), base: from, width: several ? BAR - 2 : BAR, name: words,
-        marker: { color: colour(ink), line: { width: 0 } }, hovertemplate: rows.map(text),
-      };
+    const parts = [
+      ["compute_ms", "compute", "computing"],
+      ["encode_ms", "encode", "encoding and decoding"],
+      ["exposed_ms", "exposed", "waiting for the network"],
+    ].filter(([key]) => rows.some((row) => row[key] > 0));
+    const share = (row, key) => `${ms(row[key])} ms (${Math.round((100 * row[key]) / row.step_ms)} %)`;
+    const words = rows.map((row) =>
+      hover(
+        row,
+        `step ${ms(row.step_ms)} ms (quartiles ${ms(row.low_ms)} to ${ms(row.high_ms)})`,
+        ...parts.map(([key, , what]) => `${what} ${share(row, key)}`),
+      ),
+    );
+    const ends = rows.map(() => 0);
+    const data = parts.map(([key, ink, what]) => {
+      const base = [...ends];
+      const x = rows.map((row) => Math.max(0, row[key]));
+      x.forEach((part, index) => (ends[index] += part));
+      const looks = { width: 19, marker: { color: colour(ink), line: { width: 0 } }, hovertemplate: words };
+      return { type: "bar", orientation: "h", name: what, x, base, y: places.y, ...looks };
     });
-    const most = Math.max(...rows.map((row) => row.high_ms));
+    const steps = rows.map((row) => row.step_ms);
     data.push({
-      type: "scatter", mode: "markers", x: rows.map((row) => row.step_ms), y, marker: { size: 0.1, color: CLEAR }, hoverinfo: "skip", showlegend: false,
-      error_x: { type: "data", symmetric: false, array: rows.map((row) => Math.max(0, row.high_ms - row.step_ms)), arrayminus: rows.map((row) => Math.max(0, row.step_ms - row.low_ms)), color: colour("text"), thickness: 1.2, width: 3 },
+      type: "scatter",
+      mode: "markers",
+      x: steps,
+      y: places.y,
+      marker: { size: 0.1, color: CLEAR },
+      error_x: {
+        type: "data",
+        symmetric: false,
+        array: rows.map((row) => Math.max(0, row.high_ms - row.step_ms)),
+        arrayminus: rows.map((row) => Math.max(0, row.step_ms - row.low_ms)),
+        color: colour("text"),
+        thickness: 1.2,
+        width: 3,
+      },
+      hoverinfo: "skip",
+      showlegend: false,
     });
-    data.push({
-      type: "scatter", mode: "text", x: rows.map((row) => Math.max(row.step_ms, row.high_ms)), y, text: rows.map((row) => `  ${ms(row.step_ms)} ms`),
-      textposition: "middle right", textfont: { color: colour("text"), size: 12 }, cliponaxis: false, hoverinfo: "skip", showlegend: false,
-    });
+    const tips = rows.map((row) => Math.max(row.step_ms, row.high_ms));
+    data.push(texts(tips, places.y, steps.map((step) => `${ms(step)} ms`), "middle right"));
+    // The numbers beyond the bars need about 90 pixels.
+    const range = [0, Math.max(...tips) * (places.narrow ? 1.3 : width(name) < 800 ? 1.24 : 1.12)];
     return {
       data,
-      layout: rowsLayout(places, axis({ title: "time of a step (ms)", range: [0, most * (isNarrow(name) ? 1.28 : 1.12)], tickformat: ",", side: "bottom" })),
-      key: used.map(([, ink, words]) => [ink, words]),
+      layout: rowsLayout(places, axis({ title: "time of a step (ms)", range, tickformat: "," })),
+      key: parts.map(([, ink, what]) => [ink, what]),
     };
   }
 
   function bytesFigure(name) {
-    const rows = here(D.rows).filter((row) => row.wire_bytes !== null || row.predicted_bytes !== null);
+    const rows = here(D.rows).filter((row) => row.wire_bytes || row.counted_bytes || row.predicted_bytes);
     if (!rows.length) return null;
     const places = rowPlaces(name, rows);
-    const y = places.y;
-    const kernel = rows.map((row) => (row.source === "kernel" ? row.wire_bytes : null));
-    const counted = rows.map((row) => (row.counted_bytes !== null ? row.counted_bytes : row.source === "transport" ? row.wire_bytes : null));
-    const predicted = rows.map((row) => row.predicted_bytes);
-    const all = [...kernel, ...counted, ...predicted].filter((value) => value);
-    if (!all.length) return null;
-    const isLog = Math.max(...all) > 20 * Math.min(...all);
-    const [unit, factor] = sizeUnit(isLog ? Math.sqrt(Math.max(...all) * Math.min(...all)) : Math.max(...all));
     const inks = rows.map((row) => colour(D.strategies[row.strategy].colour));
-    const words = (row, index) =>
-      hover(row, predicted[index] !== null ? `predicted ${bytes(predicted[index])}` : "not predicted",
-        ...(counted[index] !== null ? [`counted by laconic's transport ${bytes(counted[index])}`] : []),
-        ...(kernel[index] !== null ? [`counted by the kernel, with headers, ${bytes(kernel[index])}`] : []));
+    const byTransport = (row) => row.counted_bytes ?? (row.source === "transport" ? row.wire_bytes : null);
     const marks = [
-      [kernel, "kernel", { symbol: "line-ns-open", size: 17, line: { width: 2.5, color: inks }, color: inks }],
-      [counted, "transport", { symbol: "circle", size: 8, color: inks }],
-      [predicted, "predicted", { symbol: "diamond-open", size: 14, line: { width: 2 }, color: inks }],
-    ].filter(([values]) => values.some((value) => value !== null));
-    const data = marks.map(([values, mark, marker]) => ({
-      type: "scatter", mode: "markers", y, x: values.map((value) => (value === null ? null : value / factor)), marker,
-      hovertemplate: rows.map(words), cliponaxis: false, name: mark === "predicted" ? mark : `counted by the ${mark}`,
-    }));
-    const furthest = rows.map((_, index) => Math.max(kernel[index] || 0, counted[index] || 0, predicted[index] || 0));
-    const beyond = (row, index) => {
-      if (row.wire_bytes === null) return `  predicted ${bytes(predicted[index])}`;
-      if (!predicted[index]) return `  ${bytes(row.wire_bytes)}`;
-      const percent = 100 * (row.wire_bytes / predicted[index] - 1);
-      return `  ${bytes(row.wire_bytes)} (${Math.abs(percent) < 0.05 ? "as predicted" : `${percent > 0 ? "+" : "−"}${Math.abs(percent).toFixed(1)} %`})`;
-    };
-    data.push({
-      type: "scatter", mode: "text", y, x: furthest.map((value) => value / factor), text: rows.map(beyond),
-      textposition: "middle right", textfont: { color: colour("text"), size: 12 }, cliponaxis: false, hoverinfo: "skip", showlegend: false,
+      {
+        key: "counted by the kernel, headers included",
+        values: rows.map((row) => (row.source === "kernel" ? row.wire_bytes : null)),
+        marker: { symbol: "line-ns-open", size: 17, line: { width: 2.5, color: inks }, color: inks },
+        path: "M7 0V12",
+      },
+      {
+        key: "counted by laconic's transport",
+        values: rows.map(byTransport),
+        marker: { symbol: "circle", size: 8, color: inks },
+        path: "M7 3a3 3 0 1 0 .01 0z",
+        fill: true,
+      },
+      {
+        key: "predicted",
+        values: rows.map((row) => row.predicted_bytes),
+        marker: { symbol: "diamond-open", size: 14, line: { width: 2 }, color: inks },
+        path: "M7 1L12 6L7 11L2 6Z",
+      },
+    ].filter(({ values }) => values.some((value) => value));
+    const all = marks.flatMap(({ values }) => values).filter((value) => value);
+    const isLog = spreads(all);
+    const [unit, factor] = sizeUnit(middle(all, isLog));
+    const words = rows.map((row, index) => {
+      const there = marks.filter(({ values }) => values[index]);
+      return hover(row, ...there.map(({ key, values }) => `${key}: ${bytes(values[index])}`));
     });
-    const most = Math.max(...all) / factor;
-    const least = Math.min(...all) / factor;
-    const room = isNarrow(name) ? 1.6 : 1.22;
-    const range = isLog ? [Math.log10(least) - 0.15, Math.log10(least) + (Math.log10(most) - Math.log10(least)) * room + 0.1] : [0, most * room];
-    const symbols = {
-      kernel: ["M7 0V12", "counted by the kernel, headers included"],
-      transport: ["M7 3a3 3 0 1 0 .01 0z", "counted by laconic's transport"],
-      predicted: ["M7 1L12 6L7 11L2 6Z", "predicted"],
-    };
+    const data = marks.map(({ key, values, marker }) => ({
+      type: "scatter",
+      mode: "markers",
+      name: key,
+      x: values.map((value) => (value ? value / factor : null)),
+      y: places.y,
+      marker,
+      hovertemplate: words,
+      cliponaxis: false,
+    }));
+    const scale = (value) => (isLog ? Math.log10(value / factor) : value / factor);
+    const [least, most] = [isLog ? scale(Math.min(...all)) : 0, scale(Math.max(...all))];
+    const range = [least - (isLog ? 0.15 : 0), most + (most - least) * 0.08 + (isLog ? 0.1 : 0)];
+    const found = rows.map((row, index) => {
+      const own = marks.map(({ values }) => values[index]).filter((value) => value);
+      const [low, high] = [Math.min(...own), Math.max(...own)];
+      const sent = row.wire_bytes ?? row.counted_bytes;
+      const percent = 100 * (sent / row.predicted_bytes - 1);
+      const sign = percent > 0 ? "+" : "−";
+      const beside = Math.abs(percent) < 0.05 ? "as predicted" : `${sign}${Math.abs(percent).toFixed(1)} %`;
+      let text = sent === null ? bytes(row.predicted_bytes) : bytes(sent);
+      if (sent !== null && row.predicted_bytes) text += ` (${beside})`;
+      // There is more room on the other side of marks far to the right.
+      const isRight = (scale(high) - range[0]) / (range[1] - range[0]) > 0.5;
+      return { x: (isRight ? low : high) / factor, text, position: isRight ? "middle left" : "middle right" };
+    });
+    data.push(texts(found.map((at) => at.x), places.y, found.map((at) => at.text), found.map((at) => at.position)));
+    const title = `sent by each rank per step ${inWords(unit, isLog)}`;
     return {
       data,
-      layout: rowsLayout(places, axis({ title: `sent by each rank per step (${unit}${isLog ? ", logarithmic" : ""})`, type: isLog ? "log" : "linear", range, ...(isLog ? { dtick: 1 } : {}) })),
-      symbols: marks.map(([, mark]) => [...symbols[mark], mark === "transport"]),
+      layout: rowsLayout(places, axis({ title, range, tickformat: ",", ...logAxis(isLog) })),
+      symbols: marks,
+      aside: missing(rows, "nobody counted its bytes"),
     };
   }
 
   // Speed-up
 
   function speedupFigure(name) {
-    const rows = D.rows.filter((row) => isShown(row) && row.speedup !== null && D.strategies[row.strategy].colour !== "ddp");
+    const isOther = (row) => D.strategies[row.strategy].colour !== "ddp";
+    const rows = D.rows.filter((row) => isShown(row) && row.speedup !== null && isOther(row));
     if (!rows.length) return null;
     const lines = new Map();
     for (const row of rows) {
@@ -276,92 +386,134 @@
     }
     const data = [...lines.values()].map((points) => {
       points.sort((a, b) => a.place - b.place);
+      const words = (row) => `${row.speedup.toFixed(2)}x torch DDP on ${esc(D.places[row.place].label)}`;
       return {
-        type: "scatter", mode: "lines+markers", x: points.map((row) => row.place), y: points.map((row) => row.speedup),
-        line: { ...line(points[0]), width: 2 }, name: legendName(points[0]), marker: { symbol: D.strategies[points[0].strategy].symbol, size: 9, color: line(points[0]).color },
-        hovertemplate: points.map((row) => hover(row, `${row.speedup.toFixed(2)}x torch DDP on ${esc(D.places[row.place].label)}`, `step ${ms(row.step_ms)} ms`)),
+        type: "scatter",
+        mode: "lines+markers",
+        name: nameOf(points[0]) + letter(points[0]),
+        x: points.map((row) => row.place),
+        y: points.map((row) => row.speedup),
+        line: { ...line(points[0]), width: 2 },
+        marker: { symbol: D.strategies[points[0].strategy].symbol, size: 9, color: line(points[0]).color },
+        hovertemplate: points.map((row) => hover(row, words(row), `step ${ms(row.step_ms)} ms`)),
         cliponaxis: false,
       };
     });
-    const ticks = D.places.map((place) => (place.link === place.links ? esc(place.link) : `${esc(place.link)}<br>${esc(place.links)}`));
+    const ticktext = D.places.map(({ link, links }) => (link === links ? esc(link) : `${esc(link)}<br>${esc(links)}`));
+    const ddp = note("torch DDP", { xref: "paper", x: 1, y: 1, xanchor: "right", yanchor: "top" });
     return {
       data,
       layout: layout(isNarrow(name) ? 340 : 420, {
-        xaxis: axis({ tickvals: D.places.map((_, index) => index), ticktext: ticks, range: [-0.2, D.places.length - 0.8], showgrid: false }),
+        xaxis: axis({
+          tickvals: D.places.map((_, index) => index),
+          ticktext,
+          range: [-0.2, D.places.length - 0.8],
+          showgrid: false,
+        }),
         yaxis: axis({ title: "times as fast as torch DDP", rangemode: "tozero", ticksuffix: "x" }),
-        shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, layer: "below", line: { color: colour("ddp"), width: 2 } }],
-        annotations: isNarrow(name) ? [] : [{ xref: "paper", x: 1, y: 1, xanchor: "right", yanchor: "top", showarrow: false, text: "torch DDP", font: { color: colour("muted"), size: 12 } }],
+        shapes: [{ ...across(1), layer: "below", line: { color: colour("ddp"), width: 2 } }],
+        annotations: isNarrow(name) ? [] : [ddp],
       }),
     };
   }
 
   // Timeline: lanes with a height in pixels, block under block
 
-  function timelineFigure(name) {
+  const TITLE = 22;
+  const TRAINING = 21;
+  const LANE = 8;
+  const BLOCK = 16;
+
+  function timelineFigure() {
     const ofRun = here(D.timelines).filter((item) => item.run === state.run);
     const items = ofRun.filter((item) => item.ranks[state.rank]);
-    if (!ofRun.length) return null;
-    const TITLE = 22, TRAINING = 21, LANE = 8, GAP = 3, BLOCK = 16;
-    const bars = D.kinds.map(() => ({ x: [], base: [], y: [], width: [], text: [], words: [] }));
+    if (!items.length) return null;
+    const bars = new Map(D.kinds.map((kind) => [kind, { x: [], base: [], y: [], width: [], text: [], words: [] }]));
     const titles = [];
     let y = 0;
+    let most = 0;
     for (const item of items) {
-      titles.push({
-        xref: "paper", x: 0, y: y + TITLE / 2, xanchor: "left", yanchor: "middle", showarrow: false,
-        xshift: -3, text: `${square(item)} ${esc(D.strategies[item.strategy].name)} <span style="color:${colour("muted")}">step ${item.step}, ${ms(item.ms)} ms</span>`, font: { size: 13, color: colour("text") },
-      });
-      y += TITLE;
-      const spans = item.ranks[state.rank];
-      const lanes = Math.max(-1, ...spans.map((span) => (D.kinds[span[0]] === "exchange" ? span[5] : -1))) + 1;
-      const coding = y + TRAINING + GAP;
+      const spans = item.ranks[state.rank].map(([kind, ...rest]) => [D.kinds[kind], ...rest]);
+      const about = `<span style="color:${colour("muted")}">step ${item.step}, ${ms(item.ms)} ms</span>`;
+      const font = { size: 13, color: colour("text") };
+      titles.push(note(`${square(item)} ${nameOf(item)} ${about}`, { ...atLeft(y + TITLE / 2), font }));
+      const training = y + TITLE;
+      const coding = training + TRAINING + 3;
       const exchanging = coding + LANE + 1;
-      for (const [kind, start, duration, bucket, sent, lane] of spans) {
-        const what = D.kinds[kind];
-        const bar = bars[kind];
-        const height = kind <= 3 ? TRAINING : what === "exchange" ? LANE - 1 : LANE;
-        const top = kind <= 3 ? y : what === "exchange" ? exchanging + lane * LANE : coding;
+      y = training + TRAINING;
+      for (const [kind, start, took, bucket, sent, lane] of spans) {
+        const bar = bars.get(kind);
+        let [top, height, shown] = [training, TRAINING, took];
+        if (kind === "exchange") [top, height] = [exchanging + lane * LANE, LANE - 1];
+        else if (kind === "encode" || kind === "decode") [top, height] = [coding, LANE];
+        else {
+          most = Math.max(most, start + took);
+          // The waiting at the end of a backward pass is part of it and has a bar of its own.
+          const isWithin = (at) => at >= start && at < start + took;
+          const wait = kind === "backward" && spans.find((span) => span[0] === "wait" && isWithin(span[1]));
+          if (wait) shown = wait[1] - start;
+        }
+        y = Math.max(y, top + height);
         bar.base.push(start);
-        bar.x.push(duration);
+        bar.x.push(shown);
         bar.y.push(top + height / 2);
         bar.width.push(height);
-        bar.text.push(kind <= 3 ? what : "");
-        bar.words.push(hover(item, `<b>${what}${bucket === null ? "" : ` of bucket ${bucket}`}</b> ${ms(duration)} ms`, `from ${ms(start)} to ${ms(start + duration)} ms`, ...(sent === null ? [] : [`sent ${bytes(sent)}`])));
+        bar.text.push(kind);
+        const what = bucket === null ? kind : `${kind} of bucket ${bucket}`;
+        const lines = [`<b>${what}</b> ${ms(took)} ms`, `from ${ms(start)} to ${ms(start + took)} ms`];
+        if (sent !== null) lines.push(`sent ${bytes(sent)}`);
+        bar.words.push(hover(item, ...lines));
       }
-      y = (lanes ? exchanging + lanes * LANE : spans.some((span) => span[0] > 3) ? coding + LANE : y + TRAINING) + BLOCK;
+      y += BLOCK;
     }
-    // backward first, so that the waiting within it is drawn over it.
-    const order = D.kinds.map((_, index) => index).sort((a, b) => (D.kinds[a] === "wait") - (D.kinds[b] === "wait"));
-    const data = order.filter((kind) => bars[kind].x.length).map((kind) => ({
-      type: "bar", orientation: "h", name: D.kinds[kind], x: bars[kind].x, base: bars[kind].base, y: bars[kind].y, width: bars[kind].width,
-      // Encoding may take less than a pixel; a rim of its own colour keeps it visible.
-      marker: { color: colour(D.kinds[kind]), line: { width: 0.8, color: colour(["encode", "decode"].includes(D.kinds[kind]) ? D.kinds[kind] : "page") } },
-      text: bars[kind].text, textposition: kind <= 3 ? "inside" : "none", insidetextanchor: "middle", textangle: 0,
-      textfont: { color: ["backward", "wait"].includes(D.kinds[kind]) ? "#ffffff" : colour("text"), size: 11 },
-      hovertemplate: bars[kind].words,
-    }));
-    const most = Math.max(...items.map((item) => Math.max(item.ms, ...item.ranks[state.rank].filter((span) => span[0] <= 3).map((span) => span[1] + span[2]))));
+    const used = [...bars].filter(([, bar]) => bar.x.length);
+    const data = used.map(([kind, bar]) => {
+      const isCoding = kind === "encode" || kind === "decode";
+      return {
+        type: "bar",
+        orientation: "h",
+        name: kind,
+        x: bar.x,
+        base: bar.base,
+        y: bar.y,
+        width: bar.width,
+        // Encoding may take less than a pixel; a rim of its own colour keeps it visible.
+        marker: { color: colour(kind), line: { width: 0.8, color: colour(isCoding ? kind : "page") } },
+        text: bar.text,
+        textposition: isCoding || kind === "exchange" ? "none" : "inside",
+        insidetextanchor: "middle",
+        textangle: 0,
+        textfont: { color: kind === "forward" ? colour("text") : "#ffffff", size: 11 },
+        hovertemplate: bar.words,
+      };
+    });
     return {
       data,
-      layout: layout(Math.max(y, 40) + 56, {
+      layout: layout(y + 56, {
         uniformtext: { mode: "hide", minsize: 10 },
         xaxis: axis({ title: "since the step began (ms)", range: [0, most * 1.01], tickformat: "," }),
-        yaxis: axis({ range: [Math.max(y, 40), -4], showgrid: false, showticklabels: false, ticks: "", fixedrange: true, automargin: false }),
+        yaxis: axis({ range: [y, -4], visible: false, fixedrange: true, automargin: false }),
         annotations: titles,
       }),
-      key: D.kinds.filter((_, kind) => bars[kind].x.length).map((kind) => [kind, kind === "wait" ? "waiting for exchanges" : kind]),
-      aside: missing(items, "no details of its steps were recorded", here(D.rows).filter((row) => row.run === state.run)),
+      key: used.map(([kind]) => [kind, kind === "wait" ? "waiting for exchanges" : kind]),
+      aside: missing(
+        items,
+        "no details of its steps were recorded",
+        here(D.rows).filter((row) => row.run === state.run),
+      ),
     };
   }
 
-  const drawn = {};
   const FIGURES = {
-    "loss-time": (name) => lossFigure(name, "seconds", "training time", timeUnit, (value) => { const [unit, factor] = timeUnit(value); return `${(value / factor).toFixed(1)} ${unit}`; }),
-    "loss-bytes": (name) => lossFigure(name, "bytes", "sent by each rank", (most) => sizeUnit(most, 2), bytes),
+    "loss-time": (name) => lossFigure(name, "seconds", "training time", timeUnit, duration, "it has no losses"),
+    "loss-bytes": (name) =>
+      lossFigure(name, "bytes", "sent by each rank", (most) => sizeUnit(most, 2), bytes, "nobody counted its bytes"),
     "step-time": stepFigure,
     speedup: speedupFigure,
     timeline: timelineFigure,
     bytes: bytesFigure,
   };
+  const drawn = {};
 
   function showKey(name, figure) {
     const key = document.getElementById(`${name}-key`);
@@ -373,10 +525,12 @@
       entry.append(patch, words);
       key.append(entry);
     }
-    for (const [path, words, filled] of figure.symbols || []) {
+    for (const symbol of figure.symbols || []) {
       const entry = document.createElement("span");
-      entry.innerHTML = `<svg width="14" height="12" aria-hidden="true"><path d="${path}" stroke="currentColor" stroke-width="2" fill="${filled ? "currentColor" : "none"}"/></svg>`;
-      entry.append(words);
+      const fill = symbol.fill ? "currentColor" : "none";
+      const path = `<path d="${symbol.path}" stroke="currentColor" stroke-width="2" fill="${fill}"/>`;
+      entry.innerHTML = `<svg width="14" height="12" aria-hidden="true">${path}</svg>`;
+      entry.append(symbol.key);
       key.append(entry);
     }
   }
@@ -387,45 +541,56 @@
     const section = document.getElementById(`${name}-section`);
     section.hidden = false;
     const figure = FIGURES[name](name);
-    section.hidden = figure === null;
-    if (figure === null) return;
-    showKey(name, figure);
+    // The timeline keeps its selectors: another rank or run may have one.
+    section.hidden = figure === null && !(name === "timeline" && here(D.timelines).length);
+    plot.hidden = figure === null;
+    showKey(name, figure || {});
     const aside = document.getElementById(`${name}-aside`);
-    aside.textContent = figure.aside || "";
-    aside.hidden = !figure.aside;
+    aside.textContent = figure === null ? "Nothing was recorded for this choice." : figure.aside || "";
+    aside.hidden = !aside.textContent;
+    if (figure === null) return;
     drawn[name] = figure;
-    if (root.classList.contains("printing")) figure.layout = { ...figure.layout, autosize: false, width: Math.min(width(name), 690) };
-    Plotly.react(plot, figure.data, figure.layout, {
-      responsive: true, displayModeBar: false, showTips: false,
-    });
-  }
-
-  // The page's own legend is not part of a figure, so a saved one gets plotly's.
-  function save(name) {
-    const heading = document.getElementById(`${name}-section`).querySelector("h2").innerText.replace(/\s+/g, " ");
-    const { data, layout } = drawn[name];
-    const legend = { orientation: "h", y: -0.12, yanchor: "top", yref: "paper", x: 0, font: { color: colour("text") } };
-    const margin = { l: 40, r: 40, t: 70, b: 40 };
-    const title = { text: esc(heading), font: { size: 18, color: colour("text") }, x: 0.03, xanchor: "left" };
-    const saved = { ...layout, width: 1200, height: layout.height + 160, autosize: false, showlegend: true, legend, margin, title, paper_bgcolor: colour("page") };
-    return Plotly.downloadImage({ data, layout: saved }, { format: "png", scale: 2, width: 1200, height: saved.height, filename: `laconic-${name}` });
+    const printed = root.classList.contains("printing") ? { autosize: false, width: Math.min(width(name), 690) } : {};
+    const options = { responsive: true, displayModeBar: false, showTips: false };
+    Plotly.react(plot, figure.data, { ...figure.layout, ...printed }, options);
   }
 
   function drawAll() {
     for (const name of Object.keys(FIGURES)) draw(name);
   }
 
+  // The page's legend is not part of a figure, so a saved one gets a legend of its own.
+  function save(name) {
+    const heading = document.getElementById(`${name}-heading`);
+    const text = [...heading.childNodes].map((part) => part.textContent).join(", ");
+    const { data, layout: own } = drawn[name];
+    const size = { width: 1200, height: own.height + 170 };
+    const saved = {
+      ...own,
+      ...size,
+      autosize: false,
+      showlegend: true,
+      paper_bgcolor: colour("page"),
+      margin: { l: 40, r: 40, t: 70, b: 90 },
+      title: { text: esc(text), font: { size: 18, color: colour("text") }, x: 0.03, xanchor: "left" },
+      legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", font: { color: colour("text") } },
+    };
+    const file = { ...size, format: "png", scale: 2, filename: `laconic-${name}` };
+    return Plotly.downloadImage({ data, layout: saved }, file);
+  }
+
   // Controls
 
   function showTables() {
     for (const block of document.querySelectorAll(".table-block")) {
-      block.hidden = Number(block.dataset.place) !== state.place || state.hiddenRuns.has(Number(block.dataset.runBlock));
+      const isHere = Number(block.dataset.place) === state.place;
+      block.hidden = !isHere || state.hiddenRuns.has(Number(block.dataset.runBlock));
     }
     for (const row of document.querySelectorAll("[data-strategy-row]")) {
       row.hidden = state.hiddenStrategies.has(Number(row.dataset.strategyRow));
     }
+    const place = D.places[state.place];
     for (const tag of document.querySelectorAll(".place-tag")) {
-      const place = D.places[state.place];
       tag.textContent = place.label;
       tag.className = `place-tag badge ${place.links}`;
     }
@@ -461,26 +626,34 @@
     button.addEventListener("click", () => save(button.dataset.save));
   }
   for (const radio of document.querySelectorAll("input[name=place]")) {
-    radio.addEventListener("change", () => { state.place = Number(radio.value); refresh(); });
+    // A browser may remember the choice of an earlier visit.
     if (radio.checked) state.place = Number(radio.value);
+    radio.addEventListener("change", () => {
+      state.place = Number(radio.value);
+      refresh();
+    });
   }
-  document.querySelectorAll("button[data-run] .dash line").forEach((dash, index) => {
-    dash.setAttribute("stroke-dasharray", DASH_ARRAYS[index % DASH_ARRAYS.length]);
-  });
   for (const [id, key, read] of [["timeline-run", "run", Number], ["timeline-rank", "rank", String]]) {
     const select = document.getElementById(id);
     if (!select) continue;
     state[key] = read(select.value);
-    select.addEventListener("change", () => { state[key] = read(select.value); draw("timeline"); });
+    select.addEventListener("change", () => {
+      state[key] = read(select.value);
+      draw("timeline");
+    });
   }
-  // One link is chosen for most figures; each says which.
-  for (const name of Object.keys(FIGURES)) {
-    const heading = document.getElementById(`${name}-heading`);
-    const isPlain = D.places.length === 1 && D.places[0].links === "shaped";
-    if (!heading || name === "speedup" || isPlain) continue;
-    const tag = document.createElement("span");
-    tag.className = "place-tag badge";
-    heading.append(tag);
+  document.querySelectorAll("button[data-run] .dash line").forEach((dash, index) => {
+    dash.setAttribute("stroke-dasharray", DASH_ARRAYS[index % DASH_ARRAYS.length]);
+  });
+  // Most figures show one kind of link, and say which; on one shaped link the table's heading is enough.
+  if (D.places.length > 1 || D.places[0].links !== "shaped") {
+    for (const name of Object.keys(FIGURES)) {
+      const heading = document.getElementById(`${name}-heading`);
+      if (!heading || name === "speedup") continue;
+      const tag = document.createElement("span");
+      tag.className = "place-tag badge";
+      heading.append(tag);
+    }
   }
 
   refresh();
@@ -490,9 +663,16 @@
   addEventListener("resize", () => {
     clearTimeout(timer);
     timer = setTimeout(() => {
-      if (innerWidth !== lastWidth) { lastWidth = innerWidth; drawAll(); }
+      if (innerWidth !== lastWidth) drawAll();
+      lastWidth = innerWidth;
     }, 150);
   });
-  addEventListener("beforeprint", () => { root.classList.add("printing"); drawAll(); });
-  addEventListener("afterprint", () => { root.classList.remove("printing"); drawAll(); });
+  addEventListener("beforeprint", () => {
+    root.classList.add("printing");
+    drawAll();
+  });
+  addEventListener("afterprint", () => {
+    root.classList.remove("printing");
+    drawAll();
+  });
 })();

@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import count
-from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
@@ -91,9 +91,10 @@ def render(runs: Sequence[RunFolder]) -> str:
         data=_as_json(drawing),
         # Only these two scripts may run, whatever a name or a message in a run holds.
         script_hashes=" ".join(_hash(text) for text in (plotly, script)),
-        style=Markup(_resource("page.css")),  # noqa: S704 - ours
-        plotly=Markup(plotly),  # noqa: S704 - plotly's own file; it holds no closing tag
-        script=Markup(script),  # noqa: S704 - ours
+        # Files of ours and of plotly, which are meant to be markup.
+        style=Markup(_resource("page.css")),
+        plotly=Markup(plotly),
+        script=Markup(script),
     )
 
 
@@ -108,7 +109,7 @@ def _load(folder: RunFolder, label: str, letter: str) -> _Run:
         notices.append(f"The timeline is missing, events.jsonl cannot be read: {one_line(exc)}")
     environment: tuple[tuple[str, str], ...] = ()
     try:
-        environment = tuple(_flat(folder.environment()))
+        environment = _as_texts(folder.environment())
     except (LaconicError, ValueError, AttributeError) as exc:
         notices.append(f"The environment is missing, env.json cannot be read: {one_line(exc)}")
     has_config = (folder.path / "config.toml").exists()
@@ -162,22 +163,29 @@ def _labels(runs: Sequence[RunFolder]) -> list[str]:
     return [str(run.path) if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)]
 
 
-def _letters() -> map[str]:
+def _letters() -> Iterator[str]:
     """A, B, ..., Z, A2, B2, ..."""
-    return map(lambda n: chr(ord("A") + n % 26) + (str(n // 26 + 1) if n >= 26 else ""), count())
+    return (chr(ord("A") + n % 26) + (str(n // 26 + 1) if n >= 26 else "") for n in count())
 
 
-def _flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested tables as "outer.inner" and a text each."""
-    found: list[tuple[str, str]] = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list | tuple):
-            found.append((f"{prefix}{key}", ", ".join(map(str, value)) or "none"))
-        else:
-            found.append((f"{prefix}{key}", "none" if value is None else str(value)))
-    return found
+def _as_texts(environment: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """One line per entry; what it holds on that line."""
+    return tuple((name.replace("_", " "), _as_text(value)) for name, value in environment.items())
+
+
+def _as_text(value: object, name: str = "") -> str:
+    if isinstance(value, Mapping):
+        named = [(str(key), inner) for key, inner in value.items()]
+        return ", ".join(
+            f"{key.removesuffix('_bytes').replace('_', ' ')}: {_as_text(inner, key)}" for key, inner in named
+        )
+    if isinstance(value, list):
+        return "; ".join(map(_as_text, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return human_bytes(value)
+    return "none" if value is None else str(value)
 
 
 def _ms(value: float) -> str:
@@ -186,7 +194,7 @@ def _ms(value: float) -> str:
 
 
 def _loss(value: float) -> str:
-    return f"{value:.4f}"
+    return f"{value:.4f}" if math.isfinite(value) else "diverged"
 
 
 def _duration(seconds: float) -> str:
@@ -207,7 +215,7 @@ def _as_json(value: object) -> Markup:
     text = json.dumps(strict(value), separators=(",", ":"), allow_nan=False)
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
-    return Markup(text)  # noqa: S704 - escaped above
+    return Markup(text)
 
 
 def _hash(script: str) -> str:

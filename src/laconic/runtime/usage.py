@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from laconic.core.exchange import one_round
+from laconic.core.exchange import Exchange, one_round
 from laconic.core.transport import Transport
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Engine, Task
@@ -26,19 +26,24 @@ def unused_everywhere(
     if not on_gpu and not buckets.some_parameter_is_zero():
         return set()
     device = transport.control_device
-    used = torch.tensor(list(used_here.values()), dtype=torch.uint8).to(device, non_blocking=True)
+    all_used_here = all(used_here.values())
     what = "which parameters were used"
-    task = engine.submit(
-        Task(
-            what,
-            lambda: one_round(transport.all_reduce(used, op="max", purpose="control", what=what)),
-            step=step,
-            device=device,
-        )
-    )
-    if on_gpu and all(used_here.values()):
+    flags: list[torch.Tensor] = []
+
+    def start() -> Exchange:
+        # Made here, on the communication thread's own stream: on a GPU nobody waits for this exchange, and memory of
+        # the training stream could be given to something else while the exchange still writes to it.
+        if all_used_here:
+            used = torch.ones(len(used_here), dtype=torch.uint8, device=device)
+        else:
+            used = torch.tensor(list(used_here.values()), dtype=torch.uint8).to(device)
+        flags.append(used)
+        return one_round(transport.all_reduce(used, op="max", purpose="control", what=what))
+
+    task = engine.submit(Task(what, start, step=step, device=device))
+    if on_gpu and all_used_here:
         return set()
     engine.wait(task)
-    nobody = [name for name, anyone in zip(used_here, used.tolist(), strict=True) if not anyone]
+    nobody = [name for name, anyone in zip(used_here, flags[0].tolist(), strict=True) if not anyone]
     # What compression still owed may have arrived for a parameter nobody used: that is to be applied.
     return {name for name in nobody if not bool(buckets.views[name].any())}

@@ -1,0 +1,105 @@
+"""`laconic report RUN [RUN ...]`: one offline HTML page from the folders of one or more runs.
+
+With --json, the rows instead, one entry per run in the order given:
+
+    {"runs": [{"run": str, "kind": str, "title": str, "began": str, "problem": str or null, "rows": [{...}]}]}
+
+A row holds the fields of laconic.report.results.Row. A number that is not finite (a loss that diverged) is null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from laconic.cli.terminal import emit, emit_json, printable
+from laconic.errors import LaconicError, UsageError, one_line
+from laconic.report.drawing import strict
+from laconic.report.results import Results
+from laconic.report.run_folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Write one HTML page about one or more runs; it needs no network to be read."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Folders of runs, as compare leaves them under runs/; several share their figures."""
+    out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """Where to write; by default report.html in the run's folder, for several runs ./report.html."""
+    json: bool = False
+    """Print the rows of the runs as JSON and write nothing."""
+
+
+def run(arguments: Arguments) -> int:
+    """Write the page and say where it is, or print the rows."""
+    folders = _folders(arguments.runs)
+    results = [_results(folder) for folder in folders]
+    if arguments.json:
+        if arguments.out is not None:
+            raise UsageError("report: --out has no effect beside --json, which prints to standard output.")
+        entries = zip(folders, results, strict=True)
+        emit_json({"runs": [_as_json(folder, found) for folder, found in entries]})
+        return 0
+    try:
+        from laconic.report.page import render
+    except ModuleNotFoundError as exc:
+        # The library itself runs with torch and numpy alone, so an installation without these two is legal.
+        raise UsageError(f'report needs {exc.name}. Install it with "pip install plotly jinja2".') from exc
+    page = render(folders)
+    if arguments.out is None and len(folders) == 1:
+        written = folders[0].write_text(folders[0].report_path.name, page)
+    else:
+        written = Path(arguments.out or "report.html")
+        _write(written, page)
+    emit(f"{printable(str(written))}\n")
+    return 0
+
+
+def _folders(paths: Sequence[str]) -> list[RunFolder]:
+    if not paths:
+        raise UsageError("report: give the folder of a run, as in: laconic report runs/20261115-093000-compare")
+    folders: dict[Path, RunFolder] = {}
+    for path in map(Path, paths):
+        try:
+            is_folder = path.is_dir()
+        except (OSError, ValueError) as exc:
+            raise UsageError(f"report: cannot look at {one_line(path, 120)}: {one_line(exc)}.") from exc
+        if not is_folder:
+            what = "is not a folder" if path.exists() else "does not exist"
+            raise UsageError(f"report: {one_line(path, 120)} {what}. Give folders of runs, as compare leaves in runs/.")
+        if path.resolve() in folders:
+            raise UsageError(f"report: {one_line(path, 120)} is given twice.")
+        folders[path.resolve()] = RunFolder(path)
+    return list(folders.values())
+
+
+def _results(folder: RunFolder) -> Results:
+    results = folder.results()
+    if not results.rows:
+        why = f" It ended early: {one_line(results.problem, 300)}" if results.problem is not None else ""
+        raise UsageError(f"report: {folder.path} holds no measurements.{why}")
+    return results
+
+
+def _as_json(folder: RunFolder, results: Results) -> dict[str, object]:
+    return {
+        "run": str(folder.path),
+        "kind": results.kind,
+        "title": results.title,
+        "began": results.began,
+        "problem": results.problem,
+        "rows": [strict(dataclasses.asdict(row)) for row in results.rows],
+    }
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as exc:
+        raise LaconicError(f"cannot write {path}: {exc.strerror}.") from exc
