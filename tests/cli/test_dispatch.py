@@ -61,7 +61,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "told"),
     [
         (["explian"], 'there is no command "explian". Did you mean "explain"?'),
-        (["zzz"], "Known: list, explain, compare, lab, doctor"),
+        (["zzz"], "Known: list, explain, compare, report, replay, lab, doctor"),
         (["--jsno"], "--help and --version"),
         (["list", "--jsno"], 'Did you mean "--json"?'),
         (["list", "extra"], "one argument too many"),

@@ -269,7 +269,7 @@ def test_init_sync_false_is_a_promise_that_is_checked() -> None:
             assert transport.traffic.sent_bytes("control") < 10_000
 
     laconic.InProcessCluster(2).run(functools.partial(one_rank, spoil=False))
-    with pytest.raises(AttachError, match='"2.bias" is not the same on rank 0 and rank 1'):
+    with pytest.raises(AttachError, match=r'"2\.bias" is not the same on rank 0 and rank 1'):
         laconic.InProcessCluster(2).run(functools.partial(one_rank, spoil=True))
 
 

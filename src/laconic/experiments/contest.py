@@ -227,10 +227,11 @@ class Contender:
         tensors = [TensorSpec.of(name, parameter) for name, parameter in self._model.named_parameters()]
         return Strategy.parse("ddp").wire_bytes_per_step(tensors, dist.get_world_size())
 
-    def finish(self) -> None:
-        """Take every hook off."""
+    def finish(self) -> list[Event]:
+        """Take every hook off; what came to light after the last turn."""
         if self._session is not None:
             self._session.detach()
+        return self._buffer.events
 
 
 def _kernel_sent_bytes() -> int | None:
@@ -263,12 +264,16 @@ def hold(config: ContestConfig, log: EventLog) -> None:
         for number in [(first + turn) % len(contenders) for turn in range(len(contenders))]:
             due = steps_left(contenders[number])
             if due:
-                for event in contenders[number].turn(due):
-                    if event.kind not in _DETAILS or event.step < _DETAILED_STEPS or event.step % 10 == 0:
-                        log.write(event)
+                _record(log, contenders[number].turn(due))
         first += 1
     for contender in contenders:
-        contender.finish()
+        _record(log, contender.finish())
+
+
+def _record(log: EventLog, events: list[Event]) -> None:
+    for event in events:
+        if event.kind not in _DETAILS or event.step < _DETAILED_STEPS or event.step % 10 == 0:
+            log.write(event)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from laconic.core.event import Event, read_events
-from laconic.errors import LaconicError, UsageError
+from laconic.errors import LaconicError, UsageError, one_line
 from laconic.report.results import Results
 
 
@@ -74,7 +74,15 @@ class RunFolder:
     def environment(self) -> Mapping[str, object]:
         """Read env.json; empty if the run has none."""
         path = self.path / "env.json"
-        return json.loads(self.read_text("env.json")) if path.exists() else {}
+        if not path.exists():
+            return {}
+        try:
+            found = json.loads(self.read_text("env.json"))
+        except (ValueError, RecursionError) as exc:
+            raise UsageError(f"{path} is not JSON: {one_line(exc, 100)}.") from exc
+        if not isinstance(found, dict):
+            raise UsageError(f"{path} does not describe a machine.")
+        return found
 
     def events(self) -> Iterator[Event]:
         """Read events.jsonl; none if the run has no such file. A last line cut short by a kill is left out."""

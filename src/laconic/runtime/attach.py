@@ -25,6 +25,7 @@ from laconic.runtime.seams.ddp import DdpSeam, check_schedule
 from laconic.runtime.seams.module_buffers import ModuleBuffers
 from laconic.runtime.seams.plain import PlainSeam
 from laconic.runtime.session import Session
+from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
 
 _TIMEOUT_S = 300.0
@@ -75,9 +76,11 @@ def attach(
     events = events or DiscardEvents()
     wire = transport or _torch_transport(process_group, timeout_s or _TIMEOUT_S)
     wire.acquire()
-    engine = Engine(wire, clock, events)
+    stopwatch = Stopwatch(clock, events, wire.rank)
+    engine = Engine(wire, stopwatch)
     try:
-        job = Job(model, parameters, chosen, wire, engine, clock, events, find_unused_parameters is not False)
+        unused = find_unused_parameters is not False
+        job = Job(model, parameters, chosen, wire, engine, clock, events, stopwatch, unused)
         began_s = clock.now()
         _make_equal(job, init_sync)
         seam: Seam | None = None

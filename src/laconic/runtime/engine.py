@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from laconic.core.clock import Clock
-from laconic.core.event import Event, EventSink, Scalar
+from laconic.core.event import Scalar
 from laconic.core.exchange import Exchange
 from laconic.core.transport import Transport, Work
 from laconic.errors import CommunicationError, one_line
+from laconic.runtime.stopwatch import Mark, Stopwatch
 
 _WINDOW = 8
 """Exchanges open at a time: enough to hide start-up costs, few enough to bound the memory of payloads."""
@@ -56,7 +56,7 @@ class _Open:
     task: Task
     exchange: Exchange
     work: Work
-    began_s: float
+    began: Mark
     sent_bytes: int
     rounds_issued: int = 1
     finished: bool = False
@@ -65,10 +65,9 @@ class _Open:
 class Engine:
     """Runs tasks on one thread, in the order submitted."""
 
-    def __init__(self, transport: Transport, clock: Clock, events: EventSink) -> None:
+    def __init__(self, transport: Transport, stopwatch: Stopwatch) -> None:
         self._transport = transport
-        self._clock = clock
-        self._events = events
+        self._stopwatch = stopwatch
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -146,17 +145,18 @@ class Engine:
 
     def _start(self, task: Task, running: deque[_Open]) -> None:
         self._transport.report(f"step {task.step}: {task.what}")
-        began_s, before = self._clock.now(), self._transport.traffic.total_bytes
+        before = self._transport.traffic.total_bytes
         with self._on_stream(task):
+            began = self._stopwatch.mark(task.device)
             exchange = task.start()
             work = next(exchange, None)
-        self._note("encode", task, began_s)
+            self._note("encode", task, began)
         # Only this thread sends, so the difference is what this exchange has put on the wire.
         sent_bytes = self._transport.traffic.total_bytes - before
         if work is None:
-            self._finish(task, began_s, sent_bytes)
+            self._finish(task, began, sent_bytes)
         else:
-            running.append(_Open(task, exchange, work, began_s, sent_bytes))
+            running.append(_Open(task, exchange, work, began, sent_bytes))
         if not task.last:
             self._transport.report(f"step {task.step}: computing gradients after {task.what}")
 
@@ -165,13 +165,13 @@ class Engine:
         before = self._transport.traffic.total_bytes
         with self._on_stream(entry.task):
             entry.work.wait()
-            arrived_s = self._clock.now()
+            arrived = self._stopwatch.mark(entry.task.device)
             work = next(entry.exchange, None)
-        self._note("decode", entry.task, arrived_s)
+            self._note("decode", entry.task, arrived)
         entry.sent_bytes += self._transport.traffic.total_bytes - before
         if work is None:
             entry.finished = True
-            self._finish(entry.task, entry.began_s, entry.sent_bytes)
+            self._finish(entry.task, entry.began, entry.sent_bytes)
             return False
         entry.work = work
         entry.rounds_issued += 1
@@ -184,23 +184,25 @@ class Engine:
                 issued = self._resume(entry)
                 assert not issued, f"{entry.task.what}: more rounds than its compressor declares"
 
-    def _finish(self, task: Task, began_s: float, sent_bytes: int) -> None:
+    def _finish(self, task: Task, began: Mark, sent_bytes: int) -> None:
         if task.device.type == "cuda":
             task.outputs_ready = torch.cuda.Event()
             task.outputs_ready.record(self._stream(task.device))
-        self._note("exchange", task, began_s, wire_bytes=sent_bytes)
+            with torch.cuda.stream(self._stream(task.device)):
+                self._note("exchange", task, began, wire_bytes=sent_bytes)
+        else:
+            self._note("exchange", task, began, wire_bytes=sent_bytes)
         if task.on_done is not None:
             task.on_done()
         if task.last:
             self._transport.report(f"step {task.step}: computing")
         task.finished.set()
 
-    def _note(self, kind: str, task: Task, began_s: float, **data: Scalar) -> None:
-        """Record what began then and ends now; on a GPU these are the host's times, not the device's."""
+    def _note(self, kind: str, task: Task, began: Mark, **data: Scalar) -> None:
+        """Record what began then and ends now."""
         if task.bucket is not None:
-            about: dict[str, Scalar] = {"bucket": task.bucket, **data}
-            took_s = self._clock.now() - began_s
-            self._events.write(Event(kind, began_s, self._transport.rank, task.step, took_s, about))
+            ended = self._stopwatch.mark(task.device)
+            self._stopwatch.note(kind, task.step, began, ended, bucket=task.bucket, **data)
 
     def _drain(self, task: Task | None, running: deque[_Open]) -> None:
         """Release everyone who waits; they find the error in check()."""

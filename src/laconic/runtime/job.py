@@ -13,6 +13,7 @@ from laconic.core.exchange import Exchange
 from laconic.core.transport import Transport
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Engine, Task
+from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy
 
 
@@ -28,6 +29,7 @@ class Job:
     engine: Engine
     clock: Clock
     events: EventSink
+    stopwatch: Stopwatch
     find_unused_parameters: bool
     step: int = 0
     accumulating: bool = False

@@ -109,6 +109,7 @@ class Session:
         try:
             if self._buffers is not None:
                 self._buffers.synchronize()
+            self._job.stopwatch.flush()
         finally:
             self._release()
 

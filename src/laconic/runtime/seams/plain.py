@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.core.event import Event
 from laconic.core.exchange import one_round
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
@@ -234,11 +233,12 @@ class PlainSeam:
 
     def _await_exchange(self) -> None:
         job = self._job
-        began_s = job.clock.now()
+        device = self._tasks[-1].device if self._tasks else torch.device("cpu")
+        began = job.stopwatch.mark(device)
         for task in self._tasks:  # each: a later one may be done before an earlier one
             job.engine.wait(task)
         self._tasks = []
-        job.events.write(Event("wait", began_s, job.transport.rank, job.step, job.clock.now() - began_s))
+        job.stopwatch.note("wait", job.step, began, job.stopwatch.mark(device))
 
     def _agree_on_order(self) -> None:
         """Plan the following steps from the order in which rank 0's gradients became ready."""

@@ -1,0 +1,97 @@
+"""When things happened, on the host or on a device.
+
+On a CPU a mark is the time at which it is made. On a GPU the host runs ahead of the device, so a mark is a place in the
+current stream, and its time is known once the device has come there. Notes are written as events in the order in which
+they were made, each as soon as both of its marks are known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+from laconic.core.clock import Clock
+from laconic.core.event import DiscardEvents, Event, EventSink, Scalar
+
+
+@dataclass(frozen=True)
+class DeviceMark:
+    """A place in a stream of one GPU."""
+
+    event: torch.cuda.Event
+    index: int
+
+
+Mark = float | DeviceMark
+
+
+@dataclass(frozen=True)
+class _Note:
+    kind: str
+    rank: int
+    step: int
+    began: Mark
+    ended: Mark
+    data: dict[str, Scalar] = field(default_factory=dict)
+
+
+class Stopwatch:
+    """Turns pairs of marks into events; may be used from several threads."""
+
+    def __init__(self, clock: Clock, events: EventSink, rank: int) -> None:
+        self._clock = clock
+        self._events = events
+        self._rank = rank
+        self._idle = isinstance(events, DiscardEvents)
+        self._lock = threading.Lock()
+        self._pending: deque[_Note] = deque()
+        self._origins: dict[int, tuple[torch.cuda.Event, float]] = {}
+
+    def mark(self, device: torch.device) -> Mark:
+        """The moment at which everything issued so far on the device's current stream is done."""
+        if device.type != "cuda" or self._idle:
+            return self._clock.now()
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        with self._lock:
+            if index not in self._origins:
+                origin = torch.cuda.Event(enable_timing=True)
+                origin.record(torch.cuda.Stream(index))
+                origin.synchronize()
+                self._origins[index] = (origin, self._clock.now())
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(index))
+        return DeviceMark(event, index)
+
+    def note(self, kind: str, step: int, began: Mark, ended: Mark, **data: Scalar) -> None:
+        """Record what lasted from one mark to the other."""
+        if self._idle:
+            return
+        with self._lock:
+            self._pending.append(_Note(kind, self._rank, step, began, ended, data))
+            self._write(wait=False)
+
+    def flush(self) -> None:
+        """Write what is still pending; on a GPU, wait for it."""
+        with self._lock:
+            self._write(wait=True)
+
+    def _write(self, *, wait: bool) -> None:
+        while self._pending:
+            note = self._pending[0]
+            if isinstance(note.ended, DeviceMark):
+                if wait:
+                    note.ended.event.synchronize()
+                elif not note.ended.event.query():
+                    return
+            self._pending.popleft()
+            began_s, ended_s = self._seconds(note.began), self._seconds(note.ended)
+            self._events.write(Event(note.kind, began_s, note.rank, note.step, ended_s - began_s, note.data))
+
+    def _seconds(self, mark: Mark) -> float:
+        if isinstance(mark, float):
+            return mark
+        origin, origin_s = self._origins[mark.index]
+        return origin_s + origin.elapsed_time(mark.event) / 1e3
