@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -40,3 +42,38 @@ def test_lossy_strategies_keep_replicas_identical_over_nccl() -> None:
     for result in results:
         assert_equal(result.value["states"]["laconic"], results[0].value["states"]["laconic"])
         assert result.value["counted"] == result.value["predicted"] > 0
+
+
+_NOTHING_IS_OVERWRITTEN = """
+import torch, torch.distributed as dist
+from torch import nn
+import laconic
+torch.cuda.set_device(0)
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(30)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+with laconic.attach(model, optimizer, "ddp-bf16", init_sync=False, timeout_s=60):
+    for step in range(20):
+        model(torch.ones(2, 64, device="cuda")).square().mean().backward()
+        mine = [torch.full((16,), 7.0, device="cuda") for _ in range(300)]
+        torch.cuda.synchronize()
+        assert all(bool((tensor == 7).all()) for tensor in mine), f"step {step}: memory was overwritten"
+        del mine
+        optimizer.step()
+        optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.timeout(120)
+def test_an_exchange_nobody_waits_for_overwrites_nothing() -> None:
+    """Behind a slow link the exchange outlives the backward pass that started it."""
+    from laconic.cluster import Cluster, Link
+    from laconic.lab.launch import run_ranks
+    from laconic.lab.virtual_hosts import VirtualHosts, places_on
+
+    with VirtualHosts(Cluster.uniform(4, Link(bandwidth_bps=100e6))) as hosts:
+        run_ranks([sys.executable, "-c", _NOTHING_IS_OVERWRITTEN], places_on(hosts, gpu=True), timeout_s=100)

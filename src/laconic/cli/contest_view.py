@@ -175,10 +175,14 @@ def tables(results: Results) -> list[Text | Table]:
 
 def _table(rows: Sequence[Row]) -> Table:
     learns = any(row.final_loss is not None for row in rows)
-    numbers = ["ms/step", "quartiles", "exposed", "encode", "sent", "predicted"]
-    numbers += ["loss", "to target"] if learns else []
-    numbers.append("vs DDP")
-    table = plain_table("strategy", *numbers, numbers=numbers)
+    columns = ["ms/step", "quartiles", "exposed", "encode", "sent", "predicted"]
+    columns += ["loss", "to target"] if learns else []
+    columns.append("vs DDP")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    # On a narrow terminal the longest names give way first; numbers stay whole.
+    table.add_column("strategy", overflow="ellipsis", min_width=12, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         cells = [
             f"{row.step_ms:.0f}",

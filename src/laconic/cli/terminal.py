@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from laconic.errors import UsageError
 
+_PIPE_WIDTH = 120
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -60,7 +62,11 @@ def stdout_console() -> Console:
     """A rich console that never reads user text as markup."""
     from rich.console import Console
 
-    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        # A pipe or a file has no edge; rich would take it for 80 columns and cut tables to fit.
+        console.width = _PIPE_WIDTH
+    return console
 
 
 def plain_table(*headers: str, numbers: Iterable[str] = ()) -> Table:
