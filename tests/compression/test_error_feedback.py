@@ -31,7 +31,7 @@ def test_formula(inner: Compressor, round_off, world_size: int) -> None:
             flat = values(transport.rank, step, BUCKET.numel, BUCKET.dtype)
             exchange(compressor, flat, state, transport)
             results.append(flat.numpy().copy())
-            residuals.append(state.by_parameter(BUCKET)["weight"]["error_feedback.residual"].numpy().copy())
+            residuals.append(state.by_parameter()["weight"]["error_feedback.residual"].numpy().copy())
         return results, residuals
 
     found = InProcessCluster(world_size).run(rank)

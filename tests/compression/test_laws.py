@@ -11,6 +11,7 @@ import torch
 from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
 from laconic.compression import Compressor
 from laconic.core.in_process import InProcessCluster, InProcessTransport
+from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, ParameterState
 from laconic.core.tensor import TensorSpec
@@ -48,8 +49,11 @@ def exchange(
     state: BucketState,
     transport: Transport,
     architecture: Architecture | None = None,
+    *,
+    step: int,
 ) -> None:
     group = (architecture or AllReduce()).group(transport, "a bucket")
+    state.moment = Moment(step, transport.rank, transport.world_size)
     for work in compressor.exchange(flat, state, group):
         work.wait()
 
@@ -74,13 +78,16 @@ def test_exchange(compressor: Compressor, architecture: Architecture, world_size
                     flat = values(transport.rank, step, bucket.numel, bucket.dtype)
                     memory = flat.data_ptr()
                     before = transport.traffic.sent_bytes("payload")
-                    exchange(compressor, flat, state, transport, architecture)
+                    exchange(compressor, flat, state, transport, architecture, step=step)
                     assert flat.data_ptr() == memory
                     found.append((flat, transport.traffic.sent_bytes("payload") - before))
                 assert transport.traffic.sent_bytes() == transport.traffic.sent_bytes("payload")
                 return found
 
-            predicted = sum(architecture.sent_bytes(round, world_size) for round in compressor.rounds(bucket))
+            predicted = sum(
+                architecture.sent_bytes(round, world_size)
+                for round in compressor.rounds(bucket, Moment.steady(world_size))
+            )
             replicas = InProcessCluster(world_size).run(rank)
             for step in range(3):
                 for flat, sent in (replica[step] for replica in replicas):
@@ -88,8 +95,10 @@ def test_exchange(compressor: Compressor, architecture: Architecture, world_size
                     assert flat.dtype == dtype
                     assert bits(flat) == bits(replicas[0][step][0]), f"{dtype}, {numel} elements, step {step}"
                     assert bool(torch.isfinite(torch.view_as_real(flat) if dtype.is_complex else flat).all())
-                    assert sent == predicted, f"{dtype}, {numel} elements"
-            assert (predicted > 0) == (world_size > 1 and numel > 0)
+                    if compressor.exact():
+                        assert sent == predicted, f"{dtype}, {numel} elements"
+                    assert sent <= predicted
+                    assert (sent > 0) == (world_size > 1 and numel > 0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -100,7 +109,7 @@ def test_lossless_compressors_give_the_exact_sum(compressor: Compressor, world_s
 
         def rank(transport: InProcessTransport, bucket: Bucket = bucket) -> torch.Tensor:
             flat = values(transport.rank, 0, bucket.numel, bucket.dtype)
-            exchange(compressor, flat, compressor.init(bucket), transport)
+            exchange(compressor, flat, compressor.init(bucket), transport, step=0)
             return flat
 
         expected = values(0, 0, bucket.numel, dtype)
@@ -118,9 +127,9 @@ def test_lossy_compressors_come_close_over_time(compressor: Compressor) -> None:
     def rank(transport: InProcessTransport) -> torch.Tensor:
         state = compressor.init(bucket)
         total = torch.zeros(bucket.numel)
-        for _ in range(8):
+        for step in range(8):
             flat = values(transport.rank, 0, bucket.numel, bucket.dtype)
-            exchange(compressor, flat, state, transport)
+            exchange(compressor, flat, state, transport, step=step)
             total += flat
         return total / 8
 
@@ -136,7 +145,7 @@ def test_payload_bytes_are_the_bytes_declared(compressor: Compressor) -> None:
             bucket = one_bucket(numel, dtype)
             payload = compressor.encode(values(0, 0, numel, dtype), compressor.init(bucket))
             sizes = [tensor.nbytes for tensor in payload.tensors]
-            assert sizes == [size for round in compressor.rounds(bucket) for size in round.sizes]
+            assert sizes == [size for round in compressor.rounds(bucket, Moment()) for size in round.sizes]
 
 
 @every_single_round_compressor
@@ -161,11 +170,12 @@ def test_decode_leaves_the_payload_as_it_is(compressor: Compressor) -> None:
     """A wrapper decodes before the payload is sent, so decoding must not spoil it; and twice must be the same."""
     for dtype in compressor.dtypes:
         for numel in SIZES:
-            payload = compressor.encode(values(0, 0, numel, dtype), compressor.init(one_bucket(numel, dtype)))
+            state = compressor.init(one_bucket(numel, dtype))
+            payload = compressor.encode(values(0, 0, numel, dtype), state)
             before = [bits(tensor) for tensor in payload.tensors]
             first, second = torch.full((2, numel), 7).to(dtype)
-            compressor.decode(payload, first)
-            compressor.decode(payload, second)
+            compressor.decode(payload, first, state)
+            compressor.decode(payload, second, state)
             assert [bits(tensor) for tensor in payload.tensors] == before
             assert bits(first) == bits(second)
             assert first.dtype == dtype
@@ -174,7 +184,7 @@ def test_decode_leaves_the_payload_as_it_is(compressor: Compressor) -> None:
 @every_compressor
 def test_init_depends_on_the_bucket_alone(compressor: Compressor) -> None:
     bucket = one_bucket(101, torch.float32)
-    first, second = compressor.init(bucket).by_parameter(bucket), compressor.init(bucket).by_parameter(bucket)
+    first, second = compressor.init(bucket).by_parameter(), compressor.init(bucket).by_parameter()
     assert same_state(first, second)
     for fields in first.values():
         for name, value in fields.items():
@@ -212,16 +222,16 @@ class Session:
     def save(self) -> ParameterState:
         """The state through a file, as torch.save keeps it."""
         merged: ParameterState = {}
-        for bucket, state in zip(self.buckets, self.states, strict=True):
-            merged |= state.by_parameter(bucket)
+        for state in self.states:
+            merged |= state.by_parameter()
         file = io.BytesIO()
         torch.save(merged, file)
         file.seek(0)
         return torch.load(file, weights_only=True)
 
     def load(self, saved: ParameterState) -> None:
-        for bucket, state in zip(self.buckets, self.states, strict=True):
-            state.restore(bucket, saved)
+        for state in self.states:
+            state.restore(saved)
 
     def step(self, number: int) -> dict[str, bytes]:
         """One exchange of everything; the result of each parameter."""
@@ -231,7 +241,7 @@ class Session:
             for tensor, place in bucket.segments():
                 seed = 1000 * number + PARAMETERS.index(tensor)
                 flat[place] = values(self.transport.rank, seed, tensor.numel, bucket.dtype)
-            exchange(self.compressor, flat, state, self.transport)
+            exchange(self.compressor, flat, state, self.transport, step=number)
             result |= {tensor.name: bits(flat[place]) for tensor, place in bucket.segments()}
         return result
 
@@ -274,7 +284,7 @@ def test_saved_state_continues_bit_for_bit_in_other_buckets(compressor: Compress
 
 def test_the_state_law_can_fail() -> None:
     """A fresh state after the same steps gives something else wherever there is state at all."""
-    stateful = [compressor for compressor in ALL if compressor.init(TOGETHER[0]).by_parameter(TOGETHER[0])]
+    stateful = [compressor for compressor in ALL if compressor.init(TOGETHER[0]).by_parameter()]
     assert stateful
 
     def rank(transport: InProcessTransport) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from laconic.compression import Compressor
 from laconic.core.exchange import Exchange, Group, Round
+from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.scheduling import Fusion, Wfbp
@@ -39,7 +40,7 @@ class Halves(Compressor):
         if flat.numel() % 2:
             yield group.sum((checksum,))
 
-    def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         size, element = bucket.numel, bucket.dtype.itemsize
         parts = [size // 2, size - size // 2, 1, *([1] if size % 2 else [])]
         return tuple(Round("sum", (element * part,)) for part in parts)
@@ -98,7 +99,7 @@ class MatricesTwice(Halves):
         if middle < flat.numel():
             yield group.sum((flat[middle:],))
 
-    def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         size, element = bucket.numel, bucket.dtype.itemsize
         parts = [size // 2, size - size // 2] if size > 10 else [size]
         return tuple(Round("sum", (element * part,)) for part in parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from laconic.core.moment import Moment
 from laconic.core.plan import Plan
 from laconic.core.tensor import TensorSpec
 from laconic.strategy import Strategy
@@ -45,7 +46,7 @@ def test_bucket_bytes_add_up() -> None:
     strategy = Strategy.parse("bsp / all_reduce / fp16 / fusion(1MiB)")
     plan = strategy.plan(TENSORS)
     assert len(plan.buckets) > 2
-    parts = [strategy.plan_bytes_per_step(Plan((bucket,)), 3) for bucket in plan.buckets]
+    parts = [strategy.plan_bytes_per_step(Plan((bucket,)), Moment.steady(3)) for bucket in plan.buckets]
     assert sum(parts) == strategy.wire_bytes_per_step(TENSORS, 3)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from laconic.compression.contract import Compressor
 from laconic.core.exchange import Round
+from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -24,12 +25,12 @@ class Cast(Compressor):
         """The rounded copy (the tensor itself if it has that type already)."""
         return Payload((flat.to(self.wire_dtype),))
 
-    def decode(self, payload: Payload, out: torch.Tensor) -> None:
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Widen again."""
         if payload.tensors[0] is not out:
             out.copy_(payload.tensors[0])
 
-    def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """One sum of two bytes per element."""
         return (Round("sum", (bucket.numel * self.wire_dtype.itemsize,)),)
 

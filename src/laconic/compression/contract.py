@@ -1,24 +1,27 @@
 """What a compressor promises.
 
-A single-round method writes `encode`, `decode` and `summable`; a method with several rounds writes `exchange`
-itself. `rounds` prices either without running it, and what it says must equal what the transport counts.
+A method whose payloads can simply be added up writes `encode`, `decode` and `rounds`; one whose payload is a run of
+bytes that must be unpacked first extends `Packed` and writes `pack`, `unpack` and `packed_bytes`; one with several
+rounds writes `exchange` and `rounds`. `rounds` prices an exchange without running it, and what it says must equal what
+the transport counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
+from laconic.compression.wire.shards import Shard, shards_of
 from laconic.core.exchange import Exchange, Group, Round
+from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
-from laconic.core.transport import AllWork
 from laconic.errors import StrategyError
-from laconic.settings import Method, found
+from laconic.settings import Method, choice, found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +31,22 @@ class Compressor(Method):
     axis: ClassVar[str] = "compression"
     lossless: ClassVar[bool] = False
     """The receiver gets exactly what was sent, so there is no error to feed back."""
-    summable: ClassVar[bool] = True
-    """The sum of encoded payloads decodes to the sum of the inputs, so an all-reduce can carry it; else payloads are
-    gathered and decoded one by one."""
+    unbiased: ClassVar[bool] = False
+    """On average over its random choices, what arrives is what was sent."""
+    wants_error_feedback: ClassVar[bool] = False
+    """Trains worse, or not at all, without something that sends later what was lost now."""
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     """Gradient dtypes it can carry."""
 
     def init(self, bucket: Bucket) -> BucketState:
         """The state before the first step."""
-        return BucketState()
+        return BucketState(bucket)
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """What this rank sends for `flat`; may update `state`, must not change `flat` unless it is the payload."""
         raise NotImplementedError
 
-    def decode(self, payload: Payload, out: torch.Tensor) -> None:
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Write what `payload` stands for into `out`."""
         raise NotImplementedError
 
@@ -52,29 +56,129 @@ class Compressor(Method):
         """Replace `flat` by its sum over the group, as seen through this compressor.
 
         own: filled with what this rank contributed to that sum, for a wrapper that needs to know what was lost.
+        As written here: an all-reduce of the payload, whose sum decodes to the sum of the inputs.
         """
         payload = self.encode(flat, state)
         if own is not None:
-            self.decode(payload, own)
-        if self.summable:
-            yield group.sum(payload.tensors)
-            self.decode(payload, flat)
-            return
-        gathered = [group.gather(tensor) for tensor in payload.tensors]
-        yield AllWork([work for work, _ in gathered])
-        one = torch.empty_like(flat)
-        flat.zero_()
-        for rank in range(group.size):
-            self.decode(Payload(tuple(rows[rank] for _, rows in gathered)), one)
-            flat += one
+            self.decode(payload, own, state)
+        yield group.sum(payload.tensors)
+        self.decode(payload, flat, state)
 
-    def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
-        """What one exchange of `bucket` sends, without running it."""
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
+        """What one exchange of `bucket` sends, without running it; an upper bound if the method is not `exact`."""
         raise NotImplementedError
+
+    def exact(self) -> bool:
+        """Whether `rounds` says exactly what is sent; else it depends on the values, and `rounds` is a bound."""
+        return True
 
     def layers(self) -> Iterator[Compressor]:
         """This compressor, then what it wraps, from the outside in."""
         yield self
+
+
+Route = Literal["gather", "scatter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed(Compressor):
+    """A compressor whose payload is a run of bytes that only makes sense unpacked.
+
+    gather: everyone gets every payload, (n-1) B bytes per rank; one round, and nothing is lost on the way.
+    scatter: payloads travel in n shards, each rank adds up one shard, packs it again and sends it to all: about
+    2 (n-1)/n B bytes, whatever n is; what is packed twice loses twice.
+    """
+
+    route: str = choice("auto", "gather", "scatter")
+    """How payloads meet; auto takes what sends fewer bytes."""
+
+    def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
+        """`packed_bytes` bytes that stand for `flat`, which is left as it is."""
+        raise NotImplementedError
+
+    def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        """Write what `packed` stands for into `out`."""
+        raise NotImplementedError
+
+    def packed_bytes(self, bucket: Bucket) -> int:
+        """How many bytes `pack` gives; a multiple of 4, so that numbers in them stay aligned in a row of payloads."""
+        raise NotImplementedError
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """The packed bytes."""
+        return Payload((self.pack(flat, state),))
+
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Unpack them."""
+        self.unpack(payload.tensors[0], out, state)
+
+    def chosen_route(self, bucket: Bucket, world_size: int) -> Route:
+        """Gather or scatter for this bucket."""
+        if self.route != "auto":
+            return "scatter" if self.route == "scatter" else "gather"
+        return "scatter" if 2 * self._row_bytes(bucket, world_size) < self.packed_bytes(bucket) else "gather"
+
+    def _row_bytes(self, bucket: Bucket, world_size: int) -> int:
+        return max(self.packed_bytes(shard.bucket) for shard in shards_of(bucket, world_size))
+
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
+        """One gather, or a scatter and a gather of shards."""
+        if self.chosen_route(bucket, moment.world_size) == "gather":
+            return (Round("gather", (self.packed_bytes(bucket),)),)
+        row = self._row_bytes(bucket, moment.world_size)
+        return (Round("scatter", (row * moment.world_size,)), Round("gather", (row,)))
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """By the chosen route."""
+        if self.chosen_route(state.bucket, group.size) == "scatter":
+            yield from self._by_shards(flat, state, group, own)
+            return
+        packed = self.pack(flat, state)
+        if own is not None:
+            self.unpack(packed, own, state)
+        work, rows = group.gather(packed)
+        yield work
+        flat.copy_(self._sum(rows, flat, state))
+
+    def _sum(self, rows: torch.Tensor, like: torch.Tensor, state: BucketState) -> torch.Tensor:
+        """What the payloads of all ranks add up to."""
+        # In the order of ranks, so that every rank comes to the same bits.
+        total, one = torch.empty_like(like), torch.empty_like(like)
+        self.unpack(rows[0], total, state)
+        for row in rows[1:]:
+            self.unpack(row, one, state)
+            total += one
+        return total
+
+    def _by_shards(self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None) -> Exchange:
+        shards, states = self._shards(state, group.size)
+        sizes = [self.packed_bytes(shard.bucket) for shard in shards]
+        rows = torch.zeros((group.size, max(sizes)), dtype=torch.uint8, device=flat.device)
+        for shard, part, size, row in zip(shards, states, sizes, rows, strict=True):
+            row[:size] = self.pack(flat[shard.place], part)
+            if own is not None:
+                self.unpack(row[:size], own[shard.place], part)
+        work, received = group.scatter(rows)
+        yield work
+        mine, size = shards[group.rank], sizes[group.rank]
+        total = self._sum(received[:, :size], flat[mine.place], states[group.rank])
+        row = torch.zeros(max(sizes), dtype=torch.uint8, device=flat.device)
+        row[:size] = self.pack(total, states[group.rank])
+        work, gathered = group.gather(row)
+        yield work
+        for shard, part, size, row in zip(shards, states, sizes, gathered, strict=True):
+            self.unpack(row[:size], flat[shard.place], part)
+
+    def _shards(self, state: BucketState, count: int) -> tuple[list[Shard], list[BucketState]]:
+        shards = shards_of(state.bucket, count)
+        states: list[BucketState] = state.tables.setdefault(
+            ("shards", count), [self.init(shard.bucket) for shard in shards]
+        )
+        for part in states:
+            part.moment = state.moment
+        return shards, states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +202,13 @@ class Wrapper(Compressor):
         """The inner state; a wrapper adds its own fields."""
         return self.inner.init(bucket)
 
-    def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """What the inner compressor sends."""
-        return self.inner.rounds(bucket)
+        return self.inner.rounds(bucket, moment)
+
+    def exact(self) -> bool:
+        """As exact as the inner compressor."""
+        return self.inner.exact()
 
     def layers(self) -> Iterator[Compressor]:
         """This wrapper, then what it wraps."""

@@ -9,6 +9,7 @@ import torch
 
 from laconic.compression.contract import Compressor
 from laconic.core.exchange import Round
+from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -29,11 +30,11 @@ class NoCompression(Compressor):
         """The tensor itself, so that the sum happens in place."""
         return Payload((flat,))
 
-    def decode(self, payload: Payload, out: torch.Tensor) -> None:
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Nothing to do when the sum happened in place."""
         if payload.tensors[0] is not out:
             out.copy_(payload.tensors[0])
 
-    def rounds(self, bucket: Bucket) -> tuple[Round, ...]:
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """One sum of the plain bytes."""
         return (Round("sum", (bucket.nbytes,)),)

@@ -14,7 +14,9 @@ import torch
 
 from laconic.core.transport import Work
 
-RoundKind = Literal["sum", "gather"]
+RoundKind = Literal["sum", "gather", "scatter", "send"]
+"""sum: everyone gets the sum of all. gather: everyone gets everything. scatter: of n rows, row r goes to rank r. send:
+these bytes go to one other rank."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,23 @@ class Group(Protocol):
         """Number of ranks that contribute."""
         ...
 
+    @property
+    def rank(self) -> int:
+        """This rank's place among them."""
+        ...
+
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
         """Start replacing each tensor by its sum over the group."""
         ...
 
     def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
         """Start collecting `tensor` of every rank; the second value has one row per rank once the work is done."""
+        ...
+
+    def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
+        """Start sending row r to rank r; the second value has the row each rank sent here once the work is done."""
+        ...
+
+    def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
+        """Start sending one tensor to `peer` and filling another from it; either may be missing."""
         ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 
 
@@ -35,25 +36,37 @@ class BucketState:
     parameter each (field -> parameter name -> tensor). Field names start with the name of the method that owns them.
     """
 
+    bucket: Bucket
     flat: dict[str, torch.Tensor] = field(default_factory=dict)
     whole: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    parts: list[BucketState] = field(default_factory=list)
+    """States of other buckets that together hold this one's tensors, for a method that treats tensors differently."""
+    moment: Moment = field(default_factory=Moment)
+    """The exchange that is about to take place; set by whoever runs it, never saved."""
+    tables: dict[Hashable, Any] = field(default_factory=dict)
+    """What follows from the bucket alone and is kept to save time; never saved."""
 
-    def by_parameter(self, bucket: Bucket) -> ParameterState:
+    def by_parameter(self) -> ParameterState:
         """The same state keyed by parameter name, independent of how tensors were grouped."""
         saved: ParameterState = {}
-        for tensor, place in bucket.segments():
+        for tensor, place in self.bucket.segments():
             fields = {name: flat[place].reshape(tensor.shape) for name, flat in self.flat.items()}
             fields |= {name: values[tensor.name] for name, values in self.whole.items() if tensor.name in values}
             if fields:
                 saved[tensor.name] = fields
+        for part in self.parts:
+            for name, fields in part.by_parameter().items():
+                saved.setdefault(name, {}).update(fields)
         return saved
 
-    def restore(self, bucket: Bucket, saved: ParameterState) -> None:
+    def restore(self, saved: ParameterState) -> None:
         """Take over the values saved for this bucket's parameters; fields that were not saved keep theirs."""
-        for tensor, place in bucket.segments():
+        for tensor, place in self.bucket.segments():
             for name, value in saved.get(tensor.name, {}).items():
                 if name in self.flat:
                     assert value.numel() == tensor.numel, f"{name} of {tensor.name} has another size"
                     self.flat[name][place].copy_(value.reshape(-1))
                 elif name in self.whole:
-                    self.whole[name][tensor.name] = value.detach().to(bucket.device, copy=True)
+                    self.whole[name][tensor.name] = value.detach().to(self.bucket.device, copy=True)
+        for part in self.parts:
+            part.restore(saved)

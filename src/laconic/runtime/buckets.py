@@ -31,7 +31,7 @@ class Buckets:
         self._first_elements: list[torch.Tensor] = []
         for index, bucket in enumerate(plan.buckets):
             state = compression.init(bucket)
-            state.restore(bucket, saved)
+            state.restore(saved)
             self.states.append(state)
             starts: list[int] = []
             for tensor, place in bucket.segments():
@@ -44,8 +44,8 @@ class Buckets:
     def state_by_parameter(self) -> ParameterState:
         """Compressor state of all buckets, keyed by parameter name."""
         merged: ParameterState = {}
-        for bucket, state in zip(self.plan.buckets, self.states, strict=True):
-            merged |= state.by_parameter(bucket)
+        for state in self.states:
+            merged |= state.by_parameter()
         return merged
 
     def some_parameter_is_zero(self) -> bool:

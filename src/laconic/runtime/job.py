@@ -10,6 +10,7 @@ from torch import nn
 from laconic.core.clock import Clock
 from laconic.core.event import EventSink
 from laconic.core.exchange import Exchange
+from laconic.core.moment import Moment
 from laconic.core.transport import Transport
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Engine, Task
@@ -34,20 +35,26 @@ class Job:
     step: int = 0
     accumulating: bool = False
 
+    def moment(self) -> Moment:
+        """The step that is being made, as this rank sees it."""
+        return Moment(self.step, self.transport.rank, self.transport.world_size)
+
     def bucket_task(self, buckets: Buckets, index: int, *, last: bool) -> Task:
         """The exchange of one bucket, ready to be submitted."""
         bucket = buckets.plan.buckets[index]
         what = f"bucket {index} ({bucket.tensors[0].name} ...)" if len(bucket.tensors) > 1 else bucket.tensors[0].name
         strategy = self.strategy
+        moment = self.moment()
 
         def start() -> Exchange:
             group = strategy.architecture.group(self.transport, f"{what} in step {self.step}")
+            buckets.states[index].moment = moment
             return strategy.compression.exchange(buckets.flats[index], buckets.states[index], group)
 
         return Task(
             what,
             start,
-            len(strategy.compression.rounds(bucket)),
+            len(strategy.compression.rounds(bucket, moment)),
             last=last,
             step=self.step,
             device=bucket.device,

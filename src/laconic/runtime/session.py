@@ -68,7 +68,7 @@ class Session:
 
     def predicted_bytes_per_step(self) -> int:
         """Payload bytes this rank should send per step, from formulas alone."""
-        return self.strategy.plan_bytes_per_step(self.plan, self.world_size)
+        return self.strategy.plan_bytes_per_step(self.plan, self._job.moment())
 
     def accumulate(self) -> AbstractContextManager[object]:
         """Backward passes inside add up gradients locally; the first one outside exchanges the sum.

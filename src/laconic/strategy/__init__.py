@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
 from laconic.compression import COMPRESSORS, Compressor, NoCompression, Wrapper
+from laconic.core.moment import Moment
 from laconic.core.plan import Plan
 from laconic.core.tensor import TensorSpec
 from laconic.errors import InvalidSetting, StrategyError, SyntaxProblem, UnknownName, did_you_mean, one_line
@@ -133,14 +134,14 @@ class Strategy:
 
     def wire_bytes_per_step(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
         """Payload bytes one worker sends per optimizer step, from formulas alone."""
-        return self.plan_bytes_per_step(self.plan(list(tensors)), world_size)
+        return self.plan_bytes_per_step(self.plan(list(tensors)), Moment.steady(world_size))
 
-    def plan_bytes_per_step(self, plan: Plan, world_size: int) -> int:
+    def plan_bytes_per_step(self, plan: Plan, moment: Moment) -> int:
         """Payload bytes one worker sends per optimizer step under a given plan."""
         once = sum(
-            self.architecture.sent_bytes(round, world_size)
+            self.architecture.sent_bytes(round, moment.world_size)
             for bucket in plan.buckets
-            for round in self.compression.rounds(bucket)
+            for round in self.compression.rounds(bucket, moment)
         )
         return round(once * self.synchronization.rounds_per_step())
 

@@ -52,7 +52,7 @@ class DdpSeam:
         self._saved: ParameterState = {}
         for name, parameter in job.parameters.items():
             alone = Bucket((TensorSpec.of(name, parameter),))
-            self._saved |= job.strategy.compression.init(alone).by_parameter(alone)
+            self._saved |= job.strategy.compression.init(alone).by_parameter()
         self._buckets: dict[tuple[str, ...], Buckets] = {}
         self._lock = threading.Lock()
         self._hook = _hook_of(model)

@@ -1,0 +1,1 @@
+"""How payloads are laid out: shards, chunks, seeds, packed bits and indices."""

@@ -1,0 +1,108 @@
+"""A bucket cut into chunks: values that share a scale.
+
+Every parameter is cut into chunks of at most `block` elements, so no chunk holds values of two parameters and nothing
+depends on how parameters were grouped into buckets. A packed bucket is
+
+    scales   float32, `num_scales` per chunk, chunk after chunk
+    codes    `bits` per element, packed from the lowest bit up; every chunk starts at a byte of its own
+    padding  zeros up to a multiple of 4 bytes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from laconic.compression.wire.seeds import base_seed, mix_tensor, uniform
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Where the chunks of one bucket lie, in the flat tensor and in the packed bytes."""
+
+    bucket: Bucket
+    block: int
+    bits: int
+    num_scales: int
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The first element of each chunk; one entry more at the end."""
+        cuts = [np.arange(place.start, place.stop, self.block) for _, place in self.bucket.segments()]
+        return np.concatenate([*cuts, [self.bucket.numel]]).astype(np.int64)
+
+    @cached_property
+    def code_starts(self) -> NDArray[np.int64]:
+        """The first byte of each chunk's codes, counted from the first code; one entry more at the end."""
+        sizes = (np.diff(self.starts) * self.bits + 7) // 8
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @cached_property
+    def seeds(self) -> NDArray[np.int64]:
+        """The base seed of each chunk."""
+        return np.array(
+            [
+                base_seed(tensor.name, position)
+                for tensor, place in self.bucket.segments()
+                for position in range(0, place.stop - place.start, self.block)
+            ],
+            dtype=np.int64,
+        )
+
+    @property
+    def num_chunks(self) -> int:
+        """How many there are."""
+        return len(self.starts) - 1
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes before the first code."""
+        return 4 * self.num_scales * self.num_chunks
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the whole."""
+        return -(-(self.scale_bytes + int(self.code_starts[-1])) // 4) * 4
+
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """Elements of each chunk, on the bucket's device."""
+        return torch.from_numpy(np.diff(self.starts)).to(self.bucket.device)
+
+    @cached_property
+    def starts_tensor(self) -> torch.Tensor:
+        """`starts` on the bucket's device."""
+        return torch.from_numpy(self.starts).to(self.bucket.device)
+
+    @cached_property
+    def code_starts_tensor(self) -> torch.Tensor:
+        """`code_starts` on the bucket's device."""
+        return torch.from_numpy(self.code_starts).to(self.bucket.device)
+
+    @cached_property
+    def seeds_tensor(self) -> torch.Tensor:
+        """`seeds` on the bucket's device."""
+        return torch.from_numpy(self.seeds).to(self.bucket.device)
+
+    def chunk_of_element(self) -> torch.Tensor:
+        """The chunk of every element: for references, not for kernels."""
+        return torch.repeat_interleave(torch.arange(self.num_chunks, device=self.bucket.device), self.lengths)
+
+    def random(self, moment_seed: int) -> torch.Tensor:
+        """A number in [0, 1) for every element."""
+        chunk = self.chunk_of_element()
+        position = torch.arange(self.bucket.numel, device=self.bucket.device) - self.starts_tensor[chunk]
+        return uniform(mix_tensor(position + mix_tensor(self.seeds_tensor ^ moment_seed)[chunk]))
+
+
+def chunks_of(state: BucketState, *, block: int, bits: int, num_scales: int) -> Chunks:
+    """The chunks of a state's bucket, worked out once."""
+    key = ("chunks", block, bits, num_scales)
+    found: Chunks = state.tables.setdefault(key, Chunks(state.bucket, block, bits, num_scales))
+    return found

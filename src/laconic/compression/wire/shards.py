@@ -1,0 +1,45 @@
+"""A bucket cut into n pieces of nearly equal size, each a bucket of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from laconic.core.plan import Bucket
+from laconic.core.tensor import TensorSpec
+
+_ALIGNMENT = 256
+"""Elements; a cut inside a block of values would give both sides a scale of their own."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One piece: where it lies in the flat tensor, and what it holds."""
+
+    place: slice
+    bucket: Bucket
+
+
+@lru_cache(maxsize=1024)
+def shards_of(bucket: Bucket, count: int) -> list[Shard]:
+    """`count` pieces in order; the last ones may be empty. Pieces of tensors are named after what they hold."""
+    size = -(-bucket.numel // (count * _ALIGNMENT)) * _ALIGNMENT
+    shards: list[Shard] = []
+    for number in range(count):
+        begin, end = min(number * size, bucket.numel), min((number + 1) * size, bucket.numel)
+        pieces = [
+            _piece(tensor, max(begin, place.start) - place.start, min(end, place.stop) - place.start)
+            for tensor, place in bucket.segments()
+            if place.start < end and begin < place.stop
+        ]
+        # An empty piece still knows its dtype and device.
+        first = bucket.tensors[0]
+        nothing = TensorSpec(f"{first.name}[0:0]", (0,), first.dtype, first.device)
+        shards.append(Shard(slice(begin, end), Bucket(tuple(pieces) or (nothing,))))
+    return shards
+
+
+def _piece(tensor: TensorSpec, begin: int, end: int) -> TensorSpec:
+    if begin == 0 and end == tensor.numel:
+        return tensor
+    return TensorSpec(f"{tensor.name}[{begin}:{end}]", (end - begin,), tensor.dtype, tensor.device)
