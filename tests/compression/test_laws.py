@@ -50,7 +50,7 @@ def exchange(
     transport: Transport,
     architecture: Architecture | None = None,
     *,
-    step: int,
+    step: int = 0,
 ) -> None:
     group = (architecture or AllReduce()).group(transport, "a bucket")
     state.moment = Moment(step, transport.rank, transport.world_size)
