@@ -26,7 +26,7 @@ def test_the_example_of_a_method_works(monkeypatch: pytest.MonkeyPatch, tmp_path
     import scaled_sign  # pyrefly: ignore
 
     method = scaled_sign.ScaledSign(floor=1e-9)
-    assert method.setting_help() == {"floor": "Scales below this are sent as zero."}
+    assert method.setting_help()["floor"] == "Scales below this are sent as zero."
     strategy = laconic.Strategy(compression=ErrorFeedback(method))
 
     def one_rank(transport: InProcessTransport) -> dict[str, torch.Tensor]:
