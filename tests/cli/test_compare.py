@@ -69,9 +69,9 @@ def test_ddp_and_strategies_side_by_side(capsys: pytest.CaptureFixture[str], tmp
 @pytest.mark.timeout(120)
 def test_behind_slow_links_the_kernel_confirms_the_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["--size", "tiny", "--steps", "10", "--batch", "1", "--hosts", "3", "--bandwidth", "20mbit", "--json"]
-    strategies = ["--strategy", "ddp", "--strategy", "ddp-bf16"]
+    strategies = ["--strategy", "ddp", "--strategy", "ddp-bf16", "--torch-hook", "fp16"]
     assert main(["compare", *words, *strategies, "--out", str(tmp_path / "run")]) == 0
-    ddp, lossless, lossy = json.loads(capsys.readouterr().out)["rows"]
+    ddp, hook, lossless, lossy = json.loads(capsys.readouterr().out)["rows"]
     for row in (lossless, lossy):
         assert row["links"] == "shaped"
         assert row["link"] == "20mbit"
@@ -81,6 +81,9 @@ def test_behind_slow_links_the_kernel_confirms_the_bytes(capsys: pytest.CaptureF
         assert 1.0 <= row["wire_bytes_per_step"] / row["counted_bytes_per_step"] < 1.15
     assert ddp["wire_bytes_per_step"] == pytest.approx(lossless["wire_bytes_per_step"], rel=0.05)
     assert lossy["speedup_over_ddp"] > 1.1
+    assert hook["strategy"] == "torch DDP + fp16 hook"
+    assert hook["wire_bytes_per_step"] == pytest.approx(lossy["wire_bytes_per_step"], rel=0.05)
+    assert hook["predicted_bytes_per_step"] is None
 
 
 @pytest.mark.dist
@@ -160,6 +163,7 @@ def test_replay_takes_compute_or_communication_whichever_is_longer(tmp_path: Pat
         (["--config", "none.toml", "--seed", "3"], "--seed has no effect beside --config"),
         (["--links", "papered"], "links"),
         (["--device", "cuda"], "no GPU here"),
+        (["--torch-hook", "fp16", "--links", "paced"], "hooks cannot be paced"),
         (["--learning-rate", "0"], "learning rate must be > 0"),
     ],
 )

@@ -61,6 +61,8 @@ class Arguments:
     """A text file to train a GPT on. Left out: the Python standard library's source."""
     images: Annotated[str | None, tyro.conf.arg(metavar="FILE.npz")] = None
     """Labelled images to train a CNN on, instead of text."""
+    torch_hook: Annotated[tuple[Literal["fp16", "powersgd"], ...], tyro.conf.UseAppendAction] = ()
+    """Run torch DDP with its own communication hook as well; repeat for both."""
     target_loss: Annotated[float | None, tyro.conf.arg(metavar="LOSS")] = None
     """Measure the time until this loss. Left out: the loss torch DDP has after four fifths of its steps."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -119,6 +121,7 @@ def _comparison(arguments: Arguments) -> Comparison:
         device=choose_device(arguments.device),
         steps=20 if arguments.steps is None and arguments.seconds is None else arguments.steps,
         seconds=arguments.seconds,
+        torch_hooks=arguments.torch_hook,
         target_loss=arguments.target_loss,
         timeout_s=arguments.timeout,
     )

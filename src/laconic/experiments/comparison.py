@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 
 from laconic.cluster import Cluster, Link
-from laconic.errors import UsageError
+from laconic.errors import UsageError, did_you_mean, one_line
 from laconic.experiments.tasks import TaskConfig
 from laconic.lab.pacing import LinksChoice
-from laconic.report.results import TORCH_DDP
+from laconic.report.results import TORCH_DDP, TORCH_HOOKS
 from laconic.strategy import PRESETS, Strategy
 from laconic.units import format_rate
 
@@ -52,6 +52,8 @@ class Comparison:
     steps: int | None = 20
     seconds: float | None = None
     """Training time of each strategy, instead of `steps`."""
+    torch_hooks: tuple[str, ...] = ()
+    """torch DDP's own communication hooks to run beside it: fp16, powersgd."""
     target_loss: float | None = None
     """None: the loss torch DDP has after four fifths of its steps."""
     timeout_s: float = 1800.0
@@ -77,11 +79,16 @@ class Comparison:
             raise UsageError("device cuda: torch finds no GPU here. Use cpu.")
         for strategy in self.strategies:
             Strategy.parse(strategy)
+        for hook in self.torch_hooks:
+            if hook not in TORCH_HOOKS:
+                shown = one_line(hook, 40)
+                raise UsageError(f'torch DDP has no hook "{shown}" here. {did_you_mean(hook, TORCH_HOOKS)}')
 
     @property
     def contenders(self) -> tuple[str, ...]:
         """Torch DDP and the strategies in full; two spellings of one strategy are one contender."""
-        return tuple(dict.fromkeys([TORCH_DDP, *(str(Strategy.parse(text)) for text in self.strategies)]))
+        hooks = [TORCH_HOOKS[hook] for hook in self.torch_hooks]
+        return tuple(dict.fromkeys([TORCH_DDP, *hooks, *(str(Strategy.parse(text)) for text in self.strategies)]))
 
 
 def short_name(strategy: str) -> str:

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.core.event import Event, EventList, EventLog, Scalar, TaggedEvents
@@ -27,7 +28,7 @@ from laconic.core.paced_ddp import pace_ddp
 from laconic.core.tensor import TensorSpec
 from laconic.errors import LaconicError, one_line
 from laconic.experiments.tasks import Task, TaskConfig, make_task
-from laconic.report.results import TORCH_DDP
+from laconic.report.results import TORCH_DDP, TORCH_HOOKS
 from laconic.runtime import Session, attach
 from laconic.strategy import Strategy
 
@@ -110,11 +111,8 @@ class Contender:
         self._optimizer = task.optimizer(self._model)
         self._session: Session | None = None
         self._forward: nn.Module = self._model
-        if self.strategy == TORCH_DDP:
-            self._forward = DistributedDataParallel(self._model, init_sync=False)
-            link = link_from_environment(os.environ)  # attach looks there by itself
-            if link is not None:
-                pace_ddp(self._forward, link)
+        if self.strategy in (TORCH_DDP, *TORCH_HOOKS.values()):
+            self._forward = _torch_ddp(self._model, self.strategy)
         else:
             self._session = attach(
                 self._model,
@@ -220,10 +218,12 @@ class Contender:
     def _counted_bytes(self) -> int:
         return self._session.traffic.sent_bytes() if self._session is not None else 0
 
-    def _predicted_bytes(self) -> int:
-        """Bytes a step should send; torch DDP's from the strategy that says the same."""
+    def _predicted_bytes(self) -> int | None:
+        """Bytes a step should send; torch DDP's from the strategy that says the same, its hooks' from none."""
         if self._session is not None:
             return self._session.predicted_bytes_per_step()
+        if self.strategy != TORCH_DDP:
+            return None
         tensors = [TensorSpec.of(name, parameter) for name, parameter in self._model.named_parameters()]
         return Strategy.parse("ddp").wire_bytes_per_step(tensors, dist.get_world_size())
 
@@ -232,6 +232,23 @@ class Contender:
         if self._session is not None:
             self._session.detach()
         return self._buffer.events
+
+
+def _torch_ddp(model: nn.Module, name: str) -> DistributedDataParallel:
+    """Torch's own, as it comes or with one of its communication hooks."""
+    if name == TORCH_HOOKS["powersgd"]:
+        # With more than one bucket this hook issues operations in whatever order they finish, and Gloo mixes them up.
+        wrapped = DistributedDataParallel(model, init_sync=False, bucket_cap_mb=1 << 20)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return wrapped
+    wrapped = DistributedDataParallel(model, init_sync=False)
+    link = link_from_environment(os.environ)  # attach looks there by itself
+    if name == TORCH_HOOKS["fp16"]:
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif link is not None:
+        pace_ddp(wrapped, link)
+    return wrapped
 
 
 def _kernel_sent_bytes() -> int | None:

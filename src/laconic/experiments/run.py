@@ -28,7 +28,7 @@ from laconic.lab.virtual_hosts import VirtualHosts, check_possible, places_on
 from laconic.report import measures
 from laconic.report.advice import advise
 from laconic.report.perfetto import trace
-from laconic.report.results import TORCH_DDP, Links, Results
+from laconic.report.results import Links, Results
 from laconic.report.run_folder import RunFolder
 
 
@@ -84,6 +84,8 @@ def _kind_of_links(comparison: Comparison, capabilities: Capabilities) -> Links:
     if len(clusters) < len(comparison.networks):
         raise UsageError(f"{comparison.kind}: {UNLIMITED} stands alone; compare with limited links in another run.")
     links = choose_links(comparison.links, capabilities)
+    if links == "paced" and comparison.torch_hooks:
+        raise UsageError("torch's communication hooks cannot be paced; they need shaped links, or none.")
     if links == "shaped":
         for cluster in clusters:
             check_possible(cluster, capabilities)
@@ -149,7 +151,7 @@ class _Run:
         comparison = self._comparison
         found = measures.recordings(self._folder.events())
         target = comparison.target_loss if comparison.target_loss is not None else measures.default_target(found)
-        names = {strategy: short_name(strategy) for strategy in comparison.contenders if strategy != TORCH_DDP}
+        names = {strategy: short_name(strategy) for strategy in comparison.contenders}
         rows = measures.rows(found, links=self._links, target_loss=target, names=names)
         return Results(
             kind=comparison.kind,
