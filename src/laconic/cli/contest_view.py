@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from laconic.cli.terminal import plain_table, printable
+from laconic.cli.terminal import plain_table, printable, stdout_console
 from laconic.experiments.comparison import Comparison, short_name
 from laconic.experiments.contest import BLOCK_STEPS, Progress
 from laconic.experiments.run import Watcher
@@ -35,6 +35,13 @@ class _Contest:
     links: Links
     began_s: float
     latest: dict[int, Progress] = field(default_factory=dict)
+    current: int | None = None
+    """The contender whose turn it is."""
+
+    def take(self, progress: Progress) -> None:
+        """Remember a step."""
+        self.latest[progress.contender] = progress
+        self.current = progress.contender
 
     def seconds_left(self, comparison: Comparison) -> float | None:
         """An estimate, once every contender has had a turn."""
@@ -65,7 +72,7 @@ class _PlainWatcher:
 
     def step(self, link: str, progress: Progress) -> None:
         """A line at the end of each turn."""
-        self._contest.latest[progress.contender] = progress
+        self._contest.take(progress)
         if progress.step % BLOCK_STEPS and progress.step != self._comparison.steps:
             return
         goal = f"/{self._comparison.steps}" if self._comparison.steps is not None else ""
@@ -82,35 +89,36 @@ class _PlainWatcher:
 
 
 class _LiveWatcher:
-    """A table on the terminal that is drawn anew with every step."""
+    """A table on the terminal that is drawn anew several times a second."""
 
-    def __init__(self, comparison: Comparison, live: Live) -> None:
+    def __init__(self, comparison: Comparison, console: Console) -> None:
         self._comparison = comparison
-        self._live = live
-        self._contest = _Contest("", "unlimited", 0.0)
+        self._console = console
+        self._contest: _Contest | None = None
 
     def begin(self, link: str, links: Links) -> None:
         """Start with an empty table."""
         self._contest = _Contest(link, links, time.monotonic())
-        self._live.update(self._view())
 
     def step(self, link: str, progress: Progress) -> None:
-        """Show the step."""
-        self._contest.latest[progress.contender] = progress
-        self._live.update(self._view())
+        """Remember the step for the next drawing."""
+        assert self._contest is not None
+        self._contest.take(progress)
 
     def note(self, text: str) -> None:
         """A line above the table."""
-        self._live.console.print(printable(text))
+        self._console.print(printable(text))
 
-    def _view(self) -> Group:
+    def view(self) -> Text | Group:
+        """What is to be seen now."""
         comparison, contest = self._comparison, self._contest
+        if contest is None:
+            return Text("looking at what this machine allows ...", style="dim")
         numbers = ("step", "ms/step", "loss", "sent/step", "training time")
         table = plain_table("strategy", *numbers, numbers=numbers)
-        newest = max(contest.latest.values(), key=lambda progress: progress.step, default=None)
         for number, strategy in enumerate(comparison.contenders):
             progress = contest.latest.get(number)
-            name = Text(short_name(strategy), style="bold" if progress is not None and progress is newest else "")
+            name = Text(short_name(strategy), style="bold" if number == contest.current else "")
             if progress is None:
                 table.add_row(name, "-", "", "", "", "")
                 continue
@@ -123,10 +131,10 @@ class _LiveWatcher:
                 "" if progress.wire_bytes is None else human_bytes(progress.wire_bytes),
                 f"{progress.seconds:.1f} s",
             )
-        return Group(Text(self._headline(), style="bold"), table)
+        return Group(Text(self._headline(contest), style="bold"), table)
 
-    def _headline(self) -> str:
-        comparison, contest = self._comparison, self._contest
+    def _headline(self, contest: _Contest) -> str:
+        comparison = self._comparison
         names = [network.name for network in comparison.networks]
         to_go = len(names) - names.index(contest.link) - 1
         parts = [f"{contest.link}, {_LINKS[contest.links]}", f"{time.monotonic() - contest.began_s:.0f} s"]
@@ -143,12 +151,14 @@ def watching(comparison: Comparison) -> Iterator[Watcher]:
     if not console.is_terminal:
         yield _PlainWatcher(comparison)
         return
-    with Live(console=console, transient=True, refresh_per_second=4) as live:
-        yield _LiveWatcher(comparison, live)
+    watcher = _LiveWatcher(comparison, console)
+    with Live(console=console, transient=True, refresh_per_second=4, get_renderable=watcher.view):
+        yield watcher
 
 
 def tables(results: Results) -> list[Text | Table]:
     """A table per link with the sentence that says what to use, and one line that says what the columns mean."""
+    console = stdout_console()
     sections: list[Text | Table] = []
     for link in dict.fromkeys(row.link for row in results.rows):
         of_link = [row for row in results.rows if row.link == link]
@@ -156,7 +166,7 @@ def tables(results: Results) -> list[Text | Table]:
         how_many = f"{steps[0]} steps each" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps"
         where = "" if link == "unlimited" else f" at {link}"
         headline = f"{results.title}{where} ({_LINKS[of_link[0].links]}), {how_many}"
-        sections += [Text(headline, style="bold"), _table(of_link)]
+        sections += [Text(headline, style="bold"), _fitting(of_link, console)]
     sections += [Text(sentence, style="bold green") for sentence in results.advice]
     notes = (
         "ms/step: median of the timed steps. exposed: waiting for the network, beyond what the step computes alone. "
@@ -173,16 +183,30 @@ def tables(results: Results) -> list[Text | Table]:
     return [*sections, Text(notes, style="dim")]
 
 
-def _table(rows: Sequence[Row]) -> Table:
+_GIVE_WAY = ("quartiles", "encode", "predicted", "to target")
+"""Columns a narrow terminal does without, in this order; results.json and the page have them all."""
+
+
+def _fitting(rows: Sequence[Row], console: Console) -> Table:
+    """The widest table that fits."""
+    for count in range(len(_GIVE_WAY) + 1):
+        table = _table(rows, without=_GIVE_WAY[:count])
+        if console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width:
+            break
+    return table
+
+
+def _table(rows: Sequence[Row], without: Sequence[str]) -> Table:
     learns = any(row.final_loss is not None for row in rows)
     columns = ["ms/step", "quartiles", "exposed", "encode", "sent", "predicted"]
     columns += ["loss", "to target"] if learns else []
     columns.append("vs DDP")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    # On a narrow terminal the longest names give way first; numbers stay whole.
-    table.add_column("strategy", overflow="ellipsis", min_width=12, no_wrap=True)
+    # The longest names give way before numbers do.
+    table.add_column("strategy", overflow="ellipsis", no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+        if column not in without:
+            table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         cells = [
             f"{row.step_ms:.0f}",
@@ -196,7 +220,8 @@ def _table(rows: Sequence[Row]) -> Table:
             cells.append("-" if row.final_loss is None else f"{row.final_loss:.4f}")
             cells.append("never" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f} s")
         cells.append("-" if row.speedup_over_ddp is None else f"{row.speedup_over_ddp:.2f}x")
-        table.add_row(row.name, *cells)
+        shown = [cell for column, cell in zip(columns, cells, strict=True) if column not in without]
+        table.add_row(row.name, *shown)
     return table
 
 
