@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.errors import InvalidSetting, UnknownName
-from laconic.settings import Method, Setting, choice, count, duration, flag, number, share, size
+from laconic.settings import Method, Setting, choice, count, duration, flag, method, number, pattern, share, size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,8 @@ class Everything(Method):
     """Whether."""
     mode: str = choice("ring", "tree", "torus2d")
     """Which way."""
+    skip: str = pattern("*.bias")
+    """Which not."""
 
 
 def test_defaults_are_valid_and_print_as_the_bare_name() -> None:
@@ -58,6 +60,7 @@ def test_defaults_are_valid_and_print_as_the_bare_name() -> None:
         "wait_s": 0.005,
         "nesterov": False,
         "mode": "ring",
+        "skip": "*.bias",
     }
 
 
@@ -89,6 +92,9 @@ def test_defaults_are_valid_and_print_as_the_bare_name() -> None:
         ("nesterov", True, True),
         ("mode", "tree", "tree"),
         ("mode", " torus2d ", "torus2d"),
+        ("skip", " *.weight ", "*.weight"),
+        ("skip", '"*.weight|norm[0-9]?"', "*.weight|norm[0-9]?"),
+        ("skip", "", ""),
     ],
 )
 def test_build_reads(key: str, raw: object, value: object) -> None:
@@ -143,6 +149,11 @@ _INFINITE = [math.inf, -math.inf, math.nan]
         ("mode", "", "Known: ring, tree, torus2d"),
         ("mode", 3, "Known: ring, tree, torus2d"),
         ("mode", ["ring"], "ring or tree or torus2d"),
+        ("skip", "a b", "names with * and ?, separated by |, got"),
+        ("skip", 'a"b', "names with * and ?"),
+        ("skip", "x" * 501, "names with * and ?"),
+        ("skip", 3, "names with * and ?"),
+        ("skip", ["a"], "names with * and ?"),
     ],
 )
 def test_build_refuses_on_one_line_and_says_what_is_allowed(key: str, raw: object, allowed: str) -> None:
@@ -206,13 +217,32 @@ def test_a_flag_given_for_a_size_is_shown_as_a_flag() -> None:
         Everything.build({"wait_s": True})
 
 
+def test_a_setting_that_is_a_method() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Outer(Method):
+        axis: ClassVar[str] = "test"
+        name: ClassVar[str] = "outer"
+        inner: Method = method(Everything(period=8), wants=Everything)
+
+    assert str(Outer()) == "outer"
+    assert str(Outer(inner=Everything(skip=""))) == 'outer(inner=everything(skip=""))'
+    assert Outer.build({"inner": Everything()}) == Outer(inner=Everything())
+    assert hash(Outer()) == hash(Outer(inner=Everything(period=8)))
+    for wrong in ("everything", {"name": "everything"}, None, Everything):
+        with pytest.raises(InvalidSetting, match=r"test\.outer\.inner must be a method") as caught:
+            Outer.build({"inner": wrong})
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InvalidSetting, match=r"test\.outer\.inner must be a method"):
+        Outer(inner=3)  # type: ignore[arg-type]
+
+
 def test_unknown_setting_offers_the_nearest_and_all() -> None:
     with pytest.raises(UnknownName) as caught:
         Everything.build({"perod": 3})
     message = str(caught.value)
     assert message.startswith("test.everything.perod: everything has no such setting.")
     assert 'Did you mean "period"?' in message
-    assert "Known: period, seed, bytes, rate, free, density, wait_s, nesterov, mode." in message
+    assert "Known: period, seed, bytes, rate, free, density, wait_s, nesterov, mode, skip." in message
     with pytest.raises(UnknownName, match=r"Known: ") as far:
         Everything.build({"zzz\nqqq": 3})
     assert "Did you mean" not in str(far.value)
@@ -231,6 +261,7 @@ def test_summary_and_setting_help() -> None:
         "wait_s": "How long.",
         "nesterov": "Whether.",
         "mode": "Which way.",
+        "skip": "Which not.",
     }
 
 
@@ -279,6 +310,7 @@ VALUES = st.fixed_dictionaries(
         "wait_s": st.floats(0, 1e308),
         "nesterov": st.booleans(),
         "mode": st.sampled_from(["ring", "tree", "torus2d"]),
+        "skip": st.text("ab.*?[]!|-_0é", max_size=20),
     },
 )
 
@@ -291,7 +323,7 @@ def test_changed_settings_read_back(values: dict[str, object]) -> None:
 
 
 @given(
-    st.sampled_from(["count", "number", "share", "size", "duration", "flag", "choice"]),
+    st.sampled_from(["count", "number", "share", "size", "duration", "flag", "choice", "pattern", "method"]),
     st.none()
     | st.booleans()
     | st.integers()

@@ -13,6 +13,8 @@
         PeerLost             ... because a named rank died, raised or stopped answering
       UsageError             a command was given something it cannot use
 
+    LaconicWarning           what was asked for is done, but is probably not what was wanted
+
 A message says where, what was found, what is allowed and what to do, in one line.
 """
 
@@ -68,6 +70,10 @@ class PeerLost(CommunicationError):
 
 class UsageError(LaconicError):
     """A command was given something it cannot use."""
+
+
+class LaconicWarning(UserWarning):
+    """What was asked for is done, but is probably not what was wanted."""
 
 
 def one_line(text: object, limit: int = 200) -> str:

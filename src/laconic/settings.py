@@ -1,8 +1,9 @@
 """What a method can be set to: typed, bounded, documented fields, checked when the method is built.
 
-A method is a frozen, keyword-only dataclass whose fields are made by `count`, `number`, `size`, `duration`,
-`flag` and `choice`. The same declaration checks Python objects, reads strategy text and TOML, prints the
-canonical text and fills `laconic explain`, so no setting can be accepted in one spelling and lost in another.
+A method is a frozen, keyword-only dataclass whose fields are made by `count`, `number`, `share`, `size`, `duration`,
+`flag`, `choice`, `pattern` and `method`. The same declaration checks Python objects, reads strategy text and TOML,
+prints the canonical text and fills `laconic explain`, so no setting can be accepted in one spelling and lost in
+another.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal, Self, TypeAlias, TypeVar, cast
 
 from laconic.errors import InvalidSetting, UnknownName, did_you_mean, one_line
 from laconic.units import format_size, format_time, parse_quantity
 
-Value = bool | int | float | str
-Kind = Literal["count", "number", "share", "size", "duration", "flag", "choice"]
+Value: TypeAlias = "bool | int | float | str | Method"
+Kind = Literal["count", "number", "share", "size", "duration", "flag", "choice", "pattern", "method"]
+Chosen = TypeVar("Chosen", bound="Method")
+_PATTERN = re.compile(r"[\w.*?!|\[\]-]{0,500}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,8 @@ class Setting:
     choices: tuple[str, ...] = ()
     advice: str = ""
     """What to do instead, appended to a range error."""
+    wants: type[Method] | None = None
+    """What kind of method it must be to be of use; looked at where parts are put together, not here."""
 
     def allowed(self) -> str:
         """The bounds in words."""
@@ -50,13 +56,17 @@ class Setting:
             "size": "a size",
             "duration": "a time",
             "flag": "true or false",
+            "pattern": "names with * and ?, separated by |,",
+            "method": "a method, with its settings in brackets if need be,",
         }.get(self.kind, "a number")
-        return f"{noun} {' and '.join(bounds)}".strip()
+        return f"{noun} {' and '.join(bounds)}".strip(" ,")
 
     def show(self, value: object) -> str:
         """`value` as canonical text."""
         if self.kind == "flag":
             return "true" if value else "false"
+        if self.kind == "pattern":
+            return f'"{value}"'
         if self.kind == "size" and isinstance(value, int):
             return format_size(value)
         if self.kind == "duration" and isinstance(value, int | float):
@@ -66,11 +76,19 @@ class Setting:
         return str(value)
 
     def read(self, value: object, where: str) -> Value:
-        """Turn text or a TOML value into what the field holds; units are allowed in text."""
+        """Turn text or a TOML value into what the field holds; units are allowed in text.
+
+        What names a method must have been looked up: names are known to registries, not here.
+        """
+        if self.kind == "method":
+            self.check(value, where)
+            return cast(Value, value)
         if isinstance(value, str):
             text = value.strip()
             if self.kind == "choice":
                 return text
+            if self.kind == "pattern":
+                return text[1:-1] if text[:1] == text[-1:] == '"' and len(text) > 1 else text
             if self.kind == "flag":
                 if text.lower() in ("true", "false"):
                     return text.lower() == "true"
@@ -101,8 +119,12 @@ class Setting:
                     f'{where} must be one of the known choices, got "{text}". {did_you_mean(text, self.choices)}'
                 )
             return
-        if self.kind == "flag":
-            if not isinstance(value, bool):
+        if self.kind in ("flag", "pattern", "method"):
+            if not (
+                (self.kind == "flag" and isinstance(value, bool))
+                or (self.kind == "pattern" and isinstance(value, str) and _PATTERN.fullmatch(value))
+                or (self.kind == "method" and isinstance(value, Method))
+            ):
                 raise InvalidSetting(f"{where} must be {self.allowed()}, got {found(value)}.")
             return
         wanted = int if self.kind in ("count", "size") else int | float
@@ -171,6 +193,16 @@ def flag(default: bool) -> bool:
 def choice(default: str, *choices: str) -> str:
     """One of a closed set of names, the default first."""
     return cast(str, _field(default, Setting(kind="choice", choices=(default, *choices))))
+
+
+def pattern(default: str) -> str:
+    """Names as patterns: * stands for anything, ? for one character, | separates; e.g. *.bias|*norm*."""
+    return cast(str, _field(default, Setting(kind="pattern")))
+
+
+def method(default: Chosen, *, wants: type[Method]) -> Chosen:
+    """Another method of the same axis, with settings of its own."""
+    return cast(Chosen, _field(default, Setting(kind="method", wants=wants)))
 
 
 @dataclass(frozen=True, kw_only=True)

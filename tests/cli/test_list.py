@@ -9,6 +9,7 @@ import pytest
 from laconic.cli import main
 from laconic.compression import Compressor, Wrapper
 from laconic.strategy import AXES, PRESETS, Strategy
+from laconic.workload import workload
 
 
 def test_text_names_every_method_setting_and_preset(
@@ -53,7 +54,9 @@ def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
         assert [entry["name"] for entry in document["axes"][axis]] == registry.names()
         for entry, method in zip(document["axes"][axis], registry, strict=True):
             assert set(entry) == {"name", "summary", "wrapper", "settings"} | (
-                {"lossless"} if issubclass(method, Compressor) else set()
+                {"lossless", "unbiased", "wants_error_feedback", "ratio", "exact"}
+                if issubclass(method, Compressor)
+                else set()
             )
             assert entry["summary"].endswith(".")
             assert [setting["name"] for setting in entry["settings"]] == list(method.declared())
@@ -64,8 +67,32 @@ def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
     assert compression["none"]["lossless"] is True
     assert compression["fp16"]["lossless"] is False
     assert compression["error_feedback"]["wrapper"] is True
+    assert compression["error_feedback"]["ratio"] is None
+    assert compression["chain"]["settings"][0]["default"] == "int8"
+    assert [compression[name]["ratio"] for name in ("none", "fp16")] == [1, 2]
+    assert compression["powersgd"]["ratio"] > 100
+    assert compression["powersgd"]["wants_error_feedback"] is True
+    assert compression["qsgd"]["unbiased"] is True
+    assert compression["threshold"]["exact"] is False
     scheduling = {entry["name"]: entry for entry in document["axes"]["scheduling"]}
     assert scheduling["fusion"]["settings"][0]["default"] == 25 * 1024 * 1024
+
+
+def test_ratios_are_those_of_the_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list", "--json"])
+    entries = json.loads(capsys.readouterr().out)["axes"]["compression"]
+    tensors = workload("gpt2").tensors
+    plain = Strategy().wire_bytes_per_step(tensors, 4)
+    for entry in entries:
+        if not entry["wrapper"]:
+            strategy = Strategy.parse(f"bsp / all_reduce / {entry['name']}")
+            assert entry["ratio"] == plain / strategy.wire_bytes_per_step(tensors, 4)
+    main(["list"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "as many bytes, lossless" in lines
+    assert "2 times fewer bytes, biased" in lines
+    assert any(line.endswith("times fewer bytes, biased, wants error_feedback") for line in lines)
+    assert any(line.startswith("at worst ") for line in lines), "threshold says only what it sends at most"
 
 
 def test_json_presets_are_strategies(capsys: pytest.CaptureFixture[str]) -> None:

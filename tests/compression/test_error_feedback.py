@@ -91,3 +91,27 @@ def test_an_overflow_is_sent_once_and_forgotten() -> None:
     assert results[0][0] == float("inf")
     assert results[0][2] != results[0][2]
     assert results[1] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_metrics_are_measured_when_somebody_asks(dtype: torch.dtype) -> None:
+    compressor, bucket = ErrorFeedback(Fp16()), one_bucket(997, dtype)
+    state = compressor.init(bucket)
+    for step, measure in enumerate((False, True)):
+        state.measure = measure
+        flat = values(0, step, bucket.numel, dtype)
+        owed = (state.flat["error_feedback.residual"] + flat).double()
+        exchange(compressor, flat, state, InProcessCluster(1).transport(0), step=step)
+        if not measure:
+            assert state.metrics == {}
+    residual = state.flat["error_feedback.residual"].double()
+    assert state.metrics["residual_norm"].item() == pytest.approx(residual.norm().item(), rel=1e-5)
+    assert state.metrics["relative_error"].item() == pytest.approx((residual.norm() / owed.norm()).item(), rel=1e-5)
+
+
+def test_nothing_to_send_is_no_error() -> None:
+    compressor = ErrorFeedback(Fp16())
+    state = compressor.init(one_bucket(5, torch.float32))
+    state.measure = True
+    exchange(compressor, torch.zeros(5), state, InProcessCluster(1).transport(0))
+    assert {name: value.item() for name, value in state.metrics.items()} == {"residual_norm": 0, "relative_error": 0}

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 
 import laconic
+from laconic.compression import Bf16, ErrorFeedback
+from laconic.core.exchange import Exchange, Group
 from laconic.core.in_process import InProcessTransport
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState, Resize
 from laconic.errors import CheckpointError
 from laconic.runtime import redistribute
-from tests.runtime.replicas import mlp, mlp_loss, sgd
+from tests.runtime.replicas import data, mlp, mlp_loss, sgd
 
 STRATEGY = "bsp / all_reduce / bf16 + error_feedback / fusion"
 
@@ -102,3 +109,98 @@ def test_redistribute_needs_every_rank() -> None:
         redistribute([states(2)[0]], 1)
     with pytest.raises(CheckpointError, match="got none"):
         redistribute([], 1)
+
+
+class Wide(torch.nn.Module):
+    """With a matrix that a low rank makes smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(8, 9)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs)
+
+
+def run(strategy: laconic.Strategy | str, world_size: int, before: list[dict] | None = None) -> list[dict]:
+    """The states of all ranks after some steps, from given states on."""
+
+    def one_rank(transport: InProcessTransport) -> dict:
+        model = Wide()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
+            if before is not None:
+                session.load_state_dict(before[transport.rank])
+                return session.state_dict()
+            for step in range(3):
+                model(data(step, transport.rank, 4, 8)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return session.state_dict()
+
+    return laconic.InProcessCluster(world_size).run(one_rank)
+
+
+def field(states: list[dict], name: str) -> list[torch.Tensor]:
+    return [state["ranks"][str(rank)]["layer.weight"][name] for rank, state in enumerate(states)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 3), (2, 4)])
+def test_every_field_is_treated_as_its_method_says(before: int, after: int) -> None:
+    strategy = "bsp / all_reduce / powersgd(rank=2) + error_feedback + momentum_correction / fusion"
+    old = run(strategy, before)
+    new = run(strategy, after, redistribute(old, after))
+    for state in (old[0], new[0]):
+        assert state["resize"] == {
+            "powersgd.q": "copy",
+            "error_feedback.residual": "sum",
+            "momentum_correction.velocity": "sum",
+        }
+    for q in field(new, "powersgd.q"):
+        assert torch.equal(q, field(old, "powersgd.q")[0])
+    for name in ("error_feedback.residual", "momentum_correction.velocity"):
+        torch.testing.assert_close(sum(field(new, name)), sum(field(old, name)))
+        assert torch.equal(field(new, name)[1], field(old, name)[1]), "nobody was added to rank 1"
+        assert any(value.any() for value in field(new, name))
+
+
+def test_a_field_may_start_anew() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Counts(ErrorFeedback):
+        """Remembers something that is worth nothing to other ranks."""
+
+        name: ClassVar[str] = "counts"
+        on_resize: ClassVar[Mapping[str, Resize]] = {**ErrorFeedback.on_resize, "counts.seen": "reset"}
+
+        def init(self, bucket: Bucket) -> BucketState:
+            state = super().init(bucket)
+            state.flat["counts.seen"] = torch.full((bucket.numel,), 5.0)
+            return state
+
+        def exchange(
+            self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+        ) -> Exchange:
+            state.flat["counts.seen"] += 1
+            return super().exchange(flat, state, group, own)
+
+    strategy = laconic.Strategy(compression=Counts(Bf16()))
+    old = run(strategy, 2)
+    assert torch.equal(field(old, "counts.seen")[0], torch.full((9, 8), 8.0))
+    new = run(strategy, 3, redistribute(old, 3))
+    assert all(torch.equal(seen, torch.full((9, 8), 5.0)) for seen in field(new, "counts.seen"))
+    torch.testing.assert_close(sum(field(new, "error_feedback.residual")), sum(field(old, "error_feedback.residual")))
+    del old[0]["ranks"]["0"]["layer.weight"]["error_feedback.residual"]
+    with pytest.raises(CheckpointError, match=r"nothing for error_feedback\.residual"):
+        run(strategy, 2, old)
+
+
+def test_states_from_before_fields_were_declared_add_up() -> None:
+    old = states(2)
+    for state in old:
+        del state["resize"]
+    load(old[0], 0, 2)
+    new = redistribute(old, 1)
+    name = "error_feedback.residual"
+    total = sum(state["ranks"][str(rank)]["0.bias"][name] for rank, state in enumerate(old))
+    torch.testing.assert_close(new[0]["ranks"]["0"]["0.bias"][name], total)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import TypeVar
+
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from laconic.compression import Compressor, Wrapper
+from laconic.compression import Compressor, Packed, Wrapper
 from laconic.errors import IllegalCombination
 from laconic.settings import Method, Setting
 from laconic.strategy import AXES, Strategy
 
+MethodT = TypeVar("MethodT", bound=Method)
 WRAPPERS: list[type[Wrapper]] = [method for method in AXES["compression"] if issubclass(method, Wrapper)]
 
 
@@ -26,6 +30,12 @@ def setting_values(setting: Setting) -> st.SearchStrategy[object]:
             return st.booleans()
         case "choice":
             return st.sampled_from(setting.choices)
+        case "pattern":
+            return st.text("ab_.*?|[]!-0", max_size=12)
+        case "method":
+            return st.sampled_from([kind for kind in bases("compression") if issubclass(kind, Packed)]).flatmap(
+                lambda kind: settings_of(kind, but="route").map(lambda chosen: kind(**chosen))
+            )
         case "count" | "size":
             assert low is not None
             return st.integers(int(low), int(setting.at_most) if setting.at_most is not None else 10**30)
@@ -39,10 +49,10 @@ def setting_values(setting: Setting) -> st.SearchStrategy[object]:
             )
 
 
-def settings_of(method: type[Method]) -> st.SearchStrategy[dict[str, object]]:
+def settings_of(method: type[Method], *, but: str = "") -> st.SearchStrategy[dict[str, object]]:
     """Any subset of a method's settings with values it accepts."""
     return st.fixed_dictionaries(
-        {}, optional={key: setting_values(setting) for key, setting in method.declared().items()}
+        {}, optional={key: setting_values(setting) for key, setting in method.declared().items() if key != but}
     )
 
 
@@ -53,6 +63,10 @@ def _another_value(setting: Setting, default: object) -> object:
             return not default
         case "choice":
             return setting.choices[-1]
+        case "pattern":
+            return "*.bias|*norm*"
+        case "method":
+            return default
         case "count" | "size":
             assert isinstance(default, int)
             return default if setting.at_most is not None and default >= setting.at_most else default + 1
@@ -61,24 +75,53 @@ def _another_value(setting: Setting, default: object) -> object:
             return default * 0.9375
 
 
+def _changed(method: MethodT) -> MethodT:
+    """The same method with all settings changed."""
+    changes = {key: _another_value(setting, getattr(method, key)) for key, setting in method.declared().items()}
+    return dataclasses.replace(method, **changes)
+
+
 def variants(axis: str) -> list[Method]:
-    """Every method of an axis with its defaults and with all settings changed; lossy compressors also wrapped."""
+    """Every method of an axis with its defaults and with all settings changed; compressors also in some wrappers."""
     found: list[Method] = []
-    for kind in bases(axis):
-        plain = kind()
-        changed = kind(
-            **{key: _another_value(setting, getattr(plain, key)) for key, setting in kind.declared().items()}
-        )
-        for method in dict.fromkeys([plain, changed]):
+    for turn, kind in enumerate(bases(axis)):
+        for method in dict.fromkeys([kind(), _changed(kind())]):
             found.append(method)
-            if isinstance(method, Compressor) and not method.lossless:
-                found += [wrapper(method) for wrapper in WRAPPERS]
+            if isinstance(method, Compressor):
+                found += wrapped(method, turn)
     return found
+
+
+def wrapped(method: Compressor, turn: int) -> list[Compressor]:
+    """The method in the first wrapper it may have, and in another one by turns.
+
+    Not in all: what a wrapper does hardly depends on what it wraps, and there are many of both.
+    """
+    stacks = [stack for wrapper in WRAPPERS if is_legal(stack := wrapper(method))]
+    return stacks[:1] + ([stacks[1 + turn % (len(stacks) - 1)]] if len(stacks) > 1 else [])
+
+
+def is_legal(compression: Compressor) -> bool:
+    """Whether a stack of compressors may be used at all."""
+    try:
+        Strategy(compression=compression)
+    except IllegalCombination:
+        return False
+    return True
+
+
+def changed_wrappers() -> list[Compressor]:
+    """Every wrapper with all settings changed, on the first method it may wrap."""
+    return [
+        next(stack for kind in bases("compression") if is_legal(stack := _changed(wrapper(kind()))))
+        for wrapper in WRAPPERS
+    ]
 
 
 def every_stack() -> list[Strategy]:
     """Strategies in which every variant of every axis occurs at least once; not their product."""
     choices = {axis: variants(axis) for axis in AXES}
+    choices["compression"] += changed_wrappers()
     alone = [Strategy(**{axis: method}) for axis, methods in choices.items() for method in methods]  # type: ignore[arg-type]
     together = [
         Strategy(**{axis: methods[index % len(methods)] for axis, methods in choices.items()})  # type: ignore[arg-type]

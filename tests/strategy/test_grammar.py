@@ -44,6 +44,25 @@ def test_quotes_hold_anything(text: str) -> None:
     assert parse_text(text) == [[Call("m", ((None, "a b/c+d(e)"),))]]
 
 
+def test_a_value_may_be_a_call() -> None:
+    inner = Call("n", ((None, "7"), ("k", "v")))
+    assert parse_text("m(n(7, k=v))") == [[Call("m", ((None, inner),))]]
+    assert parse_text("m(1, k=n(7, k=v), l=n()) + o") == [
+        [Call("m", ((None, "1"), ("k", inner), ("l", Call("n")))), Call("o")]
+    ]
+    assert str(inner) == "n(7, k=v)"
+    assert parse_text("a(b(c))") == [[Call("a", ((None, Call("b", ((None, "c"),))),))]]
+
+
+@pytest.mark.parametrize(
+    "text", ["m(n(1)=2)", "m(k=n(1) n)", "m(7(1))", "m('a'(1))", "m(n(1)", "m(n + o)", "a(a(a(a(1))))"]
+)
+def test_refused_calls_within_calls(text: str) -> None:
+    with pytest.raises(SyntaxProblem) as caught:
+        parse_text(text)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("text", ["m(1e-3+c)", "m(1e-)", "m('a\nb')", 'm("a)', "m(=1)", "m(k==1)", "m((1))", "1e-3"])
 def test_refused(text: str) -> None:
     with pytest.raises(SyntaxProblem) as caught:

@@ -7,16 +7,19 @@ import re
 
 import pytest
 
-from laconic.compression import Compressor, Wrapper
+from laconic.compression import Compressor, Fp16, Wrapper
 from laconic.errors import IllegalCombination
 from laconic.strategy import AXES, Strategy
-from tests.strategy.generate import WRAPPERS, bases
+from tests.strategy.generate import WRAPPERS, bases, is_legal
+
+
+def _up_to(length: int) -> list[tuple[type[Wrapper], ...]]:
+    return [stack for count in range(length + 1) for stack in itertools.product(WRAPPERS, repeat=count)]
+
 
 STACKS = [
-    (base, wrappers)
-    for base in bases("compression")
-    for length in range(4)
-    for wrappers in itertools.product(WRAPPERS, repeat=length)
+    *((base, wrappers) for base in bases("compression") for wrappers in _up_to(2)),
+    *((Fp16, wrappers) for wrappers in itertools.product(WRAPPERS, repeat=3)),
 ]
 
 
@@ -27,14 +30,29 @@ def _stack(base: type[Compressor], wrappers: tuple[type[Wrapper], ...]) -> Compr
     return method
 
 
+def _makes_sense(base: type[Compressor], wrappers: tuple[type[Wrapper], ...]) -> bool:
+    """From the inside out: every wrapper once, on something it works on, residuals once and inside momentum once."""
+    below: list[type[Compressor]] = [base]
+    for wrapper in wrappers:
+        if wrapper in below or not issubclass(below[-1], wrapper.wraps):
+            return False
+        if (wrapper.needs_loss and below[-1].lossless) or (
+            wrapper.keeps_residual and any(layer.keeps_residual or layer.accumulates for layer in below)
+        ):
+            return False
+        if wrapper.accumulates and any(layer.accumulates for layer in below):
+            return False
+        below.append(wrapper)
+    return True
+
+
 @pytest.mark.parametrize(("base", "wrappers"), STACKS)
 def test_every_stack_is_legal_or_refused_with_a_legal_choice(
     base: type[Compressor], wrappers: tuple[type[Wrapper], ...]
 ) -> None:
     compression = _stack(base, wrappers)
     text = f"bsp / all_reduce / {compression} / wfbp"
-    sensible = len(set(wrappers)) == len(wrappers) and not (base.lossless and wrappers)
-    if sensible:
+    if _makes_sense(base, wrappers):
         assert str(Strategy.parse(text)) == text
         return
     errors = []
@@ -58,7 +76,7 @@ def test_every_stack_is_legal_or_refused_with_a_legal_choice(
 
 @pytest.mark.parametrize("base", bases("compression"))
 def test_cannot_combine_says_exactly_which_wrappers_would_be_refused(base: type[Compressor]) -> None:
-    for stack in (base(), *(wrapper(base()) for wrapper in WRAPPERS if not base.lossless)):
+    for stack in (base(), *(stack for wrapper in WRAPPERS if is_legal(stack := wrapper(base())))):
         strategy = Strategy(compression=stack)
         refused = {line.split(":")[0].removeprefix("+ ") for line in strategy.cannot_combine()}
         for wrapper in WRAPPERS:
@@ -68,3 +86,28 @@ def test_cannot_combine_says_exactly_which_wrappers_would_be_refused(base: type[
                 assert wrapper.name in refused
             else:
                 assert wrapper.name not in refused
+
+
+@pytest.mark.parametrize(
+    ("compression", "reason", "nearest"),
+    [
+        (
+            "powersgd + momentum_correction + error_feedback",
+            "error_feedback outside momentum_correction would take earlier gradients, which are not lost, for a loss",
+            "powersgd + error_feedback + momentum_correction",
+        ),
+        (
+            "powersgd + warmup(steps=5) + momentum_correction + per_layer + error_feedback",
+            "error_feedback outside momentum_correction",
+            "powersgd + warmup(steps=5) + error_feedback + momentum_correction + per_layer",
+        ),
+        ("none + warmup", 'warmup has no effect on "none"', "none"),
+        ("none + per_layer", 'per_layer has no effect on "none"', "none"),
+        ("none + momentum_correction + error_feedback", "outside momentum_correction", "none + momentum_correction"),
+    ],
+)
+def test_reasons(compression: str, reason: str, nearest: str) -> None:
+    with pytest.raises(IllegalCombination) as caught:
+        Strategy.parse(f"bsp / all_reduce / {compression} / wfbp")
+    assert reason in str(caught.value)
+    assert f'Nearest that works: "bsp / all_reduce / {nearest} / wfbp".' in str(caught.value)

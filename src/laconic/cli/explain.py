@@ -6,12 +6,14 @@ With --json, one stable document:
      "settings": {AXIS: {"name": str, SETTING: value, ..., "with": [{"name": str, ...}]}},
      "workers": int, "params": int,
      "wire_bytes_per_step": int,            what each worker sends, from the strategy's own formulas
-     "uncompressed_bytes_per_step": int,    the same for one plain fp32 all-reduce, 2 (n-1)/n * 4 params
+     "exact": bool,                         false: it depends on the values, and this is the most it can be
+     "uncompressed_bytes_per_step": int,    the same for plain fp32 all-reduces, 2 (n-1)/n * 4 params
      "ratio": float | null,                 uncompressed / wire; null when nothing is sent (one worker)
      "cannot_combine": [str],
      "words": [str]}                        one sentence or more per axis
 
-"settings" is the complete TOML table, so `Strategy.from_table` reads it back to the same strategy.
+"settings" is the complete TOML table, so `Strategy.from_table` reads it back to the same strategy. The parameters are
+taken to be square matrices, as many as a model of that size may have, and a small rest.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import Annotated
 
 import tyro
@@ -30,7 +33,6 @@ from rich.text import Text
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
 from laconic.compression import Compressor
 from laconic.core.tensor import TensorSpec
-from laconic.core.transport import all_reduce_sent
 from laconic.errors import UsageError, one_line
 from laconic.settings import Method
 from laconic.strategy import AXES, Strategy
@@ -39,6 +41,8 @@ from laconic.units import human_bytes, human_seconds
 _LINKS_BPS = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10, "100 Gbit/s": 1e11}
 _MOST_WORKERS = 1_000_000
 _MOST_PARAMS = 10**15
+_MOST_MATRICES = 256
+_WIDEST = 2048
 _COUNT = re.compile(r"([+-]?(?:\d[\d_]*(?:\.\d+)?|\.\d+)(?:e\+?\d{1,3})?)\s*([kmbgt]?)", re.IGNORECASE | re.ASCII)
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _NOT_COUNTED = (
@@ -69,21 +73,26 @@ class _Explanation:
     workers: int
     params: int
 
-    @property
+    @cached_property
     def wire_bytes(self) -> int:
-        return self.strategy.wire_bytes_per_step([self._model], self.workers)
+        return self._bytes_of(self.strategy)
 
-    @property
+    @cached_property
     def uncompressed_bytes(self) -> int:
-        return all_reduce_sent(self._model.nbytes, self.workers)
+        return self._bytes_of(Strategy(scheduling=self.strategy.scheduling))
+
+    def _bytes_of(self, strategy: Strategy) -> int:
+        return sum(
+            times * strategy.wire_bytes_per_step(tensors, self.workers) for times, tensors in _likely(self.params)
+        )
 
     @property
     def ratio(self) -> float | None:
         return self.uncompressed_bytes / self.wire_bytes if self.wire_bytes else None
 
     @property
-    def _model(self) -> TensorSpec:
-        return TensorSpec("model", (self.params,))
+    def exact(self) -> bool:
+        return self.strategy.compression.exact()
 
 
 def run(arguments: Arguments) -> int:
@@ -125,6 +134,20 @@ def parse_count(text: str, where: str, *, at_most: int, example: str) -> int:
     return int(value)
 
 
+def _likely(params: int) -> list[tuple[int, list[TensorSpec]]]:
+    """Parameters as matrices of a likely size: how often a set of tensors occurs, and the tensors."""
+    width = next(
+        width
+        for width in (64, 128, 256, 512, 1024, _WIDEST)
+        if params // width**2 <= _MOST_MATRICES or width == _WIDEST
+    )
+    squares = [TensorSpec(f"{number}.weight", (width, width)) for number in range(_MOST_MATRICES)]
+    times, few = divmod(params // width**2, _MOST_MATRICES)
+    rows, rest = divmod(params % width**2, width)
+    others = [TensorSpec("last.weight", (rows, width)), TensorSpec("last.bias", (rest,))]
+    return [(times, squares), (1, squares[:few] + [tensor for tensor in others if tensor.numel])]
+
+
 def _as_json(explanation: _Explanation) -> dict[str, object]:
     strategy = explanation.strategy
     return {
@@ -133,6 +156,7 @@ def _as_json(explanation: _Explanation) -> dict[str, object]:
         "workers": explanation.workers,
         "params": explanation.params,
         "wire_bytes_per_step": explanation.wire_bytes,
+        "exact": explanation.exact,
         "uncompressed_bytes_per_step": explanation.uncompressed_bytes,
         "ratio": explanation.ratio,
         "cannot_combine": strategy.cannot_combine(),
@@ -173,18 +197,19 @@ def _what_it_does(strategy: Strategy) -> Group:
 def _what_it_sends(explanation: _Explanation) -> Group:
     table = plain_table()
     for label, num_bytes in (
-        ("this strategy", explanation.wire_bytes),
+        ("this strategy" if explanation.exact else "this strategy, at most", explanation.wire_bytes),
         ("uncompressed all-reduce", explanation.uncompressed_bytes),
     ):
         table.add_row(f"  {label}", Text(human_bytes(num_bytes), justify="right"), f"{num_bytes:,} bytes")
+    about = "" if explanation.exact else "at worst, "
     if explanation.ratio is None:
         verdict = "one worker sends nothing"
     elif explanation.ratio == 1:
         verdict = "as many bytes as the uncompressed all-reduce"
     elif explanation.ratio > 1:
-        verdict = f"{explanation.ratio:.3g} times fewer bytes than the uncompressed all-reduce"
+        verdict = f"{about}{explanation.ratio:.3g} times fewer bytes than the uncompressed all-reduce"
     else:
-        verdict = f"{1 / explanation.ratio:.3g} times MORE bytes than the uncompressed all-reduce"
+        verdict = f"{about}{1 / explanation.ratio:.3g} times MORE bytes than the uncompressed all-reduce"
     workers = "1 worker" if explanation.workers == 1 else f"{explanation.workers:,} workers"
     title = f"Bytes each worker sends per step ({workers}, {explanation.params:,} fp32 parameters)"
     return Group(Text(title, style="bold"), table, Text(f"  {verdict}"))

@@ -4,26 +4,36 @@ With --json, one stable document:
 
     {"axes": {AXIS: [{"name": str, "summary": str, "wrapper": bool,
                       "lossless": bool,                                   compression only
+                      "unbiased": bool, "wants_error_feedback": bool,     compression only, null for wrappers
+                      "ratio": float,                                     likewise: times fewer bytes than fp32
+                      "exact": bool,                                      likewise: false if that is the least
                       "settings": [{"name": str, "kind": str, "default": value,
                                     "allowed": str, "help": str}]}]},
      "presets": [{"name": str, "strategy": str, "what": str}]}
 
 AXIS is synchronization, architecture, compression, scheduling, in this order. A default is in the base unit (bytes,
-seconds), so a number stays a number.
+seconds), so a number stays a number; a default that is a method is its text. A ratio is computed from the method's own
+formulas with its defaults, for the tensors of GPT-2 and four workers, against a plain fp32 all-reduce.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cache
 
 from rich.console import Group
 from rich.text import Text
 
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
-from laconic.compression import Compressor, Wrapper
+from laconic.compression import Compressor, NoCompression, Wrapper
+from laconic.core.tensor import TensorSpec
 from laconic.settings import Method
-from laconic.strategy import AXES, PRESETS
+from laconic.strategy import AXES, PRESETS, Strategy
+from laconic.workload import workload
+
+_MODEL = "gpt2"
+_WORKERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +68,16 @@ def _method_as_json(method: type[Method]) -> dict[str, object]:
     }
     if issubclass(method, Compressor):
         entry["lossless"] = method.lossless
+        compressor = None if issubclass(method, Wrapper) else method()
+        entry["unbiased"] = compressor and compressor.unbiased
+        entry["wants_error_feedback"] = compressor and compressor.wants_error_feedback
+        entry["ratio"] = compressor and _ratio(compressor)
+        entry["exact"] = compressor and compressor.exact()
     entry["settings"] = [
         {
             "name": key,
             "kind": setting.kind,
-            "default": defaults[key],
+            "default": str(defaults[key]) if isinstance(defaults[key], Method) else defaults[key],
             "allowed": setting.allowed(),
             "help": helps[key],
         }
@@ -80,13 +95,45 @@ def _axis_as_text(axis: str) -> Group:
         summary = Text(method.summary())
         if is_wrapper:
             summary.append("\nA wrapper: write it after another method and a +.", style="dim")
+        elif issubclass(method, Compressor):
+            summary.append(f"\n{_properties(method())}", style="dim")
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
         settings = {
             f"{key}={setting.show(defaults[key])}": ("one of: " if setting.kind == "choice" else "") + setting.allowed()
             for key, setting in method.declared().items()
         }
         table.add_row(Text(name, style="cyan", no_wrap=True), summary_with_settings(summary, settings))
-    return Group(Text.assemble((axis, "bold"), f": {registry.contract.summary()}"), table)
+    title = Text.assemble((axis, "bold"), f": {registry.contract.summary()}")
+    if issubclass(registry.contract, Compressor):
+        title.append(f"\n  Bytes as against fp32, for the tensors of {_MODEL} and {_WORKERS} workers.", style="dim")
+    return Group(title, table)
+
+
+def _properties(compressor: Compressor) -> str:
+    """What it saves and what it costs, in a few words."""
+    ratio = _ratio(compressor)
+    times = f"{ratio:.3g} times fewer bytes" if ratio >= 1 else f"{1 / ratio:.3g} times MORE bytes"
+    words = [
+        "as many bytes" if ratio == 1 else times if compressor.exact() else f"at worst {times}",
+        "lossless" if compressor.lossless else "unbiased" if compressor.unbiased else "biased",
+    ]
+    if compressor.wants_error_feedback or compressor.keeps_residual:
+        words.append("keeps a residual" if compressor.keeps_residual else "wants error_feedback")
+    return ", ".join(words)
+
+
+def _ratio(compressor: Compressor) -> float:
+    """How many times fewer bytes it sends than fp32, from its own formulas."""
+    tensors = _tensors()
+    sent, plain = (
+        Strategy(compression=method).wire_bytes_per_step(tensors, _WORKERS) for method in (compressor, NoCompression())
+    )
+    return plain / sent
+
+
+@cache
+def _tensors() -> tuple[TensorSpec, ...]:
+    return workload(_MODEL).tensors
 
 
 def _presets_as_text() -> Group:

@@ -87,8 +87,11 @@ def summary_with_settings(summary: Text, settings: Mapping[str, str]) -> Rendera
     if not settings:
         return summary
     table = plain_table()
+    # The column, not only its text: where there is little room, rich must take it from the other one.
+    table.add_column(no_wrap=True)
+    table.add_column()
     for assignment, about in settings.items():
-        table.add_row(Text(f"  {assignment}", style="bold", no_wrap=True), Text(about, style="dim"))
+        table.add_row(Text(f"  {assignment}", style="bold"), Text(about, style="dim"))
     return Group(summary, table)
 
 

@@ -8,22 +8,40 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
+from laconic.compression.kernels import encode
+from laconic.compression.wire.chunks import chunks_of
+from laconic.compression.wire.seeds import moment_seed
 from laconic.core.exchange import Round
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
+from laconic.settings import choice
+
+_BLOCK = 4096
+"""Values whose random numbers have one seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cast(Compressor):
-    """Round every value to `wire_dtype` and add up in that precision."""
+    """Round every value to `wire_dtype` and add up in that precision.
+
+    With stochastic rounding what a rank sends is right on average; sums are rounded to nearest all the same, by whoever
+    adds up, so the result is not quite. float64 is then rounded to float32 first. NaN and infinity stay what they are.
+    """
 
     wire_dtype: ClassVar[torch.dtype]
 
+    rounding: str = choice("nearest", "stochastic")
+    """nearest: the smallest error. stochastic: up or down at random, so that errors cancel out on average."""
+
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The rounded copy (the tensor itself if it has that type already)."""
-        return Payload((flat.to(self.wire_dtype),))
+        if self.rounding == "nearest" or flat.dtype == self.wire_dtype:
+            return Payload((flat.to(self.wire_dtype),))
+        chunks = chunks_of(state, block=_BLOCK, bits=16, num_scales=0)
+        packed = encode(self.name, flat, chunks, moment_seed(state.moment))
+        return Payload((packed[: 2 * flat.numel()].view(self.wire_dtype),))
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Widen again."""

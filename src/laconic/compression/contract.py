@@ -8,7 +8,7 @@ the transport counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -19,7 +19,8 @@ from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
-from laconic.core.stateful import BucketState
+from laconic.core.stateful import BucketState, Resize
+from laconic.core.tensor import TensorSpec
 from laconic.errors import StrategyError
 from laconic.settings import Method, choice, found
 
@@ -35,8 +36,17 @@ class Compressor(Method):
     """On average over its random choices, what arrives is what was sent."""
     wants_error_feedback: ClassVar[bool] = False
     """Trains worse, or not at all, without something that sends later what was lost now."""
+    keeps_residual: ClassVar[bool] = False
+    """Sends later what was lost now."""
+    accumulates: ClassVar[bool] = False
+    """What it sends is built up from earlier inputs too, so input minus what was sent is not what was lost."""
+    on_resize: ClassVar[Mapping[str, Resize]] = {}
+    """What becomes of its fields of state when the number of workers changes; a field not named here is a "sum"."""
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     """Gradient dtypes it can carry."""
+
+    def check(self, tensors: Sequence[TensorSpec]) -> None:
+        """Raise AttachError if a setting can have no effect on a model with these parameters."""
 
     def init(self, bucket: Bucket) -> BucketState:
         """The state before the first step."""
@@ -68,6 +78,10 @@ class Compressor(Method):
         """What one exchange of `bucket` sends, without running it; an upper bound if the method is not `exact`."""
         raise NotImplementedError
 
+    def num_waits(self, bucket: Bucket, moment: Moment) -> int:
+        """How often one exchange of `bucket` yields, the same on every rank; several rounds may share one wait."""
+        return len(self.rounds(bucket, moment))
+
     def exact(self) -> bool:
         """Whether `rounds` says exactly what is sent; else it depends on the values, and `rounds` is a bound."""
         return True
@@ -75,6 +89,18 @@ class Compressor(Method):
     def layers(self) -> Iterator[Compressor]:
         """This compressor, then what it wraps, from the outside in."""
         yield self
+
+
+def uncompressed(flat: torch.Tensor, group: Group, own: torch.Tensor | None = None) -> Exchange:
+    """Replace `flat` by its sum over the group, sent as it is."""
+    if own is not None:
+        own.copy_(flat)
+    yield group.sum((flat,))
+
+
+def uncompressed_rounds(bucket: Bucket) -> tuple[Round, ...]:
+    """What `uncompressed` sends for the flat tensor of `bucket`."""
+    return (Round("sum", (bucket.nbytes,)),)
 
 
 Route = Literal["gather", "scatter"]
@@ -187,6 +213,8 @@ class Wrapper(Compressor):
 
     needs_loss: ClassVar[bool] = False
     """Without effect on a compressor that loses nothing, so it is refused there."""
+    wraps: ClassVar[type[Compressor]] = Compressor
+    """What kind of compressor it can wrap."""
     inner: Compressor = field(kw_only=False)
     """What it wraps."""
 
@@ -198,6 +226,10 @@ class Wrapper(Compressor):
             )
         super().__post_init__()
 
+    def check(self, tensors: Sequence[TensorSpec]) -> None:
+        """As the inner compressor."""
+        self.inner.check(tensors)
+
     def init(self, bucket: Bucket) -> BucketState:
         """The inner state; a wrapper adds its own fields."""
         return self.inner.init(bucket)
@@ -205,6 +237,10 @@ class Wrapper(Compressor):
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """What the inner compressor sends."""
         return self.inner.rounds(bucket, moment)
+
+    def num_waits(self, bucket: Bucket, moment: Moment) -> int:
+        """As often as the inner compressor yields."""
+        return self.inner.num_waits(bucket, moment)
 
     def exact(self) -> bool:
         """As exact as the inner compressor."""

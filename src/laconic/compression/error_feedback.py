@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import torch
 from laconic.compression.contract import Wrapper
 from laconic.core.exchange import Exchange, Group
 from laconic.core.plan import Bucket
-from laconic.core.stateful import BucketState
+from laconic.core.stateful import BucketState, Resize
 
 _RESIDUAL = "error_feedback.residual"
 
@@ -29,6 +30,9 @@ class ErrorFeedback(Wrapper):
 
     name: ClassVar[str] = "error_feedback"
     needs_loss: ClassVar[bool] = True
+    keeps_residual: ClassVar[bool] = True
+    # Updates still owed: whoever owes them, they add up.
+    on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum"}
 
     def init(self, bucket: Bucket) -> BucketState:
         """A residual of zero per element, beside the inner state."""
@@ -39,12 +43,22 @@ class ErrorFeedback(Wrapper):
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
-        """Exchange the corrected gradient and keep the new error."""
+        """Exchange the corrected gradient and keep the new error; if asked, measure it against what was to be sent."""
         residual = state.flat[_RESIDUAL]
         residual += flat
         flat.copy_(residual)
+        before = _norm(residual) if state.measure else None
         sent = torch.empty_like(flat) if own is None else own
         yield from self.inner.exchange(flat, state, group, sent)
         residual -= sent
+        if before is not None:
+            after = _norm(residual)
+            state.metrics["residual_norm"] = after
+            state.metrics["relative_error"] = torch.where(before == 0, 0.0, after / before)
         # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all later steps.
         residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _norm(flat: torch.Tensor) -> torch.Tensor:
+    # A sum of 16-bit squares would overflow.
+    return torch.linalg.vector_norm(flat, dtype=torch.promote_types(flat.dtype, torch.float32))

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from laconic.core.transport import Work
+from laconic.core.transport import AllWork, Work
 
 RoundKind = Literal["sum", "gather", "scatter", "send"]
 """sum: everyone gets the sum of all. gather: everyone gets everything. scatter: of n rows, row r goes to rank r. send:
@@ -34,6 +34,17 @@ Exchange = Generator[Work, None, None]
 def one_round(work: Work) -> Exchange:
     """An exchange that consists of one operation already started."""
     yield work
+
+
+def in_lockstep(*exchanges: Exchange) -> Exchange:
+    """Several exchanges as one: each wait is for one round of all that still have one."""
+    open_exchanges = list(exchanges)
+    while open_exchanges:
+        works = [(exchange, next(exchange, None)) for exchange in open_exchanges]
+        open_exchanges = [exchange for exchange, work in works if work is not None]
+        issued = [work for _, work in works if work is not None]
+        if issued:
+            yield issued[0] if len(issued) == 1 else AllWork(issued)
 
 
 class Group(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -27,6 +27,13 @@ class Stateful(Protocol):
 ParameterState = dict[str, dict[str, torch.Tensor]]
 """parameter name -> field -> tensor: the form in which state is saved, whatever the buckets were."""
 
+Resize = Literal["sum", "copy", "reset"]
+"""What becomes of a field when the number of workers changes.
+
+sum: the ranks' values add up to what counts; those of a rank that goes away are added to a survivor's, and a new rank
+starts from zero. copy: all ranks hold the same, and so do new ones. reset: it starts anew.
+"""
+
 
 @dataclass
 class BucketState:
@@ -45,6 +52,16 @@ class BucketState:
     """The exchange that is about to take place; set by whoever runs it, never saved."""
     tables: dict[Hashable, Any] = field(default_factory=dict)
     """What follows from the bucket alone and is kept to save time; never saved."""
+    measure: bool = False
+    """Whether somebody wants to know `metrics` of the exchange that is about to take place."""
+    metrics: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What was measured in the last exchange that asked for it: scalars, still on the bucket's device."""
+
+    def part(self, index: int) -> BucketState:
+        """One of the parts, made ready for the exchange this state is ready for."""
+        part = self.parts[index]
+        part.moment, part.measure, part.metrics = self.moment, self.measure, self.metrics
+        return part
 
     def by_parameter(self) -> ParameterState:
         """The same state keyed by parameter name, independent of how tensors were grouped."""

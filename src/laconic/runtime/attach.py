@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -13,9 +14,10 @@ from torch.optim import Optimizer
 from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink
 from laconic.core.paced import PacedTransport, link_from_environment
+from laconic.core.tensor import TensorSpec
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
-from laconic.errors import AttachError, UnsupportedGradient, one_line
+from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient, one_line
 from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
 from laconic.runtime.engine import Engine
 from laconic.runtime.job import Job
@@ -92,6 +94,8 @@ def attach(
                 seam = PlainSeam(job)
                 buffers = ModuleBuffers(job)
         about = {"strategy": str(chosen), "world_size": wire.world_size, "transport": wire.description}
+        if wire.rank == 0:
+            _warn_of_losses(chosen)
         events.write(Event("attach", began_s, wire.rank, 0, clock.now() - began_s, {**about}))
         return Session(job, optimizer, seam, buffers, owns_transport=transport is None)
     except BaseException as error:
@@ -169,6 +173,20 @@ def _check_model(
                 f'compression {strategy.compression} cannot carry parameter "{name}" of {parameter.dtype}; it takes '
                 f'{", ".join(str(dtype).removeprefix("torch.") for dtype in strategy.compression.dtypes)}. Use "none".'
             )
+    strategy.compression.check([TensorSpec.of(name, parameter) for name, parameter in parameters.items()])
+
+
+def _warn_of_losses(strategy: Strategy) -> None:
+    """Say so where a method that needs its losses sent later has nothing that does."""
+    layers = list(strategy.compression.layers())
+    wants = next((layer for layer in layers if layer.wants_error_feedback), None)
+    if wants is not None and not any(layer.keeps_residual for layer in layers):
+        warnings.warn(
+            f'compression "{strategy.compression}" forgets what it does not send: {wants.name} is made to have that '
+            'sent later and may train worse, or not at all, without. Add "+ error_feedback".',
+            LaconicWarning,
+            stacklevel=3,
+        )
 
 
 def _make_equal(job: Job, init_sync: bool) -> None:

@@ -1,7 +1,11 @@
 """Session state as plain containers and tensors, keyed by parameter name.
 
     {"format": 1, "strategy": text, "world_size": n, "step": s, "order": [parameter, ...],
+     "resize": {"<method>.<field>": "sum" | "copy" | "reset"},
      "ranks": {"<rank>": {"<parameter>": {"<method>.<field>": tensor}}}}
+
+"resize" says what becomes of a field when the number of workers changes (core/stateful.py), so that a state can be
+rearranged without the methods that wrote it.
 
 What a rank remembers is its own, so it stands under its rank: torch.save keeps one file per rank, and
 torch.distributed.checkpoint, which stores equal keys only once, keeps all of them.
@@ -14,14 +18,21 @@ from typing import Any
 
 import torch
 
-from laconic.core.stateful import ParameterState
+from laconic.core.stateful import ParameterState, Resize
 from laconic.errors import CheckpointError, one_line
 
 FORMAT = 1
 
 
 def pack(
-    strategy: str, world_size: int, step: int, order: list[str], *, rank: int, state: ParameterState
+    strategy: str,
+    world_size: int,
+    step: int,
+    order: list[str],
+    resize: Mapping[str, Resize],
+    *,
+    rank: int,
+    state: ParameterState,
 ) -> dict[str, Any]:
     """The state of one rank."""
     return {
@@ -30,6 +41,7 @@ def pack(
         "world_size": world_size,
         "step": step,
         "order": order,
+        "resize": dict(resize),
         "ranks": {str(rank): state},
     }
 
@@ -64,6 +76,8 @@ def unpack(
     for name, fields in expected.items():
         for field, tensor in fields.items():
             found = state.get(name, {}).get(field)
+            if found is None and saved.get("resize", {}).get(field) == "reset":
+                continue  # redistribute() has taken it out
             if found is None or tuple(found.shape) != tuple(tensor.shape):
                 shape = "nothing" if found is None else tuple(found.shape)
                 raise CheckpointError(
@@ -85,8 +99,9 @@ def unpack(
 def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
     """The states of all old ranks, rearranged for another number of workers.
 
-    A residual is an update that is still owed. A rank that goes away hands its residuals to a survivor (old rank r to
-    new rank r mod n, added up); a rank that is new starts without: nothing owed is lost or sent twice.
+    What counts in a residual or a velocity is the sum over all ranks. A rank that goes away hands its part to one that
+    stays (old rank r to new rank r mod n, added up); a new rank starts without: nothing owed is lost or sent twice.
+    What all ranks have in common is copied, and what is worth nothing elsewhere starts anew.
     """
     if not states:
         raise CheckpointError("redistribute needs the state of every old rank, got none.")
@@ -100,19 +115,28 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
     missing = [rank for rank in range(int(first["world_size"])) if rank not in by_rank]
     if missing:
         raise CheckpointError(f"redistribute needs the state of every old rank; rank {missing[0]} is missing.")
-    merged: list[ParameterState] = [
-        {
-            name: {field: torch.zeros_like(tensor) for field, tensor in fields.items()}
-            for name, fields in by_rank[0].items()
-        }
-        for _ in range(world_size)
-    ]
+    resize: Mapping[str, Resize] = first.get("resize", {})
+    merged = [_start(by_rank[0], resize) for _ in range(world_size)]
     for rank, state in sorted(by_rank.items()):
         for name, fields in state.items():
             for field, tensor in fields.items():
-                merged[rank % world_size][name][field] += tensor.to(merged[rank % world_size][name][field].device)
-    common = (first["strategy"], world_size, first["step"], list(first["order"]))
+                if resize.get(field, "sum") == "sum":
+                    total = merged[rank % world_size][name][field]
+                    total += tensor.to(total.device)
+    common = (first["strategy"], world_size, first["step"], list(first["order"]), resize)
     return [pack(*common, rank=rank, state=state) for rank, state in enumerate(merged)]
+
+
+def _start(state: ParameterState, resize: Mapping[str, Resize]) -> ParameterState:
+    """What a new rank has before sums are formed, made after an old rank's state."""
+    return {
+        name: {
+            field: tensor.clone() if resize.get(field) == "copy" else torch.zeros_like(tensor)
+            for field, tensor in fields.items()
+            if resize.get(field) != "reset"
+        }
+        for name, fields in state.items()
+    }
 
 
 def _check_form(saved: Mapping[str, Any]) -> None:

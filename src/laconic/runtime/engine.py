@@ -15,7 +15,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -37,8 +37,8 @@ class Task:
 
     what: str
     start: Callable[[], Exchange]
-    rounds: int | None = None
-    """How many rounds it has, if known: then its last part, which sends nothing, may run early."""
+    num_waits: int | None = None
+    """How often it yields, if known: then its last part, which sends nothing, may run early."""
     last: bool = True
     """No further task belongs to this step, so open exchanges are completed."""
     step: int = 0
@@ -46,6 +46,8 @@ class Task:
     on_done: Callable[[], None] | None = None
     bucket: int | None = None
     """Its number in the plan, if it is an exchange the event log should show."""
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What it has measured once it is done, for the event log."""
     inputs_ready: torch.cuda.Event | None = None
     finished: threading.Event = field(default_factory=threading.Event)
     outputs_ready: torch.cuda.Event | None = None
@@ -58,7 +60,7 @@ class _Open:
     work: Work
     began: Mark
     sent_bytes: int
-    rounds_issued: int = 1
+    num_waits: int = 1
     finished: bool = False
 
 
@@ -174,13 +176,13 @@ class Engine:
             self._finish(entry.task, entry.began, entry.sent_bytes)
             return False
         entry.work = work
-        entry.rounds_issued += 1
+        entry.num_waits += 1
         return True
 
     def _finish_early(self, running: deque[_Open]) -> None:
         # Finished entries keep their place: how many are open must not depend on the network's timing.
         for entry in running:
-            if not entry.finished and entry.rounds_issued == entry.task.rounds and entry.work.done():
+            if not entry.finished and entry.num_waits == entry.task.num_waits and entry.work.done():
                 issued = self._resume(entry)
                 assert not issued, f"{entry.task.what}: more rounds than its compressor declares"
 
@@ -189,16 +191,16 @@ class Engine:
             task.outputs_ready = torch.cuda.Event()
             task.outputs_ready.record(self._stream(task.device))
             with torch.cuda.stream(self._stream(task.device)):
-                self._note("exchange", task, began, wire_bytes=sent_bytes)
+                self._note("exchange", task, began, wire_bytes=sent_bytes, **task.metrics)
         else:
-            self._note("exchange", task, began, wire_bytes=sent_bytes)
+            self._note("exchange", task, began, wire_bytes=sent_bytes, **task.metrics)
         if task.on_done is not None:
             task.on_done()
         if task.last:
             self._transport.report(f"step {task.step}: computing")
         task.finished.set()
 
-    def _note(self, kind: str, task: Task, began: Mark, **data: Scalar) -> None:
+    def _note(self, kind: str, task: Task, began: Mark, **data: Scalar | torch.Tensor) -> None:
         """Record what began then and ends now."""
         if task.bucket is not None:
             ended = self._stopwatch.mark(task.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from laconic.core.clock import Clock
-from laconic.core.event import EventSink
+from laconic.core.event import DiscardEvents, EventSink
 from laconic.core.exchange import Exchange
 from laconic.core.moment import Moment
 from laconic.core.transport import Transport
@@ -16,6 +16,9 @@ from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Engine, Task
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy
+
+_MEASURED_EVERY = 20
+"""Steps between two that are measured: norms of every bucket cost time, and what they tell changes slowly."""
 
 
 @dataclass
@@ -44,19 +47,22 @@ class Job:
         bucket = buckets.plan.buckets[index]
         what = f"bucket {index} ({bucket.tensors[0].name} ...)" if len(bucket.tensors) > 1 else bucket.tensors[0].name
         strategy = self.strategy
-        moment = self.moment()
+        moment, state = self.moment(), buckets.states[index]
+        measure = moment.step % _MEASURED_EVERY == 0 and not isinstance(self.events, DiscardEvents)
 
         def start() -> Exchange:
             group = strategy.architecture.group(self.transport, f"{what} in step {self.step}")
-            buckets.states[index].moment = moment
-            return strategy.compression.exchange(buckets.flats[index], buckets.states[index], group)
+            state.moment, state.measure = moment, measure
+            state.metrics.clear()
+            return strategy.compression.exchange(buckets.flats[index], state, group)
 
         return Task(
             what,
             start,
-            len(strategy.compression.rounds(bucket, moment)),
+            strategy.compression.num_waits(bucket, moment),
             last=last,
             step=self.step,
             device=bucket.device,
             bucket=index,
+            metrics=state.metrics,
         )

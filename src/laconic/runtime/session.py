@@ -82,7 +82,8 @@ class Session:
         state = self._seam.state() if self._seam is not None else {}
         copied = {name: {key: value.clone() for key, value in fields.items()} for name, fields in state.items()}
         order = self._seam.order() if self._seam is not None else []
-        return pack(str(self.strategy), self.world_size, self.step, order, rank=self.rank, state=copied)
+        resize = {field: how for layer in self.strategy.compression.layers() for field, how in layer.on_resize.items()}
+        return pack(str(self.strategy), self.world_size, self.step, order, resize, rank=self.rank, state=copied)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from what state_dict() returned on this rank."""

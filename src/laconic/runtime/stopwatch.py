@@ -7,6 +7,7 @@ they were made, each as soon as both of its marks are known.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class _Note:
     step: int
     began: Mark
     ended: Mark
-    data: dict[str, Scalar] = field(default_factory=dict)
+    data: dict[str, Scalar | torch.Tensor] = field(default_factory=dict)
 
 
 class Stopwatch:
@@ -65,8 +66,8 @@ class Stopwatch:
         event.record(torch.cuda.current_stream(index))
         return DeviceMark(event, index)
 
-    def note(self, kind: str, step: int, began: Mark, ended: Mark, **data: Scalar) -> None:
-        """Record what lasted from one mark to the other."""
+    def note(self, kind: str, step: int, began: Mark, ended: Mark, **data: Scalar | torch.Tensor) -> None:
+        """Record what lasted from one mark to the other; scalars on a device are read once it has come there."""
         if self._idle:
             return
         with self._lock:
@@ -88,10 +89,19 @@ class Stopwatch:
                     return
             self._pending.popleft()
             began_s, ended_s = self._seconds(note.began), self._seconds(note.ended)
-            self._events.write(Event(note.kind, began_s, note.rank, note.step, ended_s - began_s, note.data))
+            data = {key: _scalar(value) for key, value in note.data.items()}
+            self._events.write(Event(note.kind, began_s, note.rank, note.step, ended_s - began_s, data))
 
     def _seconds(self, mark: Mark) -> float:
         if isinstance(mark, float):
             return mark
         origin, origin_s = self._origins[mark.index]
         return origin_s + origin.elapsed_time(mark.event) / 1e3
+
+
+def _scalar(value: Scalar | torch.Tensor) -> Scalar:
+    if not isinstance(value, torch.Tensor):
+        return value
+    number = float(value)
+    # JSON has no word for infinity.
+    return number if math.isfinite(number) else None

@@ -204,13 +204,45 @@ def _named(axis: str, call: Call) -> dict[str, object]:
     return named
 
 
+def _resolved(axis: str, method: type[Method], settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings with those that name a method looked up."""
+    declared = method.declared()
+    return {
+        key: _as_setting(axis, value, f"{axis}.{method.name}.{key}")
+        if key in declared and declared[key].kind == "method"
+        else (str(value) if isinstance(value, Call) else value)
+        for key, value in settings.items()
+    }
+
+
+def _as_setting(axis: str, value: object, where: str) -> object:
+    """The method a setting names: as a call, as text or as a table."""
+    if isinstance(value, str):
+        axes = parse_text(value)
+        if len(axes) != 1 or len(axes[0]) != 1:
+            raise SyntaxProblem(f'{where} = "{one_line(value, 60)}" must be one method by itself.')
+        value = axes[0][0]
+    if isinstance(value, Call):
+        name, settings = value.name, _named(axis, value)
+    elif isinstance(value, Mapping):
+        name, settings, wrappers = read_method(where, value)
+        if wrappers:
+            raise SyntaxProblem(f'{where} must be one method by itself, without "with".')
+    else:
+        return value  # an object, or something that is refused where the setting is read
+    method = AXES[axis].lookup(name)
+    if issubclass(method, Wrapper):
+        raise SyntaxProblem(f"{where}: {name} wraps another method and cannot stand by itself.")
+    return method.build(_resolved(axis, method, settings))
+
+
 def _base(axis: str, name: str, settings: Mapping[str, object]) -> Method:
     method = AXES[axis].lookup(name)
     if issubclass(method, Wrapper):
         raise SyntaxProblem(
             f'{axis}: {name} wraps another method. Write "fp16 + {name}", with the method it wraps before the +.'
         )
-    return method.build(settings)
+    return method.build(_resolved(axis, method, settings))
 
 
 def _wrap(axis: str, name: str, settings: Mapping[str, object], inner: Method) -> Method:
@@ -220,4 +252,4 @@ def _wrap(axis: str, name: str, settings: Mapping[str, object], inner: Method) -
         raise SyntaxProblem(
             f"{axis}: {name} cannot follow a +, it is not a wrapper. Known wrappers: {', '.join(wrappers) or 'none'}."
         )
-    return method.build(settings, inner=inner)
+    return method.build(_resolved(axis, method, settings), inner=inner)

@@ -4,7 +4,7 @@ strategy  = axis { "/" axis }
 axis      = call { "+" call }
 call      = name [ "(" [ argument { "," argument } ] ")" ]
 argument  = [ name "=" ] value
-value     = a word: letters, digits and . _ % + - (so 25MiB, 1e-3 and 5ms are words), or a quoted string
+value     = a word: letters, digits and . _ % + - (so 25MiB, 1e-3 and 5ms are words), a quoted string, or a call
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _TOKEN = re.compile(
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _LIMIT = 2000
 """No strategy is this long; text that is was pasted by mistake."""
+_DEPTH = 3
+"""Calls within calls that anybody could mean."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,11 @@ class Call:
     """A name with its arguments as written; positional arguments have no key."""
 
     name: str
-    arguments: tuple[tuple[str | None, str], ...] = ()
+    arguments: tuple[tuple[str | None, str | Call], ...] = ()
+
+    def __str__(self) -> str:
+        written = ", ".join(f"{key}={value}" if key else str(value) for key, value in self.arguments)
+        return f"{self.name}({written})"
 
 
 def parse_text(text: str) -> list[list[Call]]:
@@ -94,26 +100,36 @@ class _Parser:
             calls.append(self._call())
         return calls
 
-    def _call(self) -> Call:
+    def _call(self, depth: int = 1) -> Call:
+        if depth > _DEPTH:
+            raise self._problem(f"more than {_DEPTH} methods inside each other")
         name = self._word("a method name")
         if not _NAME.fullmatch(name):
             self._next -= 1
             raise self._problem(f"expected a method name, found {name!r}")
-        arguments: list[tuple[str | None, str]] = []
+        arguments: list[tuple[str | None, str | Call]] = []
         if self._take("(") and not self._take(")"):
-            arguments.append(self._argument(arguments))
+            arguments.append(self._argument(arguments, depth))
             while self._take(","):
-                arguments.append(self._argument(arguments))
+                arguments.append(self._argument(arguments, depth))
             if not self._take(")"):
                 raise self._problem("expected ',' or ')'")
         return Call(name, tuple(arguments))
 
-    def _argument(self, earlier: list[tuple[str | None, str]]) -> tuple[str | None, str]:
-        value = self._word("a setting", quoted=True)
-        if not self._take("="):
+    def _argument(self, earlier: list[tuple[str | None, str | Call]], depth: int) -> tuple[str | None, str | Call]:
+        value = self._value("a setting", depth)
+        if isinstance(value, Call) or not self._take("="):
             if any(key is not None for key, _ in earlier):
                 raise self._problem("a value without a name must come before named settings")
             return None, value
         if any(key == value for key, _ in earlier):
             raise self._problem(f"{value!r} is set twice")
-        return value, self._word(f"a value for {value!r}", quoted=True)
+        return value, self._value(f"a value for {value!r}", depth)
+
+    def _value(self, expected: str, depth: int) -> str | Call:
+        begin = self._next
+        value = self._word(expected, quoted=True)
+        if not self._peek("("):
+            return value
+        self._next = begin
+        return self._call(depth + 1)

@@ -14,6 +14,7 @@ from laconic.architecture import Architecture
 from laconic.compression import Compressor, NoCompression, Wrapper
 from laconic.errors import IllegalCombination
 from laconic.scheduling import Schedule
+from laconic.settings import Method
 from laconic.synchronization import Synchronization
 
 
@@ -68,7 +69,98 @@ def _no_wrapper_twice(parts: Parts) -> Refusal | None:
     return None
 
 
-RULES: tuple[Rule, ...] = (_no_wrapper_twice, _a_wrapper_needs_a_loss)
+def _a_wrapper_fits_what_it_wraps(parts: Parts) -> Refusal | None:
+    """Some wrappers reach into what they wrap."""
+    for layer in parts.compression.layers():
+        if isinstance(layer, Wrapper) and not isinstance(layer.inner, layer.wraps):
+            # Further in, directly around what it fits on, or nowhere.
+            around = next(
+                (
+                    inner
+                    for inner in layer.layers()
+                    if isinstance(inner, Wrapper) and isinstance(inner.inner, layer.wraps)
+                ),
+                None,
+            )
+            moved = (
+                _moved_beneath(parts.compression, layer, around)
+                if around is not None
+                else _without(parts.compression, layer)
+            )
+            return Refusal(
+                f'compression: {layer.name} does not fit around "{layer.inner}"; it wants {_in_words(layer.wraps)}',
+                dataclasses.replace(parts, compression=moved),
+            )
+    return None
+
+
+def _a_method_in_a_setting_fits(parts: Parts) -> Refusal | None:
+    """A setting that holds a method works with one kind of methods."""
+    for layer in parts.compression.layers():
+        for field in dataclasses.fields(layer):
+            setting = layer.declared().get(field.name)
+            held = getattr(layer, field.name)
+            if setting is not None and setting.wants is not None and not isinstance(held, setting.wants):
+                usual = dataclasses.replace(layer, **{field.name: field.default})
+                wanted = _in_words(setting.wants)
+                return Refusal(
+                    f'compression: {layer.name} cannot use "{held}" as {field.name}; it wants {wanted}',
+                    dataclasses.replace(parts, compression=_with(parts.compression, layer, usual)),
+                )
+    return None
+
+
+def _no_residual_twice(parts: Parts) -> Refusal | None:
+    """What is lost must be sent later once, not twice."""
+    keepers = [layer for layer in parts.compression.layers() if layer.keeps_residual]
+    if len(keepers) < 2:
+        return None
+    return Refusal(
+        f"compression: {keepers[-1].name} sends later itself what it does not send now; {keepers[0].name} would send "
+        "that twice",
+        dataclasses.replace(parts, compression=_without(parts.compression, keepers[0])),
+    )
+
+
+def _no_momentum_twice(parts: Parts) -> Refusal | None:
+    """Velocities of velocities are not what anybody means."""
+    builders = [layer for layer in parts.compression.layers() if layer.accumulates]
+    if len(builders) < 2:
+        return None
+    return Refusal(
+        f"compression: {builders[-1].name} has momentum already; {builders[0].name} would add it again",
+        dataclasses.replace(parts, compression=_without(parts.compression, builders[0])),
+    )
+
+
+def _residuals_are_kept_inside_momentum(parts: Parts) -> Refusal | None:
+    """A residual is input minus what was sent, so what is sent must not hold more than the input."""
+    layers = list(parts.compression.layers())
+    for position, layer in enumerate(layers):
+        beneath = next((inner for inner in layers[position + 1 :] if inner.accumulates), None)
+        if isinstance(layer, Wrapper) and layer.keeps_residual and beneath is not None:
+            moved = (
+                _moved_beneath(parts.compression, layer, beneath)
+                if isinstance(beneath, Wrapper)
+                else _without(parts.compression, layer)
+            )
+            return Refusal(
+                f"compression: {layer.name} outside {beneath.name} would take earlier gradients, which are not lost, "
+                "for a loss",
+                dataclasses.replace(parts, compression=moved),
+            )
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _no_wrapper_twice,
+    _a_wrapper_fits_what_it_wraps,
+    _a_method_in_a_setting_fits,
+    _a_wrapper_needs_a_loss,
+    _no_residual_twice,
+    _no_momentum_twice,
+    _residuals_are_kept_inside_momentum,
+)
 
 
 def check_legal(parts: Parts) -> None:
@@ -77,7 +169,7 @@ def check_legal(parts: Parts) -> None:
     if refusal is None:
         return
     nearest = refusal.nearest
-    while (further := _first_refusal(nearest)) is not None:  # each takes something away, so this ends
+    while (further := _first_refusal(nearest)) is not None:  # each takes something away or further in, so this ends
         nearest = further.nearest
     raise IllegalCombination(f'{refusal.reason}. Nearest that works: "{nearest.text()}".')
 
@@ -104,3 +196,26 @@ def _without(compression: Compressor, unwanted: Compressor) -> Compressor:
     if isinstance(compression, Wrapper):
         return dataclasses.replace(compression, inner=_without(compression.inner, unwanted))
     return compression
+
+
+def _with(compression: Compressor, old: Compressor, new: Compressor) -> Compressor:
+    """The same stack with one layer replaced."""
+    if compression is old:
+        return new
+    assert isinstance(compression, Wrapper)
+    return dataclasses.replace(compression, inner=_with(compression.inner, old, new))
+
+
+def _in_words(kind: type[Method]) -> str:
+    """What kind of method that is, from the first half of its first sentence."""
+    words = kind.summary().split(";")[0].rstrip(".")
+    return words[0].lower() + words[1:]
+
+
+def _moved_beneath(compression: Compressor, layer: Wrapper, target: Wrapper) -> Compressor:
+    """The same stack with `layer` taken out and put around what `target` wraps."""
+    if compression is target:
+        return dataclasses.replace(target, inner=dataclasses.replace(layer, inner=target.inner))
+    assert isinstance(compression, Wrapper)
+    inner = _moved_beneath(compression.inner, layer, target)
+    return inner if compression is layer else dataclasses.replace(compression, inner=inner)

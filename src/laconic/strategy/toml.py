@@ -11,6 +11,8 @@
     name = "fusion"
     bytes = "25MiB"                    # or 26214400
 
+A setting that is itself a method is text or a table with a name, as an axis is.
+
 Each axis is text or a table; axes left off take their defaults. A file may hold the table itself or a table
 [strategy].
 """
@@ -23,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from laconic.errors import SyntaxProblem, UnknownName, did_you_mean, one_line
-from laconic.settings import found
+from laconic.settings import Method, found
 
 
 def read_table(text: str, axes: Sequence[str]) -> Mapping[str, object]:
@@ -74,4 +76,7 @@ def write_value(value: object) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(write_value, value))}]"
+    if isinstance(value, Method):
+        entries = {"name": value.name, **value.settings()}
+        return f"{{{', '.join(f'{key} = {write_value(entry)}' for key, entry in entries.items())}}}"
     return repr(value)

@@ -55,6 +55,11 @@ class Chunks:
             dtype=np.int64,
         )
 
+    @cached_property
+    def aligned(self) -> bool:
+        """Whether every chunk begins and ends at a multiple of sixteen values."""
+        return not (self.starts % 16).any()
+
     @property
     def num_chunks(self) -> int:
         """How many there are."""

@@ -1,0 +1,121 @@
+"""Code what a sparsifier has selected with another compressor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Compressor, Packed, Wrapper
+from laconic.compression.integer import Int8
+from laconic.compression.wire.sparse import Sparse
+from laconic.core.exchange import Exchange, Group, Round
+from laconic.core.moment import Moment
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
+from laconic.core.tensor import TensorSpec
+from laconic.errors import InvalidSetting
+from laconic.settings import method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain(Wrapper):
+    """Send the values that the wrapped method selects as a second compressor codes them.
+
+        I = places selected by the first,   send I and C2(g[I]),   decoded = C2's values at I, zero elsewhere
+
+    The selected values of each parameter follow each other as one tensor, so blocks of the second never mix parameters.
+    How payloads meet (route) is for the first to say.
+
+    Reference: Basu et al. 2019 (Qsparse-local-SGD), arXiv:1906.02367.
+    """
+
+    name: ClassVar[str] = "chain"
+    wraps: ClassVar[type[Compressor]] = Sparse
+
+    second: Compressor = method(Int8(), wants=Packed)
+    """What codes the selected values."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "route" in self.second.changed_settings():
+            raise InvalidSetting(
+                f'compression.chain.second = "{self.second}": route has no effect here. Set it on the method that '
+                "selects, before the +."
+            )
+
+    def check(self, tensors: Sequence[TensorSpec]) -> None:
+        """As both do, each for what it gets."""
+        both = self._both
+        both.sparse.check(tensors)
+        both.second.check(both.sparse.values_bucket(Bucket(tuple(tensors))).tensors)
+
+    def init(self, bucket: Bucket) -> BucketState:
+        """The first one's state, and the second's for the values."""
+        return self._both.init(bucket)
+
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
+        """As packed payloads meet."""
+        return self._both.rounds(bucket, moment)
+
+    def num_waits(self, bucket: Bucket, moment: Moment) -> int:
+        """One for each round."""
+        return self._both.num_waits(bucket, moment)
+
+    def exact(self) -> bool:
+        """If both are."""
+        return self.inner.exact() and self.second.exact()
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """As packed payloads meet."""
+        return self._both.exchange(flat, state, group, own)
+
+    @property
+    def _both(self) -> _Both:
+        assert isinstance(self.inner, Sparse), "refused by the rules of legality"
+        assert isinstance(self.second, Packed), "refused by the rules of legality"
+        return _Both(sparse=self.inner, second=self.second, route=self.inner.route)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Both(Packed):
+    """Both methods as one: coded places, then coded values."""
+
+    sparse: Sparse
+    second: Packed
+
+    def init(self, bucket: Bucket) -> BucketState:
+        state = self.sparse.init(bucket)
+        state.parts.append(self.second.init(self.sparse.values_bucket(bucket)))
+        return state
+
+    def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
+        places, values = self.sparse.select(flat, state)
+        coded = self.second.pack(values.to(torch.float32), state.part(-1))
+        return torch.cat((self.sparse.pack_indices(places, state.bucket), coded))
+
+    def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        self.sparse.place(*self._entries(packed, state), out, state)
+
+    def packed_bytes(self, bucket: Bucket) -> int:
+        values = self.second.packed_bytes(self.sparse.values_bucket(bucket))
+        return self.sparse.indices_bytes(bucket) + values
+
+    def _entries(self, packed: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
+        split = self.sparse.indices_bytes(state.bucket)
+        places = self.sparse.unpack_indices(packed[:split], state.bucket)
+        values = torch.empty(places.numel(), dtype=torch.float32, device=packed.device)
+        self.second.unpack(packed[split : self.packed_bytes(state.bucket)], values, state.part(-1))
+        return places, values
+
+    def _sum(self, rows: torch.Tensor, like: torch.Tensor, state: BucketState) -> torch.Tensor:
+        # In the order of ranks, so that every rank comes to the same bits.
+        total = torch.zeros(like.numel(), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        for row in rows:
+            places, values = self._entries(row, state)
+            total[places] += values.to(total.dtype)
+        return self.sparse.dense(total, state)

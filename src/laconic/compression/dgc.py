@@ -1,0 +1,107 @@
+"""Deep gradient compression: very few entries, and everything that makes training bear it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Compressor
+from laconic.compression.wire.indices import CODINGS
+from laconic.compression.wire.sparse import Entries, num_kept
+from laconic.core.exchange import Exchange, Group, Round
+from laconic.core.moment import Moment
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState, Resize
+from laconic.settings import choice, count, number, share
+
+_VELOCITY = "dgc.velocity"
+_UNSENT = "dgc.unsent"
+_STAGES = 4
+"""Densities of the warm-up: 25%, 6.25%, 1.5625%, 0.390625%, each for a quarter of its steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dgc(Compressor):
+    """Add up velocities on each worker and send the k largest entries of each tensor.
+
+        g = g * min(1, clip_norm / (sqrt(n) |g|)),   u = m u + g,   v = v + u
+        M = mask of the k largest |v|,   send M v,   u = (1 - M) u,   v = (1 - M) v
+
+    What is not sent stays in v, so it needs no error_feedback; momentum is already in it, so the optimizer must be SGD
+    without momentum. During warm-up more is sent. The norm is that of each parameter by itself: a bucket leaves
+    before the gradient of the whole model is there. What is not finite is sent and not remembered.
+
+    Reference: Lin et al. 2018, arXiv:1712.01887.
+    """
+
+    name: ClassVar[str] = "dgc"
+    keeps_residual: ClassVar[bool] = True
+    accumulates: ClassVar[bool] = True
+    # Gradients come scaled by 1/n, so both add up to those of the mean gradient, whoever holds which part.
+    on_resize: ClassVar[Mapping[str, Resize]] = {_VELOCITY: "sum", _UNSENT: "sum"}
+
+    density: float = share(0.001)
+    """Share of the entries of each tensor that is sent after warm-up; at least one of each."""
+    momentum: float = number(0.9, at_least=0.0, at_most=0.999)
+    """How much of the last step's velocity is kept."""
+    clip_norm: float = number(0.0, at_least=0.0)
+    """Largest norm of a parameter's mean gradient, of which each of n workers may use 1 / sqrt(n); 0: no clipping."""
+    warmup_steps: int = count(0)
+    """Steps in which more is sent: 25% of the entries at first, a quarter of that after each quarter of them."""
+    indices: str = choice("auto", *CODINGS)
+    """How the places of the entries are coded; auto takes what needs the fewest bytes."""
+
+    def init(self, bucket: Bucket) -> BucketState:
+        """No velocity, nothing unsent."""
+        state = BucketState(bucket)
+        for name in (_VELOCITY, _UNSENT):
+            state.flat[name] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+        return state
+
+    def density_at(self, step: int) -> float:
+        """The share that is sent in this step."""
+        if step >= self.warmup_steps:
+            return self.density
+        return max(self.density, 0.25 ** (1 + step * _STAGES // self.warmup_steps))
+
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
+        """One gather, of less and less during warm-up."""
+        return (Round("gather", (self._entries(bucket, moment).packed_bytes,)),)
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Send the largest of what has been added up and forget that much of it."""
+        velocity, unsent = state.flat[_VELOCITY], state.flat[_UNSENT]
+        entries = self._entries(state.bucket, state.moment)
+        if self.clip_norm:
+            self._clip(flat, state.bucket, group.size)
+        velocity.mul_(self.momentum).add_(flat)
+        unsent.add_(velocity)
+        indices = entries.largest(unsent)
+        packed = entries.pack(indices, unsent[indices])
+        if own is not None:
+            own.zero_()
+            own[indices] = entries.unpack(packed)[1].to(own.dtype)
+        for kept in (velocity, unsent):
+            kept[indices] = 0
+            kept.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        work, rows = group.gather(packed)
+        yield work
+        flat.copy_(entries.sum(rows, flat.dtype))
+
+    def _entries(self, bucket: Bucket, moment: Moment) -> Entries:
+        density = self.density_at(moment.step)
+        return Entries(bucket, tuple(num_kept(density, tensor.numel) for tensor in bucket.tensors), self.indices)
+
+    def _clip(self, flat: torch.Tensor, bucket: Bucket, world_size: int) -> None:
+        largest = self.clip_norm / math.sqrt(world_size)
+        for _, place in bucket.segments():
+            # In float32 at least: a sum of 16-bit squares would overflow.
+            norm = torch.linalg.vector_norm(flat[place], dtype=torch.promote_types(flat.dtype, torch.float32))
+            factor = torch.where((norm > largest) & norm.isfinite(), largest / norm, 1.0)
+            flat[place] *= factor.to(flat.dtype)

@@ -1,0 +1,34 @@
+"""Send signs, and the mean magnitude of each block; made for error feedback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.compression.kernels.quantizer import Quantizer
+from laconic.settings import count
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfSignSgd(Quantizer):
+    """Send the sign of every value and, per block, the mean of the magnitudes.
+
+        decoded = (L1(p) / d) * sign(p),   d values in a block,   zero counts as positive
+
+    The residual p = g + e of the method's name comes from the wrapper: "ef_signsgd + error_feedback".
+
+    Reference: Karimireddy et al. 2019, arXiv:1901.09847.
+    """
+
+    name: ClassVar[str] = "ef_signsgd"
+    wants_error_feedback: ClassVar[bool] = True
+    encoder: ClassVar[str] = "scaled_sign"
+    decoder: ClassVar[str] = "sign"
+
+    block: int = count(1024, at_least=32, at_most=65536)
+    """Values that share a scale; no block holds values of two parameters."""
+
+    @property
+    def bits(self) -> int:
+        """One."""
+        return 1

@@ -1,0 +1,42 @@
+"""Send gradients in an 8-bit floating-point format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.compression.kernels.quantizer import Quantizer
+from laconic.settings import choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8(Quantizer):
+    """Round every value to e4m3 (4 bits of exponent, 3 of mantissa) after scaling its block into the range of e4m3.
+
+        unit = max |g| / 448 over a block,   decoded = unit * e4m3(g / unit)
+
+    Relative errors stay below 1/16 down to 2^-15 of the block's largest value, where int8 has none of it left.
+
+    Reference: Micikevicius et al. 2022, arXiv:2209.05433.
+    """
+
+    name: ClassVar[str] = "fp8"
+    encoder: ClassVar[str] = "fp8"
+    decoder: ClassVar[str] = "fp8"
+
+    rounding: str = choice("nearest", "stochastic")
+    """nearest: the smallest error. stochastic: up or down at random, so that errors cancel out on average."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Which one it is depends on a setting, so the object says it and not the class.
+        object.__setattr__(self, "unbiased", self.rounding == "stochastic")
+
+    @property
+    def bits(self) -> int:
+        """Eight."""
+        return 8
+
+    def encoder_settings(self) -> dict[str, float]:
+        """The rounding."""
+        return {"stochastic": self.rounding == "stochastic"}

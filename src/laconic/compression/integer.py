@@ -1,0 +1,70 @@
+"""Send gradients as whole numbers of 8 or 4 bits: int8 and int4 are the two leaves of one idea."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.compression.kernels.quantizer import Quantizer
+from laconic.settings import choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integer(Quantizer):
+    """Round every value to a whole multiple of a unit that each block has for itself."""
+
+    encoder: ClassVar[str] = "integer"
+    decoder: ClassVar[str] = "levels"
+    largest: ClassVar[int]
+
+    rounding: str = choice("nearest", "stochastic")
+    """nearest: the smallest error. stochastic: up or down at random, so that errors cancel out on average."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Which one it is depends on a setting, so the object says it and not the class.
+        object.__setattr__(self, "unbiased", self.rounding == "stochastic")
+
+    def encoder_settings(self) -> dict[str, float]:
+        """The largest code and the rounding."""
+        return {"largest": self.largest, "stochastic": self.rounding == "stochastic"}
+
+    def decoder_settings(self) -> dict[str, float]:
+        """The largest code."""
+        return {"largest": self.largest}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8(Integer):
+    """Send each value as one of 255 multiples of its block's unit.
+
+        unit = max |g| / 127 over a block,   decoded = unit * round(g / unit)
+
+    Reference: Dettmers 2015, arXiv:1511.04561 (8-bit gradients); Dettmers et al. 2021, arXiv:2110.02861 (blockwise).
+    """
+
+    name: ClassVar[str] = "int8"
+    largest: ClassVar[int] = 127
+
+    @property
+    def bits(self) -> int:
+        """Eight."""
+        return 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int4(Integer):
+    """Send each value as one of 15 multiples of its block's unit, two values to a byte.
+
+        unit = max |g| / 7 over a block,   decoded = unit * round(g / unit)
+
+    Reference: Wang et al. 2023, arXiv:2306.10209 (ZeRO++, blockwise 4-bit gradients).
+    """
+
+    name: ClassVar[str] = "int4"
+    largest: ClassVar[int] = 7
+
+    @property
+    def bits(self) -> int:
+        """Four."""
+        return 4

@@ -1,0 +1,55 @@
+"""Momentum on the workers, before compression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Wrapper
+from laconic.core.exchange import Exchange, Group
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState, Resize
+from laconic.settings import number
+
+_VELOCITY = "momentum_correction.velocity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumCorrection(Wrapper):
+    """Compress each worker's velocity instead of its gradient.
+
+        u = m u + g,   send C(u)
+
+    With error feedback inside ("topk + error_feedback + momentum_correction") what is not sent now is sent later as
+    part of a velocity, as if there had been no compression; momentum in the optimizer would instead count a value by
+    the step in which it arrives. Error feedback outside is refused: it would take m u, which is not lost, for a loss.
+    The optimizer must have no momentum of its own. A value that is not finite is sent and not remembered.
+
+    Reference: Lin et al. 2018 (momentum correction in DGC), arXiv:1712.01887.
+    """
+
+    name: ClassVar[str] = "momentum_correction"
+    accumulates: ClassVar[bool] = True
+    # Gradients come scaled by 1/n, so velocities add up to that of the mean gradient, whoever holds which part of it.
+    on_resize: ClassVar[Mapping[str, Resize]] = {_VELOCITY: "sum"}
+
+    momentum: float = number(0.9, above=0.0, at_most=0.999)
+    """How much of the last step's velocity is kept."""
+
+    def init(self, bucket: Bucket) -> BucketState:
+        """A velocity of zero per element, beside the inner state."""
+        state = self.inner.init(bucket)
+        state.flat[_VELOCITY] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+        return state
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Exchange the velocity."""
+        velocity = state.flat[_VELOCITY]
+        flat.add_(velocity, alpha=self.momentum)
+        velocity.copy_(torch.where(flat.isfinite(), flat, velocity))
+        yield from self.inner.exchange(flat, state, group, own)

@@ -1,0 +1,36 @@
+"""Send each value as a power of two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.compression.kernels.quantizer import Quantizer
+from laconic.settings import count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Natural(Quantizer):
+    """Round |g| at random to the power of two below or above, and send sign and exponent in 8 bits.
+
+        p = 2^floor(log2 |g|),   decoded = sign(g) * (2 p with probability (|g| - p) / p, else p)
+
+    Exponents are counted down from the block's largest: 127 of them. Below the lowest of these, |g| becomes the lowest
+    with probability |g| / lowest and zero otherwise, which is right on average too. Powers below 2^-126 are not used,
+    nor above 2^127: only what exceeds that is always rounded down.
+
+    Reference: Horvath et al. 2019, arXiv:1905.10988.
+    """
+
+    name: ClassVar[str] = "natural"
+    unbiased: ClassVar[bool] = True
+    encoder: ClassVar[str] = "natural"
+    decoder: ClassVar[str] = "natural"
+
+    block: int = count(1024, at_least=32, at_most=65536)
+    """Values whose exponents are counted from the same; no block holds values of two parameters."""
+
+    @property
+    def bits(self) -> int:
+        """Eight."""
+        return 8

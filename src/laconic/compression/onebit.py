@@ -1,0 +1,35 @@
+"""Send signs, and for each block the mean of its positive and of its negative values; made for error feedback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.compression.kernels.quantizer import Quantizer
+from laconic.settings import count
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBit(Quantizer):
+    """Send the sign of every value and, per block, what positive and negative values are on average.
+
+        decoded = mean of the g >= 0 where g >= 0,   mean of the g < 0 where g < 0
+
+    The residual of 1-bit SGD comes from the wrapper: "onebit + error_feedback".
+
+    Reference: Seide et al. 2014, "1-bit stochastic gradient descent" (Interspeech).
+    """
+
+    name: ClassVar[str] = "onebit"
+    wants_error_feedback: ClassVar[bool] = True
+    encoder: ClassVar[str] = "onebit"
+    decoder: ClassVar[str] = "onebit"
+    num_scales: ClassVar[int] = 2
+
+    block: int = count(1024, at_least=32, at_most=65536)
+    """Values that share the two means; no block holds values of two parameters."""
+
+    @property
+    def bits(self) -> int:
+        """One."""
+        return 1

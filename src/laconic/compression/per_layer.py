@@ -1,0 +1,145 @@
+"""Compress some parameters and leave others alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Wrapper, uncompressed, uncompressed_rounds
+from laconic.core.exchange import Exchange, Group, Round, in_lockstep
+from laconic.core.moment import Moment
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
+from laconic.core.tensor import TensorSpec
+from laconic.errors import AttachError
+from laconic.settings import count, pattern
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayer(Wrapper):
+    """Send some parameters as they are, by name or size, and the others as the wrapped method does.
+
+        decoded = g  for parameters that are skipped,   decode(C(g))  for the others
+
+    Both kinds travel at the same time: where both have a round, one wait is for both.
+    """
+
+    name: ClassVar[str] = "per_layer"
+    needs_loss: ClassVar[bool] = True
+
+    skip: str = pattern("")
+    """Parameters whose name matches one of these patterns are sent as they are."""
+    min_numel: int = count(0)
+    """So are those with fewer elements than this."""
+    min_dims: int = count(2)
+    """So are those with fewer dimensions than this: biases and normalizations have one."""
+
+    def check(self, tensors: Sequence[TensorSpec]) -> None:
+        """Raise if nothing is left to compress, or if no name matches."""
+        if self.skip and not any(_matches(tensor.name, self.skip) for tensor in tensors):
+            raise AttachError(
+                f'compression.per_layer.skip="{self.skip}" matches no parameter of this model, whose first is '
+                f'"{tensors[0].name}". Patterns are for whole names: "*norm*" matches wherever "norm" stands.'
+            )
+        chosen = [tensor for tensor in tensors if not self._skips(tensor)]
+        if not chosen:
+            raise AttachError(
+                f'compression "{self}" compresses no parameter of this model: per_layer leaves all {len(tensors)} '
+                'alone. Let it skip fewer, or use "none".'
+            )
+        self.inner.check(chosen)
+
+    def _skips(self, tensor: TensorSpec) -> bool:
+        return tensor.numel < self.min_numel or len(tensor.shape) < self.min_dims or _matches(tensor.name, self.skip)
+
+    def _split(self, bucket: Bucket) -> _Split:
+        return _split(bucket, tuple(self._skips(tensor) for tensor in bucket.tensors))
+
+    def init(self, bucket: Bucket) -> BucketState:
+        """The inner state of what is compressed."""
+        chosen = self._split(bucket).chosen
+        return BucketState(bucket, parts=[self.inner.init(chosen.bucket)] if chosen else [])
+
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
+        """One plain sum of what is skipped, and what the inner compressor sends for the rest."""
+        split = self._split(bucket)
+        plain = uncompressed_rounds(split.skipped.bucket) if split.skipped else ()
+        return plain + (self.inner.rounds(split.chosen.bucket, moment) if split.chosen else ())
+
+    def num_waits(self, bucket: Bucket, moment: Moment) -> int:
+        """As many as the longer of the two exchanges has."""
+        split = self._split(bucket)
+        inner = self.inner.num_waits(split.chosen.bucket, moment) if split.chosen else 0
+        return max(inner, 1 if split.skipped else 0)
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Both exchanges in lockstep."""
+        split = self._split(state.bucket)
+        if split.chosen is None:
+            yield from uncompressed(flat, group, own)
+        elif split.skipped is None:
+            yield from self.inner.exchange(flat, state.part(0), group, own)
+        else:
+            skipped, chosen = split.skipped.taken_from(flat), split.chosen.taken_from(flat)
+            sent = None if own is None else torch.empty_like(chosen)
+            if own is not None:
+                split.skipped.put_into(own, skipped)
+            yield from in_lockstep(
+                uncompressed(skipped, group), self.inner.exchange(chosen, state.part(0), group, sent)
+            )
+            split.skipped.put_into(flat, skipped)
+            split.chosen.put_into(flat, chosen)
+            if own is not None and sent is not None:
+                split.chosen.put_into(own, sent)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of a bucket's tensors as a bucket of their own, and where they lie in the whole one."""
+
+    bucket: Bucket
+    places: tuple[slice, ...]
+
+    def taken_from(self, flat: torch.Tensor) -> torch.Tensor:
+        return torch.cat([flat[place] for place in self.places])
+
+    def put_into(self, flat: torch.Tensor, values: torch.Tensor) -> None:
+        sizes = [place.stop - place.start for place in self.places]
+        for place, piece in zip(self.places, values.split(sizes), strict=True):
+            flat[place] = piece
+
+
+@dataclass(frozen=True)
+class _Split:
+    skipped: _Part | None
+    chosen: _Part | None
+
+
+@lru_cache(maxsize=1024)
+def _split(bucket: Bucket, skipped: tuple[bool, ...]) -> _Split:
+    return _Split(_part(bucket, skipped), _part(bucket, tuple(not skip for skip in skipped)))
+
+
+def _part(bucket: Bucket, taken: tuple[bool, ...]) -> _Part | None:
+    segments = [segment for segment, take in zip(bucket.segments(), taken, strict=True) if take]
+    if not segments:
+        return None
+    places: list[slice] = []
+    for _, place in segments:
+        if places and places[-1].stop == place.start:
+            places[-1] = slice(places[-1].start, place.stop)
+        else:
+            places.append(place)
+    return _Part(Bucket(tuple(tensor for tensor, _ in segments)), tuple(places))
+
+
+@lru_cache(maxsize=65536)
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatchcase(name, one) for one in patterns.split("|"))

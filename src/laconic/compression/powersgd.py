@@ -1,0 +1,243 @@
+"""PowerSGD: send two thin matrices whose product is the best low-rank picture of a gradient found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Compressor
+from laconic.compression.wire.seeds import base_seed, mix_tensor, uniform
+from laconic.core.exchange import Exchange, Group, Round
+from laconic.core.moment import Moment
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState, Resize
+from laconic.core.tensor import TensorSpec
+from laconic.errors import AttachError
+from laconic.settings import count
+
+_Q = "powersgd.q"
+_SHIFT = 2.0**-49
+"""A few roundings of float64: what keeps a Gram matrix of dependent columns positive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerSgd(Compressor):
+    """Send every matrix as the product of two thin ones, found by one step of power iteration per exchange.
+
+        P = orth(sum_i M_i Q),   Q = sum_i M_i^T P,   decoded = P Q^T = P P^T sum_i M_i
+
+    M is a parameter as a matrix: first dimension x all others. Q is kept for the next step, which thus continues the
+    iteration (warm start); the first one is random, the same on all ranks. What is no matrix, or where rank (rows +
+    columns) >= rows * columns, is sent as it is, in the same round as P. Rank i contributes P (M_i^T P)^T: P is common,
+    so these contributions add up to what is decoded, and M_i less its contribution is what rank i has lost.
+
+    All is computed and sent in float32, in float64 where gradients are float64; 16-bit gradients are widened. A value
+    that is not finite makes its matrix not finite, for all to see, and is not remembered in Q.
+
+    Reference: Vogels et al. 2019, arXiv:1905.13727.
+    """
+
+    name: ClassVar[str] = "powersgd"
+    wants_error_feedback: ClassVar[bool] = True
+    # Q comes out of a sum over all ranks.
+    on_resize: ClassVar[Mapping[str, Resize]] = {_Q: "copy"}
+
+    rank: int = count(4, at_least=1)
+    """Columns of the two thin matrices: more of them keep more and send more."""
+
+    def check(self, tensors: Sequence[TensorSpec]) -> None:
+        """Raise if the rank leaves nothing to compress."""
+        if any(_is_low(tensor, self.rank) for tensor in tensors):
+            return
+        best, name = max(((_highest_rank(tensor), tensor.name) for tensor in tensors), default=(0, ""))
+        cure = f'Use a rank of at most {best} (for "{name}")' if best else "No parameter is a matrix large enough"
+        raise AttachError(
+            f"compression.powersgd.rank={self.rank} compresses no parameter of this model: two thin matrices of that "
+            f'rank would be as large as what they stand for. {cure}, or another compressor such as "none".'
+        )
+
+    def init(self, bucket: Bucket) -> BucketState:
+        """A random Q per matrix, drawn from the parameter's name."""
+        dtype = _computed_in(bucket)
+        start = {
+            matrix.name: _random(base_seed(matrix.name, 0), (matrix.columns, self.rank), dtype, bucket.device)
+            for matrix in _layout(bucket, self.rank).matrices
+        }
+        return BucketState(bucket, whole={_Q: start} if start else {})
+
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
+        """A sum of all P and of what is sent as it is, then a sum of all Q."""
+        layout, size = _layout(bucket, self.rank), _computed_in(bucket).itemsize
+        first = Round("sum", (size * layout.first_numel,))
+        return (first, Round("sum", (size * layout.second_numel,))) if layout.matrices else (first,)
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Two rounds for all matrices of the bucket together; one if it has none."""
+        layout = _layout(state.bucket, self.rank)
+        wide = flat.to(_computed_in(state.bucket))
+        first, second = wide.new_empty(layout.first_numel), wide.new_empty(layout.second_numel)
+        for place, sent in layout.plain:
+            first[sent] = wide[place]
+        for matrix in layout.matrices:
+            torch.mm(matrix.values(wide), state.whole[_Q][matrix.name], out=matrix.p(first))
+        yield group.sum((first,))
+
+        for tall, rows in layout.talls:
+            columns = first[tall].view(-1, rows, self.rank)
+            columns.copy_(orthonormal(columns, self._noise(state, rows, first)))
+        if layout.matrices:
+            for matrix in layout.matrices:
+                torch.mm(matrix.values(wide).t(), matrix.p(first), out=matrix.q(second))
+            alone = second.clone() if own is not None else second
+            work = group.sum((second,))
+            if own is not None:
+                for matrix in layout.matrices:
+                    _write(own[matrix.place], matrix.p(first) @ matrix.q(alone).t())
+            yield work
+
+        for place, sent in layout.plain:
+            if own is not None:
+                own[place] = flat[place]
+            flat[place] = first[sent]
+        for matrix in layout.matrices:
+            _write(flat[matrix.place], matrix.p(first) @ matrix.q(second).t())
+            kept, new = state.whole[_Q][matrix.name], matrix.q(second)
+            # In place: on a GPU, memory that another stream has given must not be given back here.
+            kept.copy_(torch.where(new.isfinite(), new, kept))
+
+    def _noise(self, state: BucketState, rows: int, like: torch.Tensor) -> torch.Tensor:
+        key = ("powersgd.noise", rows)
+        if key not in state.tables:
+            state.tables[key] = _random(rows, (rows, self.rank), like.dtype, like.device)
+        noise: torch.Tensor = state.tables[key]
+        return noise
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """One compressed parameter: its place in the bucket, and those of its P and Q in what is sent."""
+
+    name: str
+    rows: int
+    columns: int
+    rank: int
+    place: slice
+    p_place: slice
+    q_place: slice
+
+    def values(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat[self.place].view(self.rows, self.columns)
+
+    def p(self, first: torch.Tensor) -> torch.Tensor:
+        return first[self.p_place].view(self.rows, self.rank)
+
+    def q(self, second: torch.Tensor) -> torch.Tensor:
+        return second[self.q_place].view(self.columns, self.rank)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where everything lies that the two rounds send for one bucket."""
+
+    plain: tuple[tuple[slice, slice], ...]
+    """What is sent as it is: its places in the bucket and in the first round, neighbours as one."""
+    matrices: tuple[_Matrix, ...]
+    """In order of rows, so that those with equally many lie side by side in the first round."""
+    talls: tuple[tuple[slice, int], ...]
+    """All P with equally many rows: their place in the first round, and the rows."""
+    first_numel: int
+    second_numel: int
+
+
+@lru_cache(maxsize=1024)
+def _layout(bucket: Bucket, rank: int) -> _Layout:
+    segments = bucket.segments()
+    plain, end = [], 0
+    for low, run in groupby(segments, lambda segment: _is_low(segment[0], rank)):
+        places = [place for _, place in run]
+        if not low and places[-1].stop > places[0].start:
+            place = slice(places[0].start, places[-1].stop)
+            plain.append((place, slice(end, end + place.stop - place.start)))
+            end = plain[-1][1].stop
+    matrices: list[_Matrix] = []
+    q_end = 0
+    for tensor, place in sorted(
+        (item for item in segments if _is_low(item[0], rank)), key=lambda item: item[0].shape[0]
+    ):
+        rows, columns = _as_matrix(tensor)
+        p_place, q_place = slice(end, end + rows * rank), slice(q_end, q_end + columns * rank)
+        matrices.append(_Matrix(tensor.name, rows, columns, rank, place, p_place, q_place))
+        end, q_end = p_place.stop, q_place.stop
+    talls = tuple(_talls(matrices))
+    return _Layout(tuple(plain), tuple(matrices), talls, end, q_end)
+
+
+def _talls(matrices: Sequence[_Matrix]) -> Iterator[tuple[slice, int]]:
+    for rows, run in groupby(matrices, lambda matrix: matrix.rows):
+        places = [matrix.p_place for matrix in run]
+        yield slice(places[0].start, places[-1].stop), rows
+
+
+def _as_matrix(tensor: TensorSpec) -> tuple[int, int]:
+    return tensor.shape[0], tensor.numel // tensor.shape[0]
+
+
+def _is_low(tensor: TensorSpec, rank: int) -> bool:
+    """Whether two matrices of this rank are smaller than the tensor."""
+    return rank <= _highest_rank(tensor)
+
+
+def _highest_rank(tensor: TensorSpec) -> int:
+    """The largest rank with rank (rows + columns) < rows * columns; 0 if there is none."""
+    if len(tensor.shape) < 2 or tensor.numel == 0:
+        return 0
+    return (tensor.numel - 1) // sum(_as_matrix(tensor))
+
+
+def _computed_in(bucket: Bucket) -> torch.dtype:
+    return torch.promote_types(bucket.dtype, torch.float32)
+
+
+def _write(flat: torch.Tensor, values: torch.Tensor) -> None:
+    flat.copy_(values.view(-1))
+
+
+def _random(seed: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers in [-1/2, 1/2) that depend on the seed and the place alone: no generator, no device, no rank."""
+    places = torch.arange(shape[0] * shape[1], device=device)
+    return (uniform(mix_tensor(places + mix_tensor(torch.tensor(seed, device=device)))) - 0.5).to(dtype).view(shape)
+
+
+def orthonormal(columns: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis that spans the columns of each matrix of a batch, with a full number of vectors.
+
+        X = columns / |columns| + eps noise;   twice:  L L^T = X^T X + shift,  X = X L^-T
+
+    The noise, no larger than the rounding of `columns`, takes the place of what dependent columns lack; without it a
+    direction that is lost once (a zero gradient) would be lost for ever. In float64 the Gram matrix of float32 columns
+    has digits to spare, and what rounding may differ by between machines is gone when the result is float32 again, so
+    replicas agree. A few operations on all matrices at once, where QR on a GPU takes one matrix after the other.
+
+    Reference: Fukaya et al. 2020, arXiv:1809.11085 (shifted Cholesky QR).
+    """
+    wide = columns.double()
+    size = torch.linalg.vector_norm(wide, dim=(-2, -1), keepdim=True)
+    wide = wide / torch.where(size > 0, size, 1.0) + torch.finfo(columns.dtype).eps / noise.numel() ** 0.5 * noise
+    if columns.dtype == torch.float64:
+        # No digits to spare: by reflections, however long they take.
+        return torch.linalg.qr(wide).Q
+    unit = torch.eye(columns.shape[-1], dtype=torch.float64, device=columns.device)
+    for _ in range(2):
+        gram = wide.mT @ wide
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        diagonal += _SHIFT * diagonal.sum(-1, keepdim=True)
+        factor, _ = torch.linalg.cholesky_ex(gram)
+        wide = wide @ torch.linalg.solve_triangular(factor, unit, upper=False).mT
+    return wide.to(columns.dtype)

@@ -1,0 +1,47 @@
+"""Send each value as a random multiple of its block's norm, right on average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.compression.kernels.quantizer import Quantizer
+from laconic.settings import count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qsgd(Quantizer):
+    """Round |g| / L2(g) at random to one of `levels` steps and send it with its sign.
+
+        decoded = L2(g) * sign(g) * l / levels,   l = floor(a) + (1 with probability a - floor(a)),
+        a = levels * |g| / L2(g),   L2 over a block
+
+    A block whose norm exceeds the largest float32 arrives as NaN.
+
+    Reference: Alistarh et al. 2017, arXiv:1610.02132.
+    """
+
+    name: ClassVar[str] = "qsgd"
+    unbiased: ClassVar[bool] = True
+    encoder: ClassVar[str] = "qsgd"
+    decoder: ClassVar[str] = "levels"
+
+    levels: int = count(
+        7, at_least=1, at_most=127, advice="2 * levels + 1 codes must fit into 8 bits; for finer steps use fp16."
+    )
+    """Steps between zero and the norm; a code has as many bits as 2 * levels + 1 values need."""
+    block: int = count(512, at_least=32, at_most=65536)
+    """Values that share a norm; no block holds values of two parameters."""
+
+    @property
+    def bits(self) -> int:
+        """Two to eight."""
+        return (2 * self.levels).bit_length()
+
+    def encoder_settings(self) -> dict[str, float]:
+        """The number of levels."""
+        return {"levels": self.levels}
+
+    def decoder_settings(self) -> dict[str, float]:
+        """The number of levels."""
+        return {"largest": self.levels}

@@ -1,0 +1,30 @@
+"""Send the largest entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.wire.sparse import Sparse
+from laconic.core.stateful import BucketState
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(Sparse):
+    """Keep the k largest magnitudes of each tensor and send their places and values.
+
+        k = ceil(density * numel),   m = mask of the k largest |g|,   decoded = m * g
+
+    Of equal magnitudes the first are taken; what is not finite counts as largest.
+
+    Reference: Aji & Heafield 2017, arXiv:1704.05021.
+    """
+
+    name: ClassVar[str] = "topk"
+
+    def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest magnitudes of each tensor."""
+        indices = self.entries(state.bucket).largest(flat)
+        return indices, flat[indices]

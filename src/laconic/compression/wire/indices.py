@@ -1,0 +1,176 @@
+"""Which k of n entries are meant, as bytes: the cheapest of four codings.
+
+    int32    4 bytes an index
+    int16    2 bytes an index, its place in a block of 65536 entries; before them, for each block, where it ends
+    bitmap   1 bit an entry
+    packed   Elias-Fano: the low l bits of each index side by side, then what remains of it as a bit in a row of
+             k + n / 2^l bits; about k (2 + log2(n / k)) bits in all
+
+How many bytes there are follows from n and k alone. None and all of the entries need no bytes.
+
+Reference: Elias 1974; Fano 1971.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+
+from laconic.compression.kernels.compiled import compiled
+
+CODINGS = ("int32", "int16", "bitmap", "packed")
+_BLOCK = 1 << 16
+_LARGEST = 1 << 31
+"""Entries; no bucket here reaches that many."""
+
+
+@lru_cache(maxsize=4096)
+def chosen_coding(coding: str, n: int, k: int) -> str:
+    """What "auto" stands for: the coding with the fewest bytes."""
+    return min(CODINGS, key=lambda name: indices_bytes(n, k, name)) if coding == "auto" else coding
+
+
+@lru_cache(maxsize=4096)
+def indices_bytes(n: int, k: int, coding: str = "auto") -> int:
+    """Bytes of k indices below n; a multiple of 4, so that numbers after them are aligned."""
+    assert 0 <= k <= n <= _LARGEST, f"{k} of {n} entries"
+    if k in (0, n):
+        return 0
+    match chosen_coding(coding, n, k):
+        case "int32":
+            size = 4 * k
+        case "int16":
+            size = 4 * _num_blocks(n) + 2 * k
+        case "bitmap":
+            size = -(-n // 8)
+        case _:
+            low_bytes, high_bytes = _packed_bytes(n, k, low_bits(n, k))
+            size = low_bytes + high_bytes
+    return -(-size // 4) * 4
+
+
+def encode_indices(indices: torch.Tensor, n: int, coding: str = "auto") -> torch.Tensor:
+    """Ascending, distinct int64 indices below n as bytes."""
+    k = indices.numel()
+    assert k <= n <= _LARGEST, f"{k} of {n} entries"
+    # On a GPU the host would have to wait for the answer.
+    if indices.device.type == "cpu" and k:
+        assert bool((indices[1:] > indices[:-1]).all()), "indices must be ascending and distinct"
+        assert indices[0] >= 0, "indices must not be negative"
+        assert indices[-1] < n, f"indices must lie below {n}"
+    packed = torch.zeros(indices_bytes(n, k, coding), dtype=torch.uint8, device=indices.device)
+    if not packed.numel():
+        return packed
+    match chosen_coding(coding, n, k):
+        case "int32":
+            packed.view(torch.int32).copy_(indices)
+        case "int16":
+            ends = 4 * _num_blocks(n)
+            packed[:ends].view(torch.int32).copy_(torch.searchsorted(indices, _block_ends(n, indices.device)))
+            # Moved down by half a block, so that it fits a signed number.
+            packed[ends : ends + 2 * k].view(torch.int16).copy_(indices % _BLOCK - _BLOCK // 2)
+        case "bitmap":
+            if (fast := _fast(packed)) is not None:
+                fast.encode_bitmap(indices, packed)
+            else:
+                _set_bits(indices, packed)
+        case _:
+            if (fast := _fast(packed)) is not None:
+                fast.encode_packed(indices, packed, low_bits(n, k))
+            else:
+                _encode_packed(indices, packed, n, low_bits(n, k))
+    return packed
+
+
+def decode_indices(packed: torch.Tensor, n: int, k: int, coding: str = "auto") -> torch.Tensor:
+    """The k int64 indices that `packed` (with nothing behind them) stands for."""
+    assert packed.numel() == indices_bytes(n, k, coding), f"{packed.numel()} bytes for {k} of {n} entries"
+    if k in (0, n):
+        return torch.arange(k, device=packed.device)
+    match chosen_coding(coding, n, k):
+        case "int32":
+            return packed.view(torch.int32).to(torch.int64)
+        case "int16":
+            split = 4 * _num_blocks(n)
+            places = packed[split : split + 2 * k].view(torch.int16).to(torch.int64) + _BLOCK // 2
+            if split:
+                ends = packed[:split].view(torch.int32).to(torch.int64)
+                places += _BLOCK * torch.searchsorted(ends, torch.arange(k, device=packed.device), right=True)
+            return places
+        case "bitmap":
+            if (fast := _fast(packed)) is not None:
+                return fast.decode_bitmap(packed, k)
+            return _find_bits(packed, k)
+        case _:
+            if (fast := _fast(packed)) is not None:
+                return fast.decode_packed(packed, k, low_bits(n, k))
+            return _decode_packed(packed, n, k, low_bits(n, k))
+
+
+@lru_cache(maxsize=4096)
+def low_bits(n: int, k: int) -> int:
+    """How many low bits of each index stand side by side: what gives the fewest bytes."""
+    return min(range(n.bit_length()), key=lambda bits: sum(_packed_bytes(n, k, bits)))
+
+
+def _packed_bytes(n: int, k: int, bits: int) -> tuple[int, int]:
+    return -(-k * bits // 8), -(-(k + ((n - 1) >> bits)) // 8)
+
+
+def _num_blocks(n: int) -> int:
+    """Blocks whose ends are sent: none where there is only one."""
+    return 0 if n <= _BLOCK else -(-n // _BLOCK)
+
+
+def _block_ends(n: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, _num_blocks(n) + 1, device=device) * _BLOCK
+
+
+def _encode_packed(indices: torch.Tensor, packed: torch.Tensor, n: int, bits: int) -> None:
+    k = indices.numel()
+    low_bytes, _ = _packed_bytes(n, k, bits)
+    low = (indices.unsqueeze(1) >> torch.arange(bits, device=packed.device)) & 1
+    write_bits(low.view(-1), packed[:low_bytes])
+    _set_bits((indices >> bits) + torch.arange(k, device=indices.device), packed[low_bytes:])
+
+
+def _decode_packed(packed: torch.Tensor, n: int, k: int, bits: int) -> torch.Tensor:
+    low_bytes, _ = _packed_bytes(n, k, bits)
+    each = torch.arange(bits, device=packed.device)
+    low = (bits_of(packed[:low_bytes])[: k * bits].view(k, bits).to(torch.int64) << each).sum(1)
+    high = _find_bits(packed[low_bytes:], k) - torch.arange(k, device=packed.device)
+    return (high << bits) | low
+
+
+def write_bits(bits: torch.Tensor, packed: torch.Tensor) -> None:
+    """Zeros and ones as bits of `packed`, from the lowest of the first byte on; those left over become zero."""
+    row = torch.zeros(packed.numel() * 8, dtype=torch.uint8, device=packed.device)
+    row[: bits.numel()] = bits
+    packed.copy_((row.view(-1, 8) << _each_bit(packed)).sum(1, dtype=torch.uint8))
+
+
+def bits_of(packed: torch.Tensor) -> torch.Tensor:
+    """Zeros and ones again, eight for each byte."""
+    return ((packed.unsqueeze(1) >> _each_bit(packed)) & 1).view(-1)
+
+
+def _each_bit(packed: torch.Tensor) -> torch.Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=packed.device)
+
+
+def _set_bits(places: torch.Tensor, packed: torch.Tensor) -> None:
+    row = torch.zeros(packed.numel() * 8, dtype=torch.uint8, device=packed.device)
+    row[places] = 1
+    write_bits(row, packed)
+
+
+def _find_bits(packed: torch.Tensor, k: int) -> torch.Tensor:
+    # The size is known, so a GPU need not be asked for it.
+    return bits_of(packed).nonzero_static(size=k).view(-1)
+
+
+def _fast(packed: torch.Tensor) -> ModuleType | None:
+    """Compiled loops that write and read the same bytes, where there are any."""
+    return compiled("indices_numba") if packed.device.type == "cpu" else None

@@ -1,0 +1,175 @@
+"""A few entries of each tensor: where they are, then what they are.
+
+A packed bucket is the coded indices of all its entries (wire/indices.py), then their values as float32. Entries are
+chosen tensor by tensor, so what is sent of a parameter does not depend on the bucket it travels in. Values of float64
+tensors are rounded to float32, and those beyond its range become infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Packed
+from laconic.compression.kernels.topk import topk_indices
+from laconic.compression.wire.indices import CODINGS, decode_indices, encode_indices, indices_bytes
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
+from laconic.core.tensor import TensorSpec
+from laconic.settings import Setting, choice, share
+
+
+def num_kept(density: float, numel: int) -> int:
+    """How many entries of a tensor that share is, rounded up: at least one if it has any."""
+    return min(numel, math.ceil(density * numel))
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A fixed number of entries of each tensor of a bucket, and how they are packed."""
+
+    bucket: Bucket
+    counts: tuple[int, ...]
+    coding: str
+
+    @cached_property
+    def numel(self) -> int:
+        """Entries they are chosen from."""
+        return self.bucket.numel
+
+    @cached_property
+    def num_values(self) -> int:
+        """Entries of all tensors together."""
+        return sum(self.counts)
+
+    @property
+    def indices_bytes(self) -> int:
+        """Bytes before the first value."""
+        return indices_bytes(self.numel, self.num_values, self.coding)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the whole."""
+        return self.indices_bytes + 4 * self.num_values
+
+    def largest(self, flat: torch.Tensor) -> torch.Tensor:
+        """Where the largest magnitudes of each tensor are in the flat tensor, in ascending order."""
+        return torch.cat(
+            [
+                topk_indices(flat[place], count) + place.start
+                for (_, place), count in zip(self.bucket.segments(), self.counts, strict=True)
+            ]
+        )
+
+    def pack(self, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Entries as bytes."""
+        coded = encode_indices(indices, self.numel, self.coding)
+        return torch.cat((coded, values.to(torch.float32).view(torch.uint8)))
+
+    def unpack(self, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices and values of entries."""
+        if not self.num_values:  # nothing lies at an address that fits
+            return torch.empty(0, dtype=torch.int64, device=packed.device), torch.empty(0, device=packed.device)
+        split = self.indices_bytes
+        indices = decode_indices(packed[:split], self.numel, self.num_values, self.coding)
+        return indices, packed[split : self.packed_bytes].view(torch.float32)
+
+    def sum(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What the entries in all rows add up to, as a flat tensor at least as precise as float32."""
+        # In the order of ranks, so that every rank comes to the same bits.
+        total = torch.zeros(self.numel, dtype=torch.promote_types(dtype, torch.float32), device=rows.device)
+        for row in rows:
+            indices, values = self.unpack(row)
+            total[indices] += values.to(total.dtype)
+        return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse(Packed):
+    """A compressor that sends k entries of each tensor; the others arrive as zero.
+
+    A method writes `select`, and `num_entries` or `dense` where the defaults do not fit. A wrapper that codes the
+    values in another way uses `select`, `pack_indices`, `unpack_indices`, `place` and the sizes.
+    """
+
+    wants_error_feedback: ClassVar[bool] = True
+
+    density: float = share(0.01)
+    """Share of the entries of each tensor that is sent; at least one of each."""
+    route: str = choice("gather", "scatter")
+    """How payloads meet. scatter adds up shards and selects again from the sums: fewer bytes, more loss."""
+    indices: str = choice("auto", *CODINGS)
+    """How the places of the entries are coded; auto takes what needs the fewest bytes."""
+
+    @classmethod
+    def declared(cls) -> dict[str, Setting]:
+        """The density first, so that topk(0.01) means what it says."""
+        declared = super().declared()
+        return {"density": declared.pop("density"), **declared}
+
+    def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
+        """What to send of `flat`: ascending places in the bucket, and their values."""
+        raise NotImplementedError
+
+    def num_entries(self, numel: int) -> int:
+        """How many entries of a tensor are sent."""
+        return num_kept(self.density, numel)
+
+    def dense(self, values: torch.Tensor, state: BucketState) -> torch.Tensor:
+        """What selected values, each in its place and zeros elsewhere, stand for."""
+        return values
+
+    def entries(self, bucket: Bucket) -> Entries:
+        """How many entries of each tensor are sent, and how they are packed."""
+        return Entries(bucket, tuple(self.num_entries(tensor.numel) for tensor in bucket.tensors), self.indices)
+
+    def num_values(self, bucket: Bucket) -> int:
+        """How many values `select` gives."""
+        return self.entries(bucket).num_values
+
+    def values_bucket(self, bucket: Bucket) -> Bucket:
+        """The selected values as a bucket of their own: k float32 values of each tensor, in order."""
+        return Bucket(
+            tuple(
+                TensorSpec(tensor.name, (self.num_entries(tensor.numel),), torch.float32, tensor.device)
+                for tensor in bucket.tensors
+            )
+        )
+
+    def indices_bytes(self, bucket: Bucket) -> int:
+        """How many bytes `pack_indices` gives; a multiple of 4."""
+        return self.entries(bucket).indices_bytes
+
+    def pack_indices(self, indices: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        """The places that `select` gives, as bytes."""
+        return encode_indices(indices, bucket.numel, self.indices)
+
+    def unpack_indices(self, packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        """The places again, from exactly `indices_bytes` bytes."""
+        return decode_indices(packed, bucket.numel, self.num_values(bucket), self.indices)
+
+    def place(self, indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        """Write what values at these places stand for into `out`."""
+        scattered = torch.zeros(out.numel(), dtype=torch.promote_types(out.dtype, torch.float32), device=out.device)
+        scattered[indices] = values.to(scattered.dtype)
+        out.copy_(self.dense(scattered, state))
+
+    def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
+        """Coded places, then values."""
+        return self.entries(state.bucket).pack(*self.select(flat, state))
+
+    def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        """Zeros, and the values in their places."""
+        self.place(*self.entries(state.bucket).unpack(packed), out, state)
+
+    def packed_bytes(self, bucket: Bucket) -> int:
+        """Those of the places, and four for each value."""
+        return self.entries(bucket).packed_bytes
+
+    def _sum(self, rows: torch.Tensor, like: torch.Tensor, state: BucketState) -> torch.Tensor:
+        """Entry by entry: what is zero costs nothing."""
+        return self.dense(self.entries(state.bucket).sum(rows, like.dtype), state)

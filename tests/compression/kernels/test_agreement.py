@@ -1,0 +1,193 @@
+"""Fused kernels give what the plain torch reference gives: bit for bit, but for the last bit of a sum."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from laconic.compression import kernels
+from laconic.compression.kernels import reference
+from laconic.compression.wire.chunks import Chunks
+from laconic.core.plan import Bucket
+from laconic.core.tensor import TensorSpec
+from tests.compression.test_laws import bits, values
+
+pytestmark = pytest.mark.timeout(120)
+
+SEED = 0xDEADBEEF
+SMALL = (0, 1, 31, 32, 33, 127, 256, 257, 1031, 5003)
+
+# encoder, its settings, decoder, its settings, bits, scales, whether a scale is a sum
+CASES = [
+    *[
+        ("integer", {"largest": largest, "stochastic": stochastic}, "levels", {"largest": largest}, width, 1, False)
+        for largest, width in ((127, 8), (7, 4))
+        for stochastic in (False, True)
+    ],
+    *[("fp8", {"stochastic": stochastic}, "fp8", {}, 8, 1, False) for stochastic in (False, True)],
+    *[
+        ("qsgd", {"levels": levels}, "levels", {"largest": levels}, (2 * levels).bit_length(), 1, True)
+        for levels in (1, 3, 7, 8, 31, 50, 127)
+    ],
+    ("terngrad", {"clip": 2.5}, "levels", {"largest": 1}, 2, 1, True),
+    ("natural", {}, "natural", {}, 8, 1, False),
+    ("sign", {}, "sign", {}, 1, 1, False),
+    ("scaled_sign", {}, "sign", {}, 1, 1, True),
+    ("onebit", {}, "onebit", {}, 1, 2, True),
+    ("bf16", {}, "", {}, 16, 0, False),
+    ("fp16", {}, "", {}, 16, 0, False),
+]
+Case = tuple[str, dict[str, float], str, dict[str, float], int, int, bool]
+every_case = pytest.mark.parametrize(
+    "case", CASES, ids=[" ".join([case[0], *(f"{key}={value}" for key, value in case[1].items())]) for case in CASES]
+)
+every_device = pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+        ),
+    ],
+)
+
+
+def bucket_of(sizes: tuple[int, ...], dtype: torch.dtype, device: str) -> Bucket:
+    return Bucket(tuple(TensorSpec(f"p{i}", (size,), dtype, torch.device(device)) for i, size in enumerate(sizes)))
+
+
+def assert_agreement(case: Case, flat: torch.Tensor, bucket: Bucket, block: int) -> None:
+    encoder, encoder_settings, decoder, decoder_settings, width, num_scales, sums = case
+    chunks = Chunks(bucket, block, width, num_scales)
+    fused = kernels.encode(encoder, flat, chunks, SEED, backend="fused", **encoder_settings)
+    plain = kernels.encode(encoder, flat, chunks, SEED, backend="reference", **encoder_settings)
+    if sums:
+        assert_same_but_for_the_last_bit_of_scales(fused, plain, chunks)
+    else:
+        assert bits(fused.cpu()) == bits(plain.cpu())
+    if decoder:
+        outs = [torch.full_like(flat, 7.0), torch.full_like(flat, 8.0)]
+        for out, backend in zip(outs, ("fused", "reference"), strict=True):
+            kernels.decode(decoder, plain, chunks, out, backend=backend, **decoder_settings)
+        assert bits(outs[0].cpu().nan_to_num(nan=1e4)) == bits(outs[1].cpu().nan_to_num(nan=1e4))
+
+
+def assert_same_but_for_the_last_bit_of_scales(fused: torch.Tensor, plain: torch.Tensor, chunks: Chunks) -> None:
+    fused, plain = fused.cpu(), plain.cpu()
+    scales = [packed[: chunks.scale_bytes].view(torch.float32) for packed in (fused, plain)]
+    apart = (scales[0].view(torch.int32) - scales[1].view(torch.int32)).abs()
+    apart[scales[0].isnan() & scales[1].isnan()] = 0
+    assert apart.max() <= 1
+    for chunk in range(chunks.num_chunks):
+        if not apart[chunk * chunks.num_scales : (chunk + 1) * chunks.num_scales].any():
+            codes = slice(*(chunks.scale_bytes + chunks.code_starts[chunk : chunk + 2]))
+            assert torch.equal(fused[codes], plain[codes]), f"chunk {chunk}"
+
+
+@every_device
+@every_case
+@pytest.mark.parametrize("block", [64, 256, 1000])
+def test_small_and_odd_sizes_in_one_bucket(case: Case, block: int, device: str) -> None:
+    bucket = bucket_of(SMALL, torch.float32, device)
+    assert_agreement(case, values(0, 0, bucket.numel, torch.float32).to(device), bucket, block)
+
+
+@every_device
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_million(case: Case, dtype: torch.dtype, device: str) -> None:
+    bucket = bucket_of((999_983,), dtype, device)
+    generator = torch.Generator().manual_seed(3)
+    flat = torch.randn(bucket.numel, generator=generator) * torch.rand(bucket.numel, generator=generator) ** 4
+    assert_agreement(case, flat.to(dtype).to(device), bucket, 512)
+
+
+@every_device
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_other_types(case: Case, dtype: torch.dtype, device: str) -> None:
+    bucket = bucket_of((300, 1, 700), dtype, device)
+    assert_agreement(case, values(0, 0, bucket.numel, dtype).to(device), bucket, 128)
+
+
+@every_device
+@every_case
+def test_awkward_values(case: Case, device: str) -> None:
+    """Zeros of both signs, subnormals, the largest numbers, one large among small, and what is not finite."""
+    block = 64
+    generator = torch.Generator().manual_seed(1)
+    normal = torch.randn(block, generator=generator)
+    rows = [
+        torch.zeros(block),
+        -torch.zeros(block),
+        normal * 1e-44,
+        normal * 1e-38,
+        normal * 2.0**-117,
+        normal * 1e37,
+        torch.full((block,), 3.4028234663852886e38),
+        10.0 ** torch.linspace(-45, 38, block) * normal.sign(),
+        torch.where(torch.arange(block) == 5, 1e30, normal * 1e-9),
+        torch.where(torch.arange(block) == 7, torch.nan, normal),
+        torch.where(torch.arange(block) == 7, torch.inf, normal),
+        torch.where(torch.arange(block) == 7, -torch.inf, normal * 0),
+        torch.full((block,), 0.1),
+        torch.arange(block) - 31.5,  # ties
+        torch.arange(block) / 16.0,
+        2.0 ** -torch.arange(block).float(),
+    ]
+    flat = torch.cat(rows).to(device)
+    assert_agreement(case, flat, bucket_of((len(flat),), torch.float32, device), block)
+
+
+def test_every_kernel_is_here() -> None:
+    assert {case[0] for case in CASES} == set(reference.ENCODERS)
+    assert {case[2] for case in CASES} - {""} == set(reference.DECODERS)
+
+
+def test_a_cpu_has_every_kernel() -> None:
+    fused = pytest.importorskip("laconic.compression.kernels.numba_cpu")
+    assert fused.ENCODERS.keys() == reference.ENCODERS.keys()
+    assert fused.DECODERS.keys() == reference.DECODERS.keys()
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """Whether something is installed is found out anew, before and after."""
+    for remembered in (kernels._lookup, kernels._tables):
+        remembered.cache_clear()
+    yield
+    for remembered in (kernels._lookup, kernels._tables):
+        remembered.cache_clear()
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_without_numba_the_reference_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = bucket_of((100,), torch.float32, "cpu")
+    flat, chunks = values(0, 0, 100, torch.float32), Chunks(bucket, 64, 8, 1)
+    expected = kernels.encode("natural", flat, chunks, SEED, backend="reference")
+    kernels._lookup.cache_clear()
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    assert not kernels.has_fused("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(kernels.encode("natural", flat, chunks, SEED), expected)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_numba_that_cannot_be_used_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise ImportError("Numba needs NumPy 1.0 or less")
+
+    monkeypatch.setattr(kernels, "find_spec", lambda name: object())
+    monkeypatch.setattr(kernels, "import_module", refuse)
+    with pytest.warns(
+        UserWarning, match="numba is installed but cannot be used .*NumPy 1.0.*Repair or uninstall numba"
+    ):
+        assert not kernels.has_fused("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not kernels.has_fused("cpu")
