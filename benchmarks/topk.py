@@ -39,7 +39,7 @@ def gaussiank(values: torch.Tensor, k: int) -> torch.Tensor:
     return (magnitudes > threshold).nonzero().view(-1)
 
 
-def sidco(values: torch.Tensor, k: int, *, stages: int | None = None) -> torch.Tensor:
+def sidco(values: torch.Tensor, k: int) -> torch.Tensor:
     """Exponential fitted to what exceeds the previous threshold, a quarter each (arXiv:2101.10761)."""
     magnitudes = values.abs()
     places: torch.Tensor | None = None

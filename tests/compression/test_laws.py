@@ -139,8 +139,6 @@ def test_lossy_compressors_come_close_over_time(compressor: Compressor) -> None:
 
     Of methods that send few entries, those that have arrived are compared.
     """
-    if any(getattr(layer, "scale", False) for layer in compressor.layers()) and compressor.keeps_residual:
-        pytest.skip("what is right on average already is not to be corrected")
     bucket = one_bucket(10_007, torch.float32)
 
     def rank(transport: InProcessTransport) -> torch.Tensor:
@@ -217,6 +215,9 @@ def test_init_depends_on_the_bucket_alone(compressor: Compressor) -> None:
         for name, value in fields.items():
             assert name.split(".")[0] in [layer.name for layer in compressor.layers()], (
                 "fields carry their owner's name"
+            )
+            assert name in {field for layer in compressor.layers() for field in layer.on_resize}, (
+                "a method says what becomes of its fields when the number of workers changes"
             )
             assert value.device == bucket.device
 

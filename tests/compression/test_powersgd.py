@@ -64,7 +64,7 @@ def test_formula_with_error_feedback(world_size: int, rank: int) -> None:
 
     found = InProcessCluster(world_size).run(one_rank)
     error = [np.zeros(BUCKET.numel) for _ in range(world_size)]
-    q = {name: value.double().numpy() for name, value in start.items()}
+    q = {name: value.double().numpy().T for name, value in start.items()}
     for step in range(steps):
         gradients = [
             values(other, step, BUCKET.numel, torch.float64).numpy() + error[other] for other in range(world_size)

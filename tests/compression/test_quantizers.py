@@ -194,9 +194,9 @@ def test_bytes_of_several_parameters() -> None:
     assert Int4().packed_bytes(BUCKET) == -(-(4 * 7 + 1 + 16 + (128 + 1) + (128 + 128 + 94)) // 4) * 4
 
 
-def _standard_errors_off(method: Quantizer) -> float:
+def _standard_errors_off(method: Quantizer, steps: int) -> float:
     """How far the mean over many steps is from the value itself, in units of what chance explains."""
-    flat, steps = values(0, 1, 96, torch.float32).sign() * torch.linspace(0.3, 1, 96), 600
+    flat = values(0, 1, 96, torch.float32).sign() * torch.linspace(0.3, 1, 96)
     flat[::12] *= 6  # beyond 2.5 sigma
     bucket = one_bucket(96, torch.float32)
     found = np.stack([decoded(method, flat, bucket, Moment(step)).double().numpy() for step in range(steps)])
@@ -209,22 +209,18 @@ def _standard_errors_off(method: Quantizer) -> float:
 @every_quantizer
 def test_unbiased_says_the_truth(method: Quantizer) -> None:
     """The mean over many steps is the value itself, within what chance allows, exactly where the method says so."""
-    off = _standard_errors_off(method)
+    off = _standard_errors_off(method, 500 if method.unbiased else 100)
     assert (off < 4.5) == method.unbiased, f"off by {off:.1f} standard errors"
 
 
 def test_terngrad_is_biased_by_nothing_but_clipping() -> None:
-    assert _standard_errors_off(TernGrad(clip=100)) < 4.5
+    assert _standard_errors_off(TernGrad(clip=100), 500) < 4.5
 
 
-@pytest.mark.parametrize(
-    "method",
-    [Int4(rounding="stochastic", route="scatter"), Qsgd(route="scatter"), Natural(route="gather")],
-    ids=str,
-)
+@pytest.mark.parametrize("method", [Int4(rounding="stochastic", route="scatter"), Qsgd(route="scatter")], ids=str)
 def test_sums_are_unbiased(method: Quantizer) -> None:
     """Also where they are rounded twice: with numbers that have nothing to do with each other."""
-    bucket, steps = one_bucket(64, torch.float32), 400
+    bucket, steps = one_bucket(64, torch.float32), 300
 
     def gradient(rank: int) -> torch.Tensor:
         return values(rank, 1, 64, torch.float32).sign() * torch.linspace(0.3, 1, 64)

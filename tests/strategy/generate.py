@@ -85,10 +85,10 @@ def variants(axis: str) -> list[Method]:
     """Every method of an axis with its defaults and with all settings changed; compressors also in some wrappers."""
     found: list[Method] = []
     for turn, kind in enumerate(bases(axis)):
-        for method in dict.fromkeys([kind(), _changed(kind())]):
-            found.append(method)
-            if isinstance(method, Compressor):
-                found += wrapped(method, turn)
+        plain = kind()
+        found += dict.fromkeys([plain, _changed(plain)])
+        if isinstance(plain, Compressor):
+            found += wrapped(plain, turn)
     return found
 
 

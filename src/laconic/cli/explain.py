@@ -134,18 +134,21 @@ def parse_count(text: str, where: str, *, at_most: int, example: str) -> int:
     return int(value)
 
 
+def _width(params: int) -> int:
+    """Rows and columns of a likely matrix in a model with that many parameters."""
+    widths = (64, 128, 256, 512, 1024)
+    return next((width for width in widths if params // width**2 <= _MOST_MATRICES), _WIDEST)
+
+
 def _likely(params: int) -> list[tuple[int, list[TensorSpec]]]:
     """Parameters as matrices of a likely size: how often a set of tensors occurs, and the tensors."""
-    width = next(
-        width
-        for width in (64, 128, 256, 512, 1024, _WIDEST)
-        if params // width**2 <= _MOST_MATRICES or width == _WIDEST
-    )
+    width = _width(params)
     squares = [TensorSpec(f"{number}.weight", (width, width)) for number in range(_MOST_MATRICES)]
     times, few = divmod(params // width**2, _MOST_MATRICES)
     rows, rest = divmod(params % width**2, width)
     others = [TensorSpec("last.weight", (rows, width)), TensorSpec("last.bias", (rest,))]
-    return [(times, squares), (1, squares[:few] + [tensor for tensor in others if tensor.numel])]
+    last = (1, squares[:few] + [tensor for tensor in others if tensor.numel])
+    return [(times, squares), last] if times else [last]
 
 
 def _as_json(explanation: _Explanation) -> dict[str, object]:
@@ -212,7 +215,8 @@ def _what_it_sends(explanation: _Explanation) -> Group:
         verdict = f"{about}{1 / explanation.ratio:.3g} times MORE bytes than the uncompressed all-reduce"
     workers = "1 worker" if explanation.workers == 1 else f"{explanation.workers:,} workers"
     title = f"Bytes each worker sends per step ({workers}, {explanation.params:,} fp32 parameters)"
-    return Group(Text(title, style="bold"), table, Text(f"  {verdict}"))
+    shapes = f"  parameters taken as matrices of {_width(explanation.params):,} x {_width(explanation.params):,}"
+    return Group(Text(title, style="bold"), table, Text(f"  {verdict}"), Text(shapes, style="dim"))
 
 
 def _time_on_links(explanation: _Explanation) -> Group:

@@ -86,6 +86,10 @@ class Compressor(Method):
         """Whether `rounds` says exactly what is sent; else it depends on the values, and `rounds` is a bound."""
         return True
 
+    def amplifies(self) -> bool:
+        """Whether what is sent is enlarged so that it is right on average; a residual of that would grow for ever."""
+        return False
+
     def layers(self) -> Iterator[Compressor]:
         """This compressor, then what it wraps, from the outside in."""
         yield self
@@ -245,6 +249,10 @@ class Wrapper(Compressor):
     def exact(self) -> bool:
         """As exact as the inner compressor."""
         return self.inner.exact()
+
+    def amplifies(self) -> bool:
+        """As the inner compressor does."""
+        return self.inner.amplifies()
 
     def layers(self) -> Iterator[Compressor]:
         """This wrapper, then what it wraps."""

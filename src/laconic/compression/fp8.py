@@ -15,7 +15,7 @@ class Fp8(Quantizer):
 
         unit = max |g| / 448 over a block,   decoded = unit * e4m3(g / unit)
 
-    Relative errors stay below 1/16 down to 2^-15 of the block's largest value, where int8 has none of it left.
+    Relative errors stay below 1/16 down to 2^-14 of the block's largest value, where int8 has long rounded to zero.
 
     Reference: Micikevicius et al. 2022, arXiv:2209.05433.
     """

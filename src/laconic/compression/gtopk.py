@@ -26,8 +26,8 @@ class GTopK(Compressor):
 
         S_r = topk(g_r),   in round j = 0, 1, ...:  S_r = topk(S_r + S_peer),  peer = r xor 2^j
 
-    After log2(n) rounds all ranks have the same k entries of each tensor: 2 k log2(n) numbers whatever n is, where
-    topk needs 2 k (n-1). If n is no power of two, the ranks beyond the largest power p begin by handing their entries
+    After log2(n) rounds all ranks have the same k entries of each tensor, for 2 k log2(n) numbers sent where topk
+    sends 2 k (n-1). If n is no power of two, the ranks beyond the largest power p begin by handing their entries
     to rank r - p and end by getting the result from it.
     Each rank knows which of its own entries are part of the result, so error_feedback keeps the others.
 

@@ -62,10 +62,10 @@ class PowerSgd(Compressor):
         )
 
     def init(self, bucket: Bucket) -> BucketState:
-        """A random Q per matrix, drawn from the parameter's name."""
+        """A random Q per matrix, drawn from the parameter's name; kept and sent row by row, as Q^T."""
         dtype = _computed_in(bucket)
         start = {
-            matrix.name: _random(base_seed(matrix.name, 0), (matrix.columns, self.rank), dtype, bucket.device)
+            matrix.name: _random(base_seed(matrix.name, 0), (self.rank, matrix.columns), dtype, bucket.device)
             for matrix in _layout(bucket, self.rank).matrices
         }
         return BucketState(bucket, whole={_Q: start} if start else {})
@@ -83,34 +83,40 @@ class PowerSgd(Compressor):
         layout = _layout(state.bucket, self.rank)
         wide = flat.to(_computed_in(state.bucket))
         first, second = wide.new_empty(layout.first_numel), wide.new_empty(layout.second_numel)
-        for place, sent in layout.plain:
-            first[sent] = wide[place]
+        _copy_all([(first[sent], wide[place]) for place, sent in layout.plain])
         for matrix in layout.matrices:
-            torch.mm(matrix.values(wide), state.whole[_Q][matrix.name], out=matrix.p(first))
+            torch.mm(matrix.values(wide), state.whole[_Q][matrix.name].t(), out=matrix.p(first))
         yield group.sum((first,))
 
+        if own is not None:
+            _copy_all([(own[place], flat[place]) for place, _ in layout.plain])
+        _copy_all([(flat[place], first[sent]) for place, sent in layout.plain])
+        if not layout.matrices:
+            return
         for tall, rows in layout.talls:
             columns = first[tall].view(-1, rows, self.rank)
             columns.copy_(orthonormal(columns, self._noise(state, rows, first)))
-        if layout.matrices:
-            for matrix in layout.matrices:
-                torch.mm(matrix.values(wide).t(), matrix.p(first), out=matrix.q(second))
-            alone = second.clone() if own is not None else second
-            work = group.sum((second,))
-            if own is not None:
-                for matrix in layout.matrices:
-                    _write(own[matrix.place], matrix.p(first) @ matrix.q(alone).t())
-            yield work
-
-        for place, sent in layout.plain:
-            if own is not None:
-                own[place] = flat[place]
-            flat[place] = first[sent]
         for matrix in layout.matrices:
-            _write(flat[matrix.place], matrix.p(first) @ matrix.q(second).t())
-            kept, new = state.whole[_Q][matrix.name], matrix.q(second)
-            # In place: on a GPU, memory that another stream has given must not be given back here.
-            kept.copy_(torch.where(new.isfinite(), new, kept))
+            torch.mm(matrix.p(first).t(), matrix.values(wide), out=matrix.q(second))
+        alone = second.clone() if own is not None else second
+        work = group.sum((second,))
+        if own is not None:
+            self._decode(own, layout, first, alone)
+        yield work
+
+        self._decode(flat, layout, first, second)
+        # Zeros are as good a start as any: orth replaces them.
+        second.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        # In place: on a GPU, memory that another stream has given must not be given back here.
+        _copy_all([(state.whole[_Q][matrix.name], matrix.q(second)) for matrix in layout.matrices])
+
+    def _decode(self, out: torch.Tensor, layout: _Layout, first: torch.Tensor, second: torch.Tensor) -> None:
+        for matrix in layout.matrices:
+            values, p, q = matrix.values(out), matrix.p(first), matrix.q(second)
+            if out.dtype == first.dtype:
+                torch.mm(p, q, out=values)
+            else:
+                values.copy_(p @ q)
 
     def _noise(self, state: BucketState, rows: int, like: torch.Tensor) -> torch.Tensor:
         key = ("powersgd.noise", rows)
@@ -139,7 +145,8 @@ class _Matrix:
         return first[self.p_place].view(self.rows, self.rank)
 
     def q(self, second: torch.Tensor) -> torch.Tensor:
-        return second[self.q_place].view(self.columns, self.rank)
+        # Transposed: multiplying by M then goes along its rows, which is twice as fast on a CPU.
+        return second[self.q_place].view(self.rank, self.columns)
 
 
 @dataclass(frozen=True)
@@ -205,8 +212,10 @@ def _computed_in(bucket: Bucket) -> torch.dtype:
     return torch.promote_types(bucket.dtype, torch.float32)
 
 
-def _write(flat: torch.Tensor, values: torch.Tensor) -> None:
-    flat.copy_(values.view(-1))
+def _copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second of each pair into the first; on a GPU by one kernel for many."""
+    if pairs:
+        torch._foreach_copy_([out for out, _ in pairs], [values for _, values in pairs])
 
 
 def _random(seed: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

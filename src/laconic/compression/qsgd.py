@@ -16,7 +16,8 @@ class Qsgd(Quantizer):
         decoded = L2(g) * sign(g) * l / levels,   l = floor(a) + (1 with probability a - floor(a)),
         a = levels * |g| / L2(g),   L2 over a block
 
-    A block whose norm exceeds the largest float32 arrives as NaN.
+    A block whose norm exceeds the largest float32 arrives as NaN. Not to be combined with error_feedback unless
+    levels > sqrt(block): its noise is larger than the signal, and a residual would grow without bound.
 
     Reference: Alistarh et al. 2017, arXiv:1610.02132.
     """

@@ -38,8 +38,18 @@ class RandomK(Compressor):
     density: float = share(0.01)
     """Share of the entries of each tensor that is sent; at least one of each."""
     scale: bool = flag(False)
-    """Multiply what is sent by numel / k, so that what arrives is right on average. Not for use with error_feedback,
-    which would take the factor for an error and send it back."""
+    """Multiply what is sent by numel / k, so that what arrives is right on average; refused under error_feedback, which
+    would take the factor for an error and send it back."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Which one it is depends on a setting, so the object says it and not the class.
+        object.__setattr__(self, "unbiased", self.scale)
+        object.__setattr__(self, "wants_error_feedback", not self.scale)
+
+    def amplifies(self) -> bool:
+        """With `scale`."""
+        return self.scale
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The values at the places of this step."""

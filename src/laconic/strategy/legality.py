@@ -152,6 +152,18 @@ def _residuals_are_kept_inside_momentum(parts: Parts) -> Refusal | None:
     return None
 
 
+def _no_residual_of_what_is_enlarged(parts: Parts) -> Refusal | None:
+    """The part of a payload that was only added to be right on average would come back, larger every step."""
+    for layer in parts.compression.layers():
+        if isinstance(layer, Wrapper) and layer.keeps_residual and layer.inner.amplifies():
+            return Refusal(
+                f'compression: {layer.name} around "{layer.inner}" would grow for ever, because what is sent there is '
+                "enlarged to be right on average",
+                dataclasses.replace(parts, compression=_without(parts.compression, layer)),
+            )
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _no_wrapper_twice,
     _a_wrapper_fits_what_it_wraps,
@@ -160,6 +172,7 @@ RULES: tuple[Rule, ...] = (
     _no_residual_twice,
     _no_momentum_twice,
     _residuals_are_kept_inside_momentum,
+    _no_residual_of_what_is_enlarged,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -44,16 +44,7 @@ Case = tuple[str, dict[str, float], str, dict[str, float], int, int, bool]
 every_case = pytest.mark.parametrize(
     "case", CASES, ids=[" ".join([case[0], *(f"{key}={value}" for key, value in case[1].items())]) for case in CASES]
 )
-every_device = pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
-        ),
-    ],
-)
+one_of_each = pytest.mark.parametrize("case", {case[0]: case for case in CASES}.values(), ids=lambda case: case[0])
 
 
 def bucket_of(sizes: tuple[int, ...], dtype: torch.dtype, device: str) -> Bucket:
@@ -88,35 +79,31 @@ def assert_same_but_for_the_last_bit_of_scales(fused: torch.Tensor, plain: torch
             assert torch.equal(fused[codes], plain[codes]), f"chunk {chunk}"
 
 
-@every_device
-@every_case
-@pytest.mark.parametrize("block", [64, 256, 1000])
-def test_small_and_odd_sizes_in_one_bucket(case: Case, block: int, device: str) -> None:
+def small_and_odd_sizes_in_one_bucket(case: Case, device: str) -> None:
     bucket = bucket_of(SMALL, torch.float32, device)
-    assert_agreement(case, values(0, 0, bucket.numel, torch.float32).to(device), bucket, block)
+    for block in (64, 256, 1000):
+        assert_agreement(case, values(0, 0, bucket.numel, torch.float32).to(device), bucket, block)
 
 
-@every_device
-@every_case
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_million(case: Case, dtype: torch.dtype, device: str) -> None:
-    bucket = bucket_of((999_983,), dtype, device)
+def a_million(case: Case, device: str) -> None:
+    bucket = bucket_of((999_983,), torch.float32, device)
     generator = torch.Generator().manual_seed(3)
     flat = torch.randn(bucket.numel, generator=generator) * torch.rand(bucket.numel, generator=generator) ** 4
-    assert_agreement(case, flat.to(dtype).to(device), bucket, 512)
+    assert_agreement(case, flat.to(device), bucket, 512)
 
 
-@every_device
-@every_case
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_other_types(case: Case, dtype: torch.dtype, device: str) -> None:
-    bucket = bucket_of((300, 1, 700), dtype, device)
-    assert_agreement(case, values(0, 0, bucket.numel, dtype).to(device), bucket, 128)
+def other_types(case: Case, device: str) -> None:
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        bucket = bucket_of((300, 1, 700), dtype, device)
+        assert_agreement(case, values(0, 0, bucket.numel, dtype).to(device), bucket, 128)
 
 
-@every_device
-@every_case
-def test_awkward_values(case: Case, device: str) -> None:
+def more_than_is_widened_at_a_time(case: Case, device: str) -> None:
+    bucket = bucket_of((270_001, 5), torch.bfloat16, device)
+    assert_agreement(case, values(0, 0, bucket.numel, torch.bfloat16).to(device), bucket, 1000)
+
+
+def awkward_values(case: Case, device: str) -> None:
     """Zeros of both signs, subnormals, the largest numbers, one large among small, and what is not finite."""
     block = 64
     generator = torch.Generator().manual_seed(1)
@@ -141,6 +128,30 @@ def test_awkward_values(case: Case, device: str) -> None:
     ]
     flat = torch.cat(rows).to(device)
     assert_agreement(case, flat, bucket_of((len(flat),), torch.float32, device), block)
+
+
+QUICK = [small_and_odd_sizes_in_one_bucket, other_types, awkward_values]
+LARGE = [a_million, more_than_is_widened_at_a_time]
+
+
+@every_case
+@pytest.mark.parametrize("agree", QUICK)
+def test_on_a_cpu(agree: Callable[[Case, str], None], case: Case) -> None:
+    agree(case, "cpu")
+
+
+@one_of_each
+@pytest.mark.parametrize("agree", LARGE)
+def test_on_a_cpu_in_large(agree: Callable[[Case, str], None], case: Case) -> None:
+    agree(case, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@every_case
+def test_on_a_gpu(case: Case) -> None:
+    for agree in (*QUICK, *LARGE):
+        agree(case, "cuda")
 
 
 def test_every_kernel_is_here() -> None:

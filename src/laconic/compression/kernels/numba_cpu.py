@@ -450,7 +450,11 @@ def _scratch(chunks: Chunks) -> NDArray[np.uint8]:
 def _write(out: torch.Tensor, part: _Part, decode: Callable[[NDArray[np.float32]], None]) -> None:
     """Let `decode` write float32 into the part's place of `out`, directly where that is float32 too."""
     place = out[part.elements]
-    found = place if place.dtype == torch.float32 and place.is_contiguous() else torch.empty(len(place))
+    found = (
+        place
+        if place.dtype == torch.float32 and place.is_contiguous()
+        else torch.empty(len(place), dtype=torch.float32, device="cpu")
+    )
     decode(found.numpy())
     if found is not place:
         place.copy_(found)

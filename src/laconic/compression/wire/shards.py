@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,18 +25,22 @@ class Shard:
 def shards_of(bucket: Bucket, count: int) -> list[Shard]:
     """`count` pieces in order; the last ones may be empty. Pieces of tensors are named after what they hold."""
     size = -(-bucket.numel // (count * _ALIGNMENT)) * _ALIGNMENT
+    first = bucket.tensors[0]
+    # An empty piece still knows its dtype and device.
+    nothing = Bucket((TensorSpec(f"{first.name}[0:0]", (0,), first.dtype, first.device),))
     shards: list[Shard] = []
+    segments = deque(bucket.segments())
     for number in range(count):
         begin, end = min(number * size, bucket.numel), min((number + 1) * size, bucket.numel)
-        pieces = [
-            _piece(tensor, max(begin, place.start) - place.start, min(end, place.stop) - place.start)
-            for tensor, place in bucket.segments()
-            if place.start < end and begin < place.stop
-        ]
-        # An empty piece still knows its dtype and device.
-        first = bucket.tensors[0]
-        nothing = TensorSpec(f"{first.name}[0:0]", (0,), first.dtype, first.device)
-        shards.append(Shard(slice(begin, end), Bucket(tuple(pieces) or (nothing,))))
+        pieces: list[TensorSpec] = []
+        while segments and segments[0][1].start < end:
+            tensor, place = segments[0]
+            if begin < place.stop:
+                pieces.append(_piece(tensor, max(begin, place.start) - place.start, min(end, place.stop) - place.start))
+            if place.stop > end:
+                break
+            segments.popleft()
+        shards.append(Shard(slice(begin, end), Bucket(tuple(pieces)) if pieces else nothing))
     return shards
 
 

@@ -72,7 +72,7 @@ class Entries:
 
     def unpack(self, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices and values of entries."""
-        if not self.num_values:  # nothing lies at an address that fits
+        if not self.num_values:  # an empty row may lie at an odd place, where torch sees no float32
             return torch.empty(0, dtype=torch.int64, device=packed.device), torch.empty(0, device=packed.device)
         split = self.indices_bytes
         indices = decode_indices(packed[:split], self.numel, self.num_values, self.coding)
