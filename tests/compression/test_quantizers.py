@@ -10,13 +10,25 @@ import pytest
 import torch
 
 from laconic.architecture import AllReduce
-from laconic.compression import COMPRESSORS, EfSignSgd, Fp8, Int4, Int8, Natural, OneBit, Qsgd, SignSgd, TernGrad
+from laconic.compression import (
+    COMPRESSORS,
+    EfSignSgd,
+    ErrorFeedback,
+    Fp8,
+    Int4,
+    Int8,
+    Natural,
+    OneBit,
+    Qsgd,
+    SignSgd,
+    TernGrad,
+)
 from laconic.compression.kernels.quantizer import Quantizer
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
-from laconic.errors import InvalidSetting
+from laconic.errors import IllegalCombination, InvalidSetting
 from laconic.strategy import Strategy
 from tests.compression.test_laws import bits, exchange, one_bucket, values
 
@@ -166,8 +178,8 @@ SIZES_AND_BYTES = [
     (Int4(), [(1, 4 + 1), (33, 4 + 17), (256, 4 + 128), (257, 4 + 128 + 4 + 1)]),
     (Int4(block=33), [(33, 4 + 17), (66, 2 * (4 + 17))]),
     (Fp8(), [(1, 4 + 1), (300, 4 + 256 + 4 + 44)]),
-    (Qsgd(levels=1), [(5, 4 + 2), (513, 4 + 128 + 4 + 1)]),
-    (Qsgd(levels=3), [(5, 4 + 2), (512, 4 + 192)]),
+    (Qsgd(levels=1, block=512), [(5, 4 + 2), (513, 4 + 128 + 4 + 1)]),
+    (Qsgd(levels=3, block=512), [(5, 4 + 2), (512, 4 + 192)]),
     (Qsgd(), [(7, 4 + 4)]),
     (Qsgd(levels=8), [(8, 4 + 5), (9, 4 + 6)]),
     (Qsgd(levels=31), [(8, 4 + 6)]),
@@ -397,3 +409,27 @@ def test_settings_are_refused_clearly(make: Callable[[], object], message: str) 
 def test_who_wants_error_feedback() -> None:
     assert {method.name for method in METHODS if method.wants_error_feedback} == {"ef_signsgd", "onebit"}
     assert not any(method.lossless for method in METHODS)
+
+
+@pytest.mark.parametrize("block", [64, 512])
+def test_where_a_residual_of_qsgd_grows(block: int) -> None:
+    """Noise of up to sqrt(block) / (2 levels) times the signal: below 1 a residual stays, well above it explodes."""
+    bucket, half = one_bucket(2048, torch.float32), int(block**0.5 / 2)
+
+    def residual(method: Qsgd) -> float:
+        state, left = method.init(bucket), torch.zeros(2048)
+        for step in range(150):
+            state.moment = Moment(step)
+            left += values(0, step, 2048, torch.float32)
+            sent = torch.empty(2048)
+            method.unpack(method.pack(left, state), sent, state)
+            left -= sent
+        return float(left.norm() / values(0, 0, 2048, torch.float32).norm())
+
+    stays, grows = Qsgd(levels=half + 1, block=block), Qsgd(levels=half // 2, block=block)
+    assert residual(stays) < 10
+    assert residual(grows) > 1000
+    assert not stays.amplifies()
+    assert grows.amplifies()
+    with pytest.raises(IllegalCombination, match="would grow for ever"):
+        Strategy(compression=ErrorFeedback(grows))

@@ -40,10 +40,10 @@ _PACKAGES = {
     "rich": "this command cannot run; the library can",
     "tyro": "this command cannot run; the library can",
     "pyroute2": "no virtual hosts on this machine",
-    "numba": "nothing yet: meant for the simulator and fused CPU kernels",
+    "numba": "compression on a CPU runs in plain torch, which is several times slower",
     "plotly": "no HTML reports",
     "jinja2": "no HTML reports",
-    "triton": "nothing yet: meant for fused GPU kernels",
+    "triton": "compression on a GPU runs in plain torch, which is several times slower",
 }
 """package -> what its absence means"""
 

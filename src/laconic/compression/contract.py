@@ -9,7 +9,7 @@ the transport counts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -195,6 +195,8 @@ class Packed(Compressor):
         mine, size = shards[group.rank], sizes[group.rank]
         total = self._sum(received[:, :size], flat[mine.place], states[group.rank])
         row = torch.zeros(max(sizes), dtype=torch.uint8, device=flat.device)
+        # Rounded with the same random numbers, what went up once would go up again, and nothing be right on average.
+        states[group.rank].moment = replace(state.moment, rank=state.moment.rank + group.size)
         row[:size] = self.pack(total, states[group.rank])
         work, gathered = group.gather(row)
         yield work

@@ -16,8 +16,8 @@ class Qsgd(Quantizer):
         decoded = L2(g) * sign(g) * l / levels,   l = floor(a) + (1 with probability a - floor(a)),
         a = levels * |g| / L2(g),   L2 over a block
 
-    A block whose norm exceeds the largest float32 arrives as NaN. Not to be combined with error_feedback unless
-    levels > sqrt(block): its noise is larger than the signal, and a residual would grow without bound.
+    A block whose norm exceeds the largest float32 arrives as NaN. The noise is at most sqrt(block) / (2 levels) times
+    the signal; where that may be above 1, error_feedback is refused: its residual would grow without bound.
 
     Reference: Alistarh et al. 2017, arXiv:1610.02132.
     """
@@ -31,13 +31,17 @@ class Qsgd(Quantizer):
         7, at_least=1, at_most=127, advice="2 * levels + 1 codes must fit into 8 bits; for finer steps use fp16."
     )
     """Steps between zero and the norm; a code has as many bits as 2 * levels + 1 values need."""
-    block: int = count(512, at_least=32, at_most=65536)
+    block: int = count(128, at_least=32, at_most=65536)
     """Values that share a norm; no block holds values of two parameters."""
 
     @property
     def bits(self) -> int:
         """Two to eight."""
         return (2 * self.levels).bit_length()
+
+    def amplifies(self) -> bool:
+        """Where the noise may exceed the signal."""
+        return 4 * self.levels**2 < self.block
 
     def encoder_settings(self) -> dict[str, float]:
         """The number of levels."""

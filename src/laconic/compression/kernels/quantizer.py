@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
@@ -12,7 +12,6 @@ from laconic.compression.contract import Packed
 from laconic.compression.kernels import decode, encode
 from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.compression.wire.seeds import moment_seed
-from laconic.core.exchange import Exchange, Group
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.settings import count
@@ -63,16 +62,6 @@ class Quantizer(Packed):
         """What they stand for."""
         # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called backend
         decode(self.decoder, packed, self.chunks(state), out, **self.decoder_settings())
-
-    def exchange(
-        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
-    ) -> Exchange:
-        """As packed payloads meet; a sum that is packed again is rounded with other numbers than its parts were."""
-        for work in super().exchange(flat, state, group, own):
-            yield work
-            # With the same numbers, what was rounded up once would be rounded up again, and nothing right on average.
-            for shard in state.tables.get(("shards", group.size), []):
-                shard.moment = replace(state.moment, rank=state.moment.rank + group.size)
 
     def packed_bytes(self, bucket: Bucket) -> int:
         """As `chunks` counts them."""
