@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from laconic.cli import main
 from laconic.core.event import read_events
+from laconic.lab import launch
 
 SMALL = ["--size", "tiny", "--steps", "6", "--batch", "2", "--hosts", "2"]
 
@@ -289,3 +291,20 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
     assert "events.jsonl" in done.stderr
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(120)
+def test_a_port_that_is_taken_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(launch, "free_port", lambda: port)
+        assert main(["compare", *SMALL, "--bandwidth", "unlimited", "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert f"cannot start the process group at 127.0.0.1:{port}" in error
+    assert "EADDRINUSE" in error or "already in use" in error

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from laconic.errors import LaconicError
+from laconic.lab import launch
 from laconic.lab.launch import places_here, run_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
@@ -42,7 +43,10 @@ def test_every_rank_gets_torchruns_environment() -> None:
     assert lines == {rank: f"{rank} {rank} 3 3 0 127.0.0.1 more" for rank in range(3)}
 
 
-def test_the_first_rank_that_fails_is_named_and_the_others_are_ended(tmp_path: Path) -> None:
+def test_the_first_rank_that_fails_is_named_and_the_others_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE_S", 2.0)
     script = f"""
 import os, sys, time
 open(f"{tmp_path}/" + os.environ["RANK"], "w").write(str(os.getpid()))
