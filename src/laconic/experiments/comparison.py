@@ -15,7 +15,17 @@ from laconic.report.results import TORCH_DDP, TORCH_HOOKS
 from laconic.strategy import PRESETS, Strategy
 from laconic.units import format_rate
 
-DEFAULT_STRATEGIES: tuple[str, ...] = ("ddp", "ddp-bf16", "ddp-bf16-ef", "wfbp-a2a", "bsp-a2a")
+DEFAULT_STRATEGIES: tuple[str, ...] = (
+    "ddp",
+    "wfbp-a2a",
+    "bsp-a2a",
+    "ddp-bf16",
+    "bsp / all_reduce / int8 / fusion",
+    "bsp / all_reduce / int4 + error_feedback / fusion",
+    "topk-int8-ef",
+    "powersgd",
+)
+"""Three ways to send everything, then fewer and fewer bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
