@@ -63,7 +63,7 @@ def test_formula_with_error_feedback(second: Compressor, largest: int, block: in
 
 
 def test_bytes() -> None:
-    first, second = TopK(density=DENSITY), Qsgd(levels=7)
+    first, second = TopK(density=DENSITY), Qsgd(levels=7, block=512)
     k = math.ceil(0.1 * 6300) + 9 + 1
     assert first.num_values(BUCKET) == k
     chained, plain = (method.rounds(BUCKET, Moment(0, 0, 4)) for method in (Chain(first, second=second), first))
