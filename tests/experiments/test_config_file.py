@@ -24,7 +24,7 @@ COMPARISONS = [
         networks=(Network(name="unlimited", cluster=None),),
         strategies=("bsp / all_reduce / bf16 + error_feedback / fusion(bytes=1MiB)",),
         task=TaskConfig(
-            kind="images", size="tiny", batch=7, seed=3, data='/tmp/a "quoted" näme.npz', learning_rate=0.1
+            kind="images", size="tiny", batch=7, seed=3, data='some/a "quoted" näme.npz', learning_rate=0.1
         ),
         links="paced",
         timeout_s=60.0,
@@ -56,6 +56,8 @@ def test_round_trip(comparison: Comparison, tmp_path: Path) -> None:
         ('bandwidth = "100mbit"', 'bandwidth = "fast"', "must be a rate"),
         ("[[network]]", "[network]", "[[network]] tables"),
         ("steps = 20", "steps =", "is not TOML"),
+        ("hosts = 4\nlinks", "hosts = 3\nlinks", "hosts is 3, but 100mbit has 4 hosts"),
+        ("seed = 0", "seed = 0\ncompute_s = 1.0", "compute_s has no effect on the task text"),
         ('name = "100mbit"\n', "", "name"),
     ],
 )

@@ -91,6 +91,12 @@ def test_what_is_no_archive_or_needs_a_pickle_is_refused(tmp_path: Path) -> None
         make_task(TaskConfig(kind="images", data=str(tmp_path / "none.npz")))
 
 
+@pytest.mark.parametrize("settings", [{"batch": 7}, {"size": "tiny"}, {"seed": 3}, {"learning_rate": 0.1}])
+def test_a_replay_refuses_what_it_would_ignore(settings: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(settings))} has no effect on a replayed workload"):
+        TaskConfig(kind="replay", data="resnet50", **settings)
+
+
 @pytest.mark.parametrize(
     "settings", [{"batch": 0}, {"learning_rate": 0.0}, {"learning_rate": float("nan")}, {"compute_s": -1.0}]
 )

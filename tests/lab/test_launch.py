@@ -102,3 +102,11 @@ run_ranks([sys.executable, "-c", body], places_here(2), timeout_s=50)
         launcher.kill()
         launcher.wait()
     assert not [rank for rank in range(2) if alive(int((tmp_path / str(rank)).read_text()))]
+
+
+def test_a_pace_in_the_callers_shell_does_not_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LACONIC_PACE", "1mbit")
+    lines: dict[int, str] = {}
+    script = "import os; print(os.environ.get('LACONIC_PACE'))"
+    run_ranks(python(script), places_here(1), timeout_s=20, on_line=lines.__setitem__)
+    assert lines == {0: "None"}

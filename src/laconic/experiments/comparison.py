@@ -85,6 +85,13 @@ class Comparison:
         names = [network.name for network in self.networks]
         if len(set(names)) < len(names):
             raise UsageError(f"{self.kind}: every link setting must be given once, got {', '.join(names)}.")
+        for network in self.networks:
+            if network.cluster is not None and network.cluster.num_hosts != self.hosts:
+                raise UsageError(
+                    f"{self.kind}: hosts is {self.hosts}, but {network.name} has {network.cluster.num_hosts} hosts."
+                )
+        if self.kind == "replay" and self.target_loss is not None:
+            raise UsageError("replay: target_loss has no effect; replayed compute learns nothing.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UsageError("device cuda: torch finds no GPU here. Use cpu.")
         for strategy in self.strategies:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from laconic.core.paced import PACE_VARIABLE
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.lab import leftovers
 
@@ -156,7 +157,9 @@ def _start(
     environment: Mapping[str, str],
     on_line: Callable[[int, str], None],
 ) -> Rank:
-    variables = {**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
+    # A pace in the caller's shell is not the link this run says it has.
+    inherited = {name: value for name, value in os.environ.items() if name != PACE_VARIABLE}
+    variables = {**inherited, **environment, "PYTHONUNBUFFERED": "1"}
     try:
         process = subprocess.Popen(
             list(command),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -16,6 +17,10 @@ import torch
 
 from laconic.core.clock import Clock
 from laconic.core.event import DiscardEvents, Event, EventSink, Scalar
+from laconic.errors import CommunicationError
+
+_FLUSH_S = 60.0
+"""How long detaching waits for a device that still has exchanges to finish."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +77,28 @@ class Stopwatch:
             return
         with self._lock:
             self._pending.append(_Note(kind, self._rank, step, began, ended, data))
-            self._write(wait=False)
+            self._write()
 
     def flush(self) -> None:
         """Write what is still pending; on a GPU, wait for it."""
+        until_s = time.monotonic() + _FLUSH_S
         with self._lock:
-            self._write(wait=True)
+            self._write()
+            while self._pending and time.monotonic() < until_s:
+                time.sleep(0.001)
+                self._write()
+            if self._pending:
+                note = self._pending[0]
+                raise CommunicationError(
+                    f"rank {self._rank}: the device has not finished the {note.kind} of step {note.step} in "
+                    f"{_FLUSH_S:g} s; its time and those after it are not in the event log."
+                )
 
-    def _write(self, *, wait: bool) -> None:
+    def _write(self) -> None:
         while self._pending:
             note = self._pending[0]
-            if isinstance(note.ended, DeviceMark):
-                if wait:
-                    note.ended.event.synchronize()
-                elif not note.ended.event.query():
-                    return
+            if isinstance(note.ended, DeviceMark) and not note.ended.event.query():
+                return
             self._pending.popleft()
             began_s, ended_s = self._seconds(note.began), self._seconds(note.ended)
             data = {key: _scalar(value) for key, value in note.data.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, Protocol
 
 import torch
@@ -36,6 +36,12 @@ class TaskConfig:
             raise UsageError(f"batch must be >= 1, got {self.batch}.")
         if not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"the learning rate must be > 0, got {self.learning_rate}.")
+        if self.compute_s is not None and self.kind != "replay":
+            raise UsageError(f"compute_s has no effect on the task {self.kind}; only replayed compute can be slept.")
+        if self.kind == "replay":
+            for field in fields(self):
+                if field.name not in ("kind", "data", "compute_s") and getattr(self, field.name) != field.default:
+                    raise UsageError(f"{field.name} has no effect on a replayed workload; leave it out.")
         if self.compute_s is not None and not 0 < self.compute_s <= 3600:
             raise UsageError(f"the compute time of a step must be > 0 and at most an hour, got {self.compute_s:g} s.")
 
