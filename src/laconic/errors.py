@@ -11,6 +11,7 @@
       CheckpointError        a saved state does not fit this session
       CommunicationError     an exchange failed or did not finish in time
         PeerLost             ... because a named rank died, raised or stopped answering
+        FrameRefused         ... because bytes on a socket are not a frame this job allows
       UsageError             a command was given something it cannot use
 
     LaconicWarning           what was asked for is done, but is probably not what was wanted
@@ -66,6 +67,10 @@ class CommunicationError(LaconicError):
 
 class PeerLost(CommunicationError):
     """A rank died, raised or stopped answering while others waited for it."""
+
+
+class FrameRefused(CommunicationError):
+    """Bytes on a socket that are not a frame this job allows."""
 
 
 class UsageError(LaconicError):

@@ -1,0 +1,239 @@
+"""The side that calls: one connection to one listener, any number of calls in flight on it.
+
+reply = caller.call(PUSH, key=bucket, tensors=[gradient], what="bucket 3")
+...
+reply.wait()
+parameters = reply.frame.tensors[0]
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+
+from laconic.core.connection import LEFT, Address, Connection, Count
+from laconic.core.frames import ERROR, FIRST_RESERVED_KIND, HELLO, LIMIT_BYTES, TOKEN_BYTES, Frame
+from laconic.core.paced import PacedLink
+from laconic.errors import CommunicationError, FrameRefused, PeerLost, one_line
+
+_RETRY_S = 0.05
+"""How long to wait before the next attempt to connect."""
+_JOIN_S = 5.0
+"""How long close() waits for its threads; they need milliseconds."""
+_CLOSED = "is no longer called: the connection was closed here"
+
+
+class Reply:
+    """What a call will bring; a Work."""
+
+    def __init__(self, caller: Caller, number: int, what: str, timeout_s: float) -> None:
+        self.what = what
+        """The operation, for error messages."""
+        self._caller = caller
+        self._number = number
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._come = threading.Event()
+        self._frame: Frame | None = None
+        self._error: CommunicationError | None = None
+
+    @property
+    def frame(self) -> Frame:
+        """The answer; waits for it."""
+        self.wait()
+        assert self._frame is not None
+        return self._frame
+
+    def wait(self) -> None:
+        """Return when the answer is here; CommunicationError if it is an error or late, PeerLost if it cannot come."""
+        if not self._come.wait(max(0.0, self._deadline_s - time.monotonic())):
+            # An answer that comes right now is still taken.
+            self._caller._give_up(
+                self._number,
+                CommunicationError(
+                    f"{self.what} on rank {self._caller.rank}: {self._caller.server} did not answer in "
+                    f"{self._timeout_s:g} s."
+                ),
+            )
+            self._come.wait()
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether `wait` would return or raise at once."""
+        return self._come.is_set()
+
+    def _finish(self, result: Frame | CommunicationError) -> None:
+        if isinstance(result, Frame):
+            self._frame = result
+        else:
+            self._error = result
+        self._come.set()
+
+
+class Caller:
+    """One rank's connection to one listener; usable from any thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        token: bytes,
+        rank: int,
+        timeout_s: float = 300.0,
+        name: str = "server",
+        connect_timeout_s: float = 30.0,
+        frame_timeout_s: float = 30.0,
+        limit_bytes: int = LIMIT_BYTES,
+        count: Count | None = None,
+        link: PacedLink | None = None,
+    ) -> None:
+        if len(token) != TOKEN_BYTES:
+            raise CommunicationError(f"the token for {name} must have {TOKEN_BYTES} bytes, got {len(token)}.")
+        self.rank = rank
+        self.server = f"{name} at {address[0]}:{address[1]}"
+        """Name and address, for messages."""
+        self.timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._pending: dict[int, Reply] = {}
+        self._next_number = 0
+        self._ended: str | None = None
+        self._closed = False
+        deadline_s = time.monotonic() + connect_timeout_s
+        self._connection = Connection(
+            self._connect(address, deadline_s, connect_timeout_s),
+            token=token,
+            limit_bytes=limit_bytes,
+            frame_timeout_s=frame_timeout_s,
+            first_frame_timeout_s=None,
+            name=f"laconic-{name}-caller",
+            on_frame=self._take,
+            on_end=self._lose,
+            count=count,
+            link=link,
+        )
+        self._connection.start()
+        try:
+            # Says who calls, and finds out now and not in the first step whether the listener takes this job's token.
+            self._send(HELLO, what="joining", timeout_s=max(0.0, deadline_s - time.monotonic())).wait()
+        except CommunicationError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(
+        self,
+        kind: int,
+        key: int = 0,
+        tensors: Sequence[torch.Tensor] = (),
+        note: str = "",
+        *,
+        what: str = "",
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Send a request without blocking; its tensors must stay untouched until the reply is done.
+
+        `what` names the operation in errors; the answer must come within `timeout_s` (the caller's if not given).
+        """
+        if kind >= FIRST_RESERVED_KIND:
+            raise FrameRefused(f"a request has the reserved kind {kind}, allowed are 0 to {FIRST_RESERVED_KIND - 1}.")
+        what = what or f"request {kind} for key {key}"
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        return self._send(kind, key, tensors, note, what=what, timeout_s=timeout_s)
+
+    @property
+    def lost(self) -> CommunicationError | None:
+        """Why no call can succeed any more, if the connection has ended."""
+        with self._lock:
+            return None if self._ended is None else self._failure("communication", self._ended)
+
+    def close(self) -> None:
+        """End the connection; calls that are pending fail. Closing twice is fine."""
+        self._closed = True
+        self._connection.end(_CLOSED)
+        self._connection.join(_JOIN_S)
+
+    def _connect(self, address: Address, deadline_s: float, timeout_s: float) -> socket.socket:
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                sock = socket.create_connection(address, timeout=max(left_s, 0.001))
+            except OSError as exc:
+                # A server that was started a moment ago may not listen yet.
+                if not isinstance(exc, ConnectionError) or left_s <= _RETRY_S:
+                    raise PeerLost(
+                        f"rank {self.rank} cannot reach {self.server} within {timeout_s:g} s: {one_line(exc)}."
+                    ) from exc
+                time.sleep(_RETRY_S)
+                continue
+            sock.settimeout(None)
+            return sock
+
+    def _send(
+        self,
+        kind: int,
+        key: int = 0,
+        tensors: Sequence[torch.Tensor] = (),
+        note: str = "",
+        *,
+        what: str,
+        timeout_s: float,
+    ) -> Reply:
+        with self._lock:
+            if self._ended is not None or self._closed:
+                raise self._failure(what, self._ended or _CLOSED)
+            number, self._next_number = self._next_number, self._next_number + 1
+            reply = self._pending[number] = Reply(self, number, what, timeout_s)
+        try:
+            # False means that the connection ends right now; then its end also ends this reply.
+            self._connection.send(Frame(kind, self.rank, number, key, note, tuple(tensors)))
+        except FrameRefused:
+            with self._lock:
+                self._pending.pop(number, None)
+            raise
+        return reply
+
+    def _take(self, connection: Connection, frame: Frame) -> None:
+        with self._lock:
+            if frame.number >= self._next_number:
+                raise FrameRefused(f"an answer has number {frame.number}, but only {self._next_number} were asked for.")
+            reply = self._pending.pop(frame.number, None)
+        if reply is None:
+            return  # nobody waits for it any more: its wait has timed out and said so
+        if frame.kind == ERROR:
+            reply._finish(
+                CommunicationError(f"{reply.what} on rank {self.rank} failed at {self.server}: {one_line(frame.note)}.")
+            )
+        else:
+            reply._finish(frame)
+
+    def _give_up(self, number: int, error: CommunicationError) -> None:
+        with self._lock:
+            reply = self._pending.pop(number, None)
+        if reply is not None:
+            reply._finish(error)
+
+    def _lose(self, connection: Connection, reason: str, refused: bool) -> None:
+        with self._lock:
+            self._ended = reason
+            pending = list(self._pending.values())
+            self._pending.clear()
+        for reply in pending:
+            reply._finish(self._failure(reply.what, reason))
+
+    def _failure(self, what: str, reason: str) -> CommunicationError:
+        text = f"{what} on rank {self.rank} cannot finish: {self.server} {reason}."
+        if reason == _CLOSED:
+            return CommunicationError(text)
+        if reason == LEFT:
+            text += " It has ended, or refused a frame of another job or version, or one too large; its log says which."
+        return PeerLost(text)

@@ -1,0 +1,227 @@
+"""The side that is called: a socket on one interface of this host, a thread per connection, a handler for all of them.
+
+A handler may keep `reply` and call it later from any thread, so a barrier or a wait for slow ranks blocks nobody.
+Whatever comes in, the listener lives on: a frame that is refused ends its connection, an exception of the handler is
+sent to who asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from laconic.core.connection import LEFT, Address, Connection, Count
+from laconic.core.frames import FIRST_RESERVED_KIND, HELLO, LIMIT_BYTES, TOKEN_BYTES, Frame
+from laconic.core.paced import PacedLink
+from laconic.errors import CommunicationError, FrameRefused, one_line
+
+_LOG = logging.getLogger("laconic")
+_JOIN_S = 5.0
+"""How long close() waits for threads that a handler keeps busy."""
+_LINES_PER_PERIOD = 5
+_PERIOD_S = 10.0
+
+ReplyTo = Callable[[Frame], None]
+"""Sends an answer made by Frame.answer or Frame.error. Its tensors must not change afterwards: they leave uncopied.
+An answer to a connection that has ended goes nowhere; Handler.left has told of it."""
+
+
+class Handler(Protocol):
+    """What the owner of a listener provides."""
+
+    def frame(self, frame: Frame, reply: ReplyTo) -> None:
+        """Serve one request and see to it that `reply` is called once, now or later.
+
+        Requests of one connection come one after the other, those of different connections at the same time. An
+        exception is sent to who asked as the error of this request.
+        """
+        ...
+
+    def left(self, sender: int, reason: str) -> None:
+        """A connection of rank `sender` has ended; `reason` reads on after its name. Not called by close()."""
+        ...
+
+
+class Listener:
+    """Accepts connections of ranks that have the job's token and passes their frames to a handler."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        address: Address,
+        token: bytes,
+        limit_bytes: int = LIMIT_BYTES,
+        name: str = "listener",
+        max_connections: int = 256,
+        frame_timeout_s: float = 30.0,
+        count: Count | None = None,
+        link: PacedLink | None = None,
+    ) -> None:
+        host, port = address
+        if host in ("", "0.0.0.0", "::"):
+            raise CommunicationError(f'{name} must listen on the address of one interface, got "{host}".')
+        if len(token) != TOKEN_BYTES:
+            raise CommunicationError(f"the token of {name} must have {TOKEN_BYTES} bytes, got {len(token)}.")
+        self.name = name
+        self._handler = handler
+        self._token = token
+        self._limit_bytes = limit_bytes
+        self._max_connections = max_connections
+        self._frame_timeout_s = frame_timeout_s
+        self._count = count
+        self._link = link
+        self._complaints = _Complaints()
+        self._lock = threading.Lock()
+        self._connections: set[Connection] = set()
+        self._closing = threading.Event()
+        try:
+            self._socket = socket.create_server((host, port), backlog=128)
+        except OSError as exc:
+            raise CommunicationError(f"{name} cannot listen on {host}:{port}: {one_line(exc)}.") from exc
+        bound = self._socket.getsockname()
+        self.address: Address = (bound[0], bound[1])
+        """Where callers reach it."""
+        self._acceptor = threading.Thread(target=self._accept, name=f"laconic-{name}-accept", daemon=True)
+        self._acceptor.start()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open now."""
+        with self._lock:
+            return len(self._connections)
+
+    def close(self) -> None:
+        """End all connections and threads; closing twice is fine. Answers that wait in a queue are dropped."""
+        with self._lock:
+            first = not self._closing.is_set()
+            self._closing.set()
+            connections = list(self._connections)
+        if first:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        for connection in connections:
+            connection.end("closed here")
+        if threading.current_thread() is not self._acceptor:
+            self._acceptor.join()
+        self._socket.close()
+        deadline_s = time.monotonic() + _JOIN_S
+        late = [one for one in connections if not one.join(max(0.0, deadline_s - time.monotonic()))]
+        if late:
+            _LOG.warning("%s: the handler still serves %d requests %g s after close.", self.name, len(late), _JOIN_S)
+        self._complaints.flush()
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                sock, peer = self._socket.accept()
+            except OSError as exc:
+                if not self._closing.is_set():
+                    self._complaints.add(f"{self.name} cannot accept a connection: {one_line(exc)}.")
+                    self._closing.wait(0.1)  # out of descriptors or memory: some may become free
+                continue
+            try:
+                self._admit(sock, f"{peer[0]}:{peer[1]}")
+            except (OSError, RuntimeError) as exc:  # it is gone already, or no thread can be started
+                sock.close()
+                self._complaints.add(f"{self.name} cannot serve {peer[0]}:{peer[1]}: {one_line(exc)}.")
+
+    def _admit(self, sock: socket.socket, peer: str) -> None:
+        connection = Connection(
+            sock,
+            token=self._token,
+            limit_bytes=self._limit_bytes,
+            frame_timeout_s=self._frame_timeout_s,
+            first_frame_timeout_s=self._frame_timeout_s,
+            name=f"laconic-{self.name}-{peer}",
+            on_frame=self._serve,
+            on_end=lambda connection, reason, refused: self._ended(connection, peer, reason, refused),
+            count=self._count,
+            link=self._link,
+        )
+        with self._lock:
+            full = len(self._connections) >= self._max_connections
+            if full or self._closing.is_set():
+                sock.close()
+            else:
+                self._connections.add(connection)
+                try:
+                    connection.start()
+                except RuntimeError:
+                    self._connections.discard(connection)
+                    raise
+        if full:
+            self._complaints.add(
+                f"{self.name} turned {peer} away: it has {self._max_connections} connections, which is all it may."
+            )
+
+    def _serve(self, connection: Connection, frame: Frame) -> None:
+        if frame.kind == HELLO:
+            connection.send(frame.answer())
+            return
+        if frame.kind >= FIRST_RESERVED_KIND:
+            raise FrameRefused(
+                f"a request has the reserved kind {frame.kind}, allowed are 0 to {FIRST_RESERVED_KIND - 1}."
+            )
+
+        def reply(answer: Frame) -> None:
+            connection.send(answer)
+
+        try:
+            self._handler.frame(frame, reply)
+        except Exception as exc:  # noqa: BLE001 - the request failed, not the listener; who asked is told
+            problem = f"{type(exc).__name__}: {one_line(exc)}"
+            self._complaints.add(f"{self.name} failed to serve rank {frame.sender}: {problem}", exc)
+            connection.send(frame.error(problem))
+
+    def _ended(self, connection: Connection, peer: str, reason: str, refused: bool) -> None:
+        sender = connection.sender
+        who = peer if sender is None else f"rank {sender} at {peer}"
+        try:
+            if self._closing.is_set():
+                return
+            if refused or (sender is None and reason != LEFT):
+                self._complaints.add(f"{self.name}: {who} {reason}. The connection is closed.")
+            if sender is not None:
+                self._handler.left(sender, reason)
+        except Exception as exc:  # noqa: BLE001 - nobody waits for an answer; the log is all there is
+            self._complaints.add(f"{self.name} failed when {who} left: {one_line(exc)}.", exc)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+
+class _Complaints:
+    """Log lines, a few per period: who sends garbage must not fill the disk."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began_s = time.monotonic()
+        self._lines = 0
+
+    def add(self, text: str, cause: Exception | None = None) -> None:
+        with self._lock:
+            if time.monotonic() - self._began_s >= _PERIOD_S:
+                self._flush()
+            self._lines += 1
+            if self._lines <= _LINES_PER_PERIOD:
+                _LOG.warning("%s", text, exc_info=cause)
+
+    def flush(self) -> None:
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._lines > _LINES_PER_PERIOD:
+            _LOG.warning("... and %d more like these.", self._lines - _LINES_PER_PERIOD)
+        self._began_s = time.monotonic()
+        self._lines = 0
