@@ -1,8 +1,8 @@
 """What a method can be set to: typed, bounded, documented fields, checked when the method is built.
 
 A method is a frozen, keyword-only dataclass whose fields are made by `count`, `number`, `share`, `size`, `duration`,
-`flag`, `choice`, `pattern` and `method`. The same declaration checks Python objects, reads strategy text and TOML,
-prints the canonical text and fills `laconic explain`, so no setting can be accepted in one spelling and lost in
+`flag`, `choice`, `pattern`, `hosts` and `method`. The same declaration checks Python objects, reads strategy text and
+TOML, prints the canonical text and fills `laconic explain`, so no setting can be accepted in one spelling and lost in
 another.
 """
 
@@ -23,9 +23,12 @@ from laconic.errors import InvalidSetting, UnknownName, did_you_mean, one_line
 from laconic.units import format_size, format_time, parse_quantity
 
 Value: TypeAlias = "bool | int | float | str | Method"
-Kind = Literal["count", "number", "share", "size", "duration", "flag", "choice", "pattern", "method"]
+Kind = Literal["count", "number", "share", "size", "duration", "flag", "choice", "pattern", "hosts", "method"]
 Chosen = TypeVar("Chosen", bound="Method")
-_PATTERN = re.compile(r"[\w.*?!|\[\]-]{0,500}")
+_TEXTS = {
+    "pattern": re.compile(r"[\w.*?!|\[\]-]{0,500}"),
+    "hosts": re.compile(r"([\w.-]{1,253}:\d{1,5}(\|[\w.-]{1,253}:\d{1,5})*)?", re.ASCII),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,7 @@ class Setting:
             "duration": "a time",
             "flag": "true or false",
             "pattern": "names with * and ?, separated by |,",
+            "hosts": "address:port, several separated by |,",
             "method": "a method, with its settings in brackets if need be,",
         }.get(self.kind, "a number")
         return f"{noun} {' and '.join(bounds)}".strip(" ,")
@@ -65,7 +69,7 @@ class Setting:
         """`value` as canonical text."""
         if self.kind == "flag":
             return "true" if value else "false"
-        if self.kind == "pattern":
+        if self.kind in _TEXTS:
             return f'"{value}"'
         if self.kind == "size" and isinstance(value, int):
             return format_size(value)
@@ -87,7 +91,7 @@ class Setting:
             text = value.strip()
             if self.kind == "choice":
                 return text
-            if self.kind == "pattern":
+            if self.kind in _TEXTS:
                 return text[1:-1] if text[:1] == text[-1:] == '"' and len(text) > 1 else text
             if self.kind == "flag":
                 if text.lower() in ("true", "false"):
@@ -119,10 +123,10 @@ class Setting:
                     f'{where} must be one of the known choices, got "{text}". {did_you_mean(text, self.choices)}'
                 )
             return
-        if self.kind in ("flag", "pattern", "method"):
+        if self.kind in ("flag", "pattern", "hosts", "method"):
             if not (
                 (self.kind == "flag" and isinstance(value, bool))
-                or (self.kind == "pattern" and isinstance(value, str) and _PATTERN.fullmatch(value))
+                or (self.kind in _TEXTS and isinstance(value, str) and _TEXTS[self.kind].fullmatch(value))
                 or (self.kind == "method" and isinstance(value, Method))
             ):
                 raise InvalidSetting(f"{where} must be {self.allowed()}, got {found(value)}.")
@@ -198,6 +202,11 @@ def choice(default: str, *choices: str) -> str:
 def pattern(default: str) -> str:
     """Names as patterns: * stands for anything, ? for one character, | separates; e.g. *.bias|*norm*."""
     return cast(str, _field(default, Setting(kind="pattern")))
+
+
+def hosts(default: str) -> str:
+    """Where something runs: address:port, several separated by |."""
+    return cast(str, _field(default, Setting(kind="hosts")))
 
 
 def method(default: Chosen, *, wants: type[Method]) -> Chosen:

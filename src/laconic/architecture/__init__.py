@@ -1,9 +1,15 @@
 """WITH WHOM a replica averages. One file per method; its registration is its entry in the list below."""
 
 from laconic.architecture.all_reduce import AllReduce
+from laconic.architecture.choco import Choco
 from laconic.architecture.contract import Architecture
+from laconic.architecture.gossip import Gossip
+from laconic.architecture.parameter_server import ParameterServer
+from laconic.architecture.push_sum import PushSum
 from laconic.registry import Registry
 
-ARCHITECTURES: Registry[Architecture] = Registry("architecture", Architecture, [AllReduce])
+ARCHITECTURES: Registry[Architecture] = Registry(
+    "architecture", Architecture, [AllReduce, ParameterServer, Gossip, PushSum, Choco]
+)
 
-__all__ = ["ARCHITECTURES", "AllReduce", "Architecture"]
+__all__ = ["ARCHITECTURES", "AllReduce", "Architecture", "Choco", "Gossip", "ParameterServer", "PushSum"]

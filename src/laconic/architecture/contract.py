@@ -1,13 +1,66 @@
-"""What an architecture promises: a Group to compressors, and what each round costs in bytes."""
+"""What an architecture promises: to exchange a bucket with whom it says, and what that costs in bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, Protocol
 
-from laconic.core.exchange import Group, Round
-from laconic.core.transport import Transport
+import torch
+
+from laconic.architecture.topologies import Neighbourhood
+from laconic.core.exchange import Exchange, Group, Round, Wire
+from laconic.core.moment import Moment
+from laconic.core.payload import Payload
+from laconic.core.plan import Bucket, Plan
+from laconic.core.stateful import BucketState, Resize
 from laconic.settings import Method
+
+Scope = Literal["everyone", "neighbours"]
+"""everyone: a round ends with the mean over all, the same everywhere. neighbours: with that over a few, so replicas
+come closer without being equal."""
+
+
+class Codec(Protocol):
+    """What an architecture needs to know of a compressor."""
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """What this rank sends for `flat`."""
+        ...
+
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Write what `payload` stands for into `out`."""
+        ...
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Replace `flat` by its sum over the group."""
+        ...
+
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
+        """What one exchange sends."""
+        ...
+
+    def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
+        """Bytes of what `encode` gives."""
+        ...
+
+    def num_waits(self, bucket: Bucket, moment: Moment) -> int:
+        """How often one exchange yields."""
+        ...
+
+    def alone(self) -> bool:
+        """Whether one rank's payload can be read without the others'."""
+        ...
+
+    def sums_only(self) -> bool:
+        """Whether every round of an exchange is a sum."""
+        ...
+
+    def back(self) -> Codec:
+        """How a sum is sent back."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,11 +68,59 @@ class Architecture(Method):
     """WITH WHOM a replica averages."""
 
     axis: ClassVar[str] = "architecture"
+    scope: ClassVar[Scope]
+    """Over whom a round takes the mean."""
+    has_servers: ClassVar[bool] = False
+    """Something beside the workers holds common state."""
+    asynchronous: ClassVar[bool] = False
+    """Can go on without a barrier."""
+    keeps_clocks: ClassVar[bool] = False
+    """Knows how far every worker is, and can make the fastest wait."""
+    compensates: ClassVar[bool] = False
+    """Makes up for what compression loses by itself, so it takes any compressor that can be read alone, and none that
+    keeps a residual of its own."""
+    fields: ClassVar[Mapping[str, Resize]] = {}
+    """What it remembers per element, and what becomes of that when the number of workers changes."""
 
-    def group(self, transport: Transport, what: str) -> Group:
-        """The group a compressor exchanges `what` with."""
+    def meets_the_same(self) -> bool:
+        """Whether neighbours are the same in every round."""
+        return True
+
+    def neighbours(self, moment: Moment) -> Neighbourhood:
+        """Whom this rank talks to, if only to some."""
         raise NotImplementedError
 
-    def sent_bytes(self, round: Round, world_size: int) -> int:
-        """Bytes one rank sends for `round`, without running it."""
+    def share(self, world_size: int) -> float:
+        """What a contribution is multiplied by before it is exchanged."""
+        return 1.0 / world_size if self.scope == "everyone" else 1.0
+
+    def cut(self, plan: Plan, world_size: int) -> Plan:
+        """The plan with its buckets cut so that each can go its own way."""
+        return plan
+
+    def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
+        """Add what is remembered about a bucket; `parameters` are the values all replicas start from."""
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Replace `flat` by its mean, contributions being scaled by `share`.
+
+        own: filled with what this rank contributed to the mean, for whoever needs to know what was lost.
+        """
         raise NotImplementedError
+
+    def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+        """Payload bytes one rank sends for one exchange of `bucket`, without running it."""
+        raise NotImplementedError
+
+    def pairwise_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+        """Payload bytes one rank sends for `bucket` per step when pairs average without a barrier, at most on average.
+
+        Each begins one exchange per step and answers one of somebody else's.
+        """
+        return 2 * compression.payload_bytes(bucket, moment)
+
+    def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+        """How often one exchange of `bucket` yields."""
+        return 1

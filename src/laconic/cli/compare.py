@@ -61,6 +61,8 @@ class Arguments:
     """A text file to train a GPT on. Left out: the Python standard library's source."""
     images: Annotated[str | None, tyro.conf.arg(metavar="FILE.npz")] = None
     """Labelled images to train a CNN on, instead of text."""
+    no_communication: bool = False
+    """Also train every replica alone, to see how fast a step can be at most."""
     torch_hook: Annotated[tuple[Literal["fp16", "powersgd"], ...], tyro.conf.UseAppendAction] = ()
     """Run torch DDP with its own communication hook as well; repeat for both."""
     target_loss: Annotated[float | None, tyro.conf.arg(metavar="LOSS")] = None
@@ -122,6 +124,7 @@ def _comparison(arguments: Arguments) -> Comparison:
         steps=20 if arguments.steps is None and arguments.seconds is None else arguments.steps,
         seconds=arguments.seconds,
         torch_hooks=arguments.torch_hook,
+        no_communication=arguments.no_communication,
         target_loss=arguments.target_loss,
         timeout_s=arguments.timeout,
     )

@@ -30,6 +30,7 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from laconic.architecture import ParameterServer
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
 from laconic.compression import Compressor
 from laconic.core.tensor import TensorSpec
@@ -45,7 +46,7 @@ _MOST_MATRICES = 256
 _WIDEST = 2048
 _COUNT = re.compile(r"([+-]?(?:\d[\d_]*(?:\.\d+)?|\.\d+)(?:e\+?\d{1,3})?)\s*([kmbgt]?)", re.IGNORECASE | re.ASCII)
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-_NOT_COUNTED = (
+_BESIDE_GRADIENTS = (
     "Module buffers (BatchNorm statistics) are broadcast from rank 0 in every step, as DDP does.",
     "A step in which some parameter is unused on all ranks (or gets only zeros) costs one more small exchange: one "
     'byte per parameter tensor, counted as "control" traffic; on GPUs every step does, unless '
@@ -92,7 +93,7 @@ class _Explanation:
 
     @property
     def exact(self) -> bool:
-        return self.strategy.compression.exact()
+        return self.strategy.exact()
 
 
 def run(arguments: Arguments) -> int:
@@ -112,7 +113,7 @@ def run(arguments: Arguments) -> int:
             _what_it_does(strategy),
             _what_it_sends(explanation),
             _time_on_links(explanation),
-            _bullets("Sent besides, not counted above", _NOT_COUNTED),
+            _bullets("Sent besides, not counted above", _not_counted(explanation)),
             _bullets(
                 "Cannot be combined with",
                 strategy.cannot_combine() or ["Nothing known: every registered wrapper fits on top of it."],
@@ -213,8 +214,10 @@ def _what_it_sends(explanation: _Explanation) -> Group:
         verdict = f"{about}{explanation.ratio:.3g} times fewer bytes than the uncompressed all-reduce"
     else:
         verdict = f"{about}{1 / explanation.ratio:.3g} times MORE bytes than the uncompressed all-reduce"
+    strategy = explanation.strategy
     workers = "1 worker" if explanation.workers == 1 else f"{explanation.workers:,} workers"
-    title = f"Bytes each worker sends per step ({workers}, {explanation.params:,} fp32 parameters)"
+    average = "" if strategy.synchronization.rounds_per_step() == 1 else ", on average"
+    title = f"Bytes each worker sends per step{average} ({workers}, {explanation.params:,} fp32 parameters)"
     shapes = f"  parameters taken as matrices of {_width(explanation.params):,} x {_width(explanation.params):,}"
     return Group(Text(title, style="bold"), table, Text(f"  {verdict}"), Text(shapes, style="dim"))
 
@@ -227,6 +230,25 @@ def _time_on_links(explanation: _Explanation) -> Group:
         ]
         table.add_row(f"  {link}", *times)
     return Group(Text("Time per step on the link: at least, from bytes alone", style="bold"), table)
+
+
+def _not_counted(explanation: _Explanation) -> tuple[str, ...]:
+    strategy, workers = explanation.strategy, explanation.workers
+    lines: tuple[str, ...] = ()
+    if strategy.exchanges_gradients():
+        lines += _BESIDE_GRADIENTS
+    else:
+        lines += (
+            "Module buffers (BatchNorm statistics) stay on their rank; session.average() makes one model of all.",
+        )
+    if isinstance(strategy.architecture, ParameterServer):
+        servers = strategy.architecture.num_servers(workers)
+        sent = human_bytes(round(explanation.wire_bytes * workers / servers))
+        lines += (
+            f"Each of {servers} server(s) gets {sent} per step from all workers and sends about as much back; every "
+            "message has a header of about 100 bytes.",
+        )
+    return lines
 
 
 def _bullets(title: str, lines: tuple[str, ...] | list[str]) -> Group:

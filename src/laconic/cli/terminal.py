@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from laconic.errors import UsageError
 
 _PIPE_WIDTH = 120
+_WIDEST_ASSIGNMENT = 24
+"""Beside a longer one there is no room for words; they go beneath it."""
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -82,10 +84,17 @@ def plain_table(*headers: str, numbers: Iterable[str] = ()) -> Table:
 def summary_with_settings(summary: Text, settings: Mapping[str, str]) -> RenderableType:
     """A method's summary, and beneath it each "name=value" with what there is to say about it."""
     from rich.console import Group
+    from rich.padding import Padding
     from rich.text import Text
 
     if not settings:
         return summary
+    if max(map(len, settings)) > _WIDEST_ASSIGNMENT:
+        lines = [
+            (Text(f"  {assignment}", style="bold"), Padding(Text(about, style="dim"), (0, 0, 0, 4)))
+            for assignment, about in settings.items()
+        ]
+        return Group(summary, *(line for pair in lines for line in pair))
     table = plain_table()
     # The column, not only its text: where there is little room, rich must take it from the other one.
     table.add_column(no_wrap=True)

@@ -13,6 +13,7 @@ from laconic.compression.integer import Int8
 from laconic.compression.wire.sparse import Sparse
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
+from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
@@ -63,6 +64,18 @@ class Chain(Wrapper):
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
         """One for each round."""
         return self._both.num_waits(bucket, moment)
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """Coded places, then coded values."""
+        return self._both.encode(flat, state)
+
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """The values in their places."""
+        self._both.decode(payload, out, state)
+
+    def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
+        """Of both."""
+        return self._both.packed_bytes(bucket)
 
     def exact(self) -> bool:
         """If both are."""

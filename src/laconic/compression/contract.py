@@ -38,6 +38,9 @@ class Compressor(Method):
     """Trains worse, or not at all, without something that sends later what was lost now."""
     keeps_residual: ClassVar[bool] = False
     """Sends later what was lost now."""
+    keeps_scale: ClassVar[bool] = True
+    """What arrives is as large as what was sent; else it is only a direction, which an optimizer can follow but by
+    which no parameter can be moved."""
     accumulates: ClassVar[bool] = False
     """What it sends is built up from earlier inputs too, so input minus what was sent is not what was lost."""
     on_resize: ClassVar[Mapping[str, Resize]] = {}
@@ -81,6 +84,26 @@ class Compressor(Method):
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
         """How often one exchange of `bucket` yields, the same on every rank; several rounds may share one wait."""
         return len(self.rounds(bucket, moment))
+
+    def alone(self) -> bool:
+        """Whether one rank's payload can be read without the others': whether `encode` and `decode` are written."""
+        return True
+
+    def sums_only(self) -> bool:
+        """Whether every round of an exchange is a sum, if payloads cannot be read alone."""
+        return False
+
+    def back(self) -> Compressor:
+        """How whoever has added up what workers sent sends the sum back: as this does, without what only workers do."""
+        return self
+
+    def forgetful(self) -> Compressor:
+        """The same without what keeps a residual."""
+        return self
+
+    def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
+        """Bytes of what `encode` gives for `bucket`, if it can be read alone."""
+        return sum(size for round in self.rounds(bucket, moment) for size in round.sizes)
 
     def exact(self) -> bool:
         """Whether `rounds` says exactly what is sent; else it depends on the values, and `rounds` is a bound."""
@@ -141,6 +164,10 @@ class Packed(Compressor):
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Unpack them."""
         self.unpack(payload.tensors[0], out, state)
+
+    def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
+        """The packed bytes."""
+        return self.packed_bytes(bucket)
 
     def chosen_route(self, bucket: Bucket, world_size: int) -> Route:
         """Gather or scatter for this bucket."""
@@ -239,6 +266,36 @@ class Wrapper(Compressor):
     def init(self, bucket: Bucket) -> BucketState:
         """The inner state; a wrapper adds its own fields."""
         return self.inner.init(bucket)
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """As the inner compressor."""
+        return self.inner.encode(flat, state)
+
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """As the inner compressor."""
+        self.inner.decode(payload, out, state)
+
+    def alone(self) -> bool:
+        """If the inner compressor's can."""
+        return self.inner.alone()
+
+    def sums_only(self) -> bool:
+        """If the inner compressor's are."""
+        return self.inner.sums_only()
+
+    def back(self) -> Compressor:
+        """Around what the inner compressor sends back, if that loses something."""
+        inner = self.inner.back()
+        return inner if inner.lossless and self.needs_loss else replace(self, inner=inner)
+
+    def forgetful(self) -> Compressor:
+        """The inner compressor's, in this wrapper unless it keeps the residual."""
+        inner = self.inner.forgetful()
+        return inner if self.keeps_residual else replace(self, inner=inner)
+
+    def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
+        """As the inner compressor."""
+        return self.inner.payload_bytes(bucket, moment)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """What the inner compressor sends."""

@@ -10,10 +10,12 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
+from laconic.compression.none import NoCompression
 from laconic.compression.wire.indices import CODINGS
 from laconic.compression.wire.sparse import Entries, num_kept
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
+from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
 from laconic.settings import choice, count, number, share
@@ -76,32 +78,48 @@ class Dgc(Compressor):
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
         """Send the largest of what has been added up and forget that much of it."""
+        payload = self.encode(flat, state)
+        if own is not None:
+            self.decode(payload, own, state)
+        work, rows = group.gather(payload.tensors[0])
+        yield work
+        flat.copy_(self._entries(state.bucket, state.moment).sum(rows, flat.dtype))
+
+    def back(self) -> Compressor:
+        """As it is: momentum is already in what was sent."""
+        return NoCompression()
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """The largest of what has been added up, which is then forgotten."""
         velocity, unsent = state.flat[_VELOCITY], state.flat[_UNSENT]
         entries = self._entries(state.bucket, state.moment)
         if self.clip_norm:
-            self._clip(flat, state.bucket, group.size)
+            flat = self._clipped(flat, state.bucket, state.moment.world_size)
         velocity.mul_(self.momentum).add_(flat)
         unsent.add_(velocity)
         indices = entries.largest(unsent)
         packed = entries.pack(indices, unsent[indices])
-        if own is not None:
-            own.zero_()
-            own[indices] = entries.unpack(packed)[1].to(own.dtype)
         for kept in (velocity, unsent):
             kept[indices] = 0
             kept.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        work, rows = group.gather(packed)
-        yield work
-        flat.copy_(entries.sum(rows, flat.dtype))
+        return Payload((packed,))
+
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Zeros, and the values in their places."""
+        indices, values = self._entries(state.bucket, state.moment).unpack(payload.tensors[0])
+        out.zero_()
+        out[indices] = values.to(out.dtype)
 
     def _entries(self, bucket: Bucket, moment: Moment) -> Entries:
         density = self.density_at(moment.step)
         return Entries(bucket, tuple(num_kept(density, tensor.numel) for tensor in bucket.tensors), self.indices)
 
-    def _clip(self, flat: torch.Tensor, bucket: Bucket, world_size: int) -> None:
+    def _clipped(self, flat: torch.Tensor, bucket: Bucket, world_size: int) -> torch.Tensor:
+        flat = flat.clone()
         largest = self.clip_norm / math.sqrt(world_size)
         for _, place in bucket.segments():
             # In float32 at least: a sum of 16-bit squares would overflow.
             norm = torch.linalg.vector_norm(flat[place], dtype=torch.promote_types(flat.dtype, torch.float32))
             factor = torch.where((norm > largest) & norm.isfinite(), largest / norm, 1.0)
             flat[place] *= factor.to(flat.dtype)
+        return flat

@@ -10,6 +10,7 @@ import torch
 
 from laconic.compression.contract import Wrapper
 from laconic.core.exchange import Exchange, Group
+from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
 
@@ -39,6 +40,17 @@ class ErrorFeedback(Wrapper):
         state = self.inner.init(bucket)
         state.flat[_RESIDUAL] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
         return state
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """What the inner compressor sends for the corrected gradient; the new error is kept."""
+        residual = state.flat[_RESIDUAL]
+        residual += flat
+        payload = self.inner.encode(residual.clone(), state)
+        sent = torch.empty_like(flat)
+        self.inner.decode(payload, sent, state)
+        residual -= sent
+        residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        return payload
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None

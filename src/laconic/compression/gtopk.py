@@ -42,6 +42,10 @@ class GTopK(Compressor):
     indices: str = choice("auto", *CODINGS)
     """How the places of the entries are coded; auto takes what needs the fewest bytes."""
 
+    def alone(self) -> bool:
+        """Never: pairs merge what they have."""
+        return False
+
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """What this rank sends: its entries in each merge, and the result to its guest if it has one."""
         if bucket.numel == 0:

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from laconic.compression.contract import Wrapper
+from laconic.compression.contract import Compressor, Wrapper
 from laconic.core.exchange import Exchange, Group
+from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
 from laconic.settings import number
@@ -44,6 +45,17 @@ class MomentumCorrection(Wrapper):
         state = self.inner.init(bucket)
         state.flat[_VELOCITY] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
         return state
+
+    def back(self) -> Compressor:
+        """Without momentum: that is already in what was sent."""
+        return self.inner.back()
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """What the inner compressor sends for the velocity."""
+        velocity = state.flat[_VELOCITY]
+        moved = torch.add(flat, velocity, alpha=self.momentum)
+        velocity.copy_(torch.where(moved.isfinite(), moved, velocity))
+        return self.inner.encode(moved, state)
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None

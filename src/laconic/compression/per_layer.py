@@ -13,6 +13,7 @@ import torch
 from laconic.compression.contract import Wrapper, uncompressed, uncompressed_rounds
 from laconic.core.exchange import Exchange, Group, Round, in_lockstep
 from laconic.core.moment import Moment
+from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
@@ -76,6 +77,31 @@ class PerLayer(Wrapper):
         split = self._split(bucket)
         inner = self.inner.num_waits(split.chosen.bucket, moment) if split.chosen else 0
         return max(inner, 1 if split.skipped else 0)
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """What is skipped as one tensor, then the inner payload."""
+        split = self._split(state.bucket)
+        skipped = (split.skipped.taken_from(flat),) if split.skipped else ()
+        inner = self.inner.encode(split.chosen.taken_from(flat), state.part(0)).tensors if split.chosen else ()
+        return Payload(skipped + inner)
+
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Each part in its places."""
+        split = self._split(state.bucket)
+        tensors = payload.tensors
+        if split.skipped:
+            split.skipped.put_into(out, tensors[0])
+            tensors = tensors[1:]
+        if split.chosen:
+            chosen = torch.empty(split.chosen.bucket.numel, dtype=out.dtype, device=out.device)
+            self.inner.decode(Payload(tensors), chosen, state.part(0))
+            split.chosen.put_into(out, chosen)
+
+    def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
+        """Of both parts."""
+        split = self._split(bucket)
+        skipped = split.skipped.bucket.nbytes if split.skipped else 0
+        return skipped + (self.inner.payload_bytes(split.chosen.bucket, moment) if split.chosen else 0)
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None

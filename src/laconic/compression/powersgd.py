@@ -70,6 +70,14 @@ class PowerSgd(Compressor):
         }
         return BucketState(bucket, whole={_Q: start} if start else {})
 
+    def alone(self) -> bool:
+        """Never: what is sent in the second round depends on the sum of the first."""
+        return False
+
+    def sums_only(self) -> bool:
+        """Always."""
+        return True
+
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """A sum of all P and of what is sent as it is, then a sum of all Q."""
         layout, size = _layout(bucket, self.rank), _computed_in(bucket).itemsize

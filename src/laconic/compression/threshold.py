@@ -42,6 +42,10 @@ class Threshold(Compressor):
         """Never: it depends on the values."""
         return False
 
+    def alone(self) -> bool:
+        """Never: how long a payload is must be told first."""
+        return False
+
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """The counts, and at most every entry with its place."""
         if bucket.numel == 0:

@@ -10,6 +10,7 @@ import torch
 from laconic.compression.contract import Wrapper, uncompressed, uncompressed_rounds
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
+from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.settings import count
@@ -40,6 +41,21 @@ class Warmup(Wrapper):
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
         """One at first, then as many as the inner compressor has."""
         return 1 if moment.step < self.steps else self.inner.num_waits(bucket, moment)
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """As it is, or as the inner compressor does."""
+        return Payload((flat,)) if state.moment.step < self.steps else self.inner.encode(flat, state)
+
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """As it is, or as the inner compressor does."""
+        if state.moment.step >= self.steps:
+            self.inner.decode(payload, out, state)
+        elif payload.tensors[0] is not out:
+            out.copy_(payload.tensors[0])
+
+    def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
+        """Everything at first, then as the inner compressor."""
+        return bucket.nbytes if moment.step < self.steps else self.inner.payload_bytes(bucket, moment)
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None

@@ -12,7 +12,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from laconic.core.transport import AllWork, Work
+from laconic.core.moment import Moment
+from laconic.core.transport import AllWork, Transport, Work
 
 RoundKind = Literal["sum", "gather", "scatter", "send"]
 """sum: everyone gets the sum of all. gather: everyone gets everything. scatter: of n rows, row r goes to rank r. send:
@@ -29,6 +30,42 @@ class Round:
 
 
 Exchange = Generator[Work, None, None]
+
+
+class Answer(Work, Protocol):
+    """A request to a server."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What the server has answered, once the work is done, on the device of what was sent."""
+        ...
+
+
+class Servers(Protocol):
+    """Processes beside the workers that form sums, as an architecture sees them."""
+
+    def reduce(
+        self, bucket: int, tensors: tuple[torch.Tensor, ...], *, decoded: bool, moment: Moment, what: str
+    ) -> Answer:
+        """Start sending this rank's tensors to the server of `bucket`, which answers when those of all ranks are there.
+
+        decoded: the server decodes what each rank has sent, adds that up and answers with an encoded sum; else it adds
+        up the tensors as they are.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What one exchange travels over."""
+
+    transport: Transport
+    what: str
+    """In words, for whoever waits for it."""
+    bucket: int = 0
+    """The number of the bucket in the plan."""
+    servers: Servers | None = None
+    """Where the architecture has any."""
 
 
 def one_round(work: Work) -> Exchange:

@@ -168,6 +168,8 @@ class InProcessTransport:
         self.traffic = Traffic()
         self.control_device = torch.device("cpu")
         self.description = f"{cluster.world_size} threads of one process"
+        self.timeout_s = cluster.timeout_s
+        self.in_process = True
         self._sequence = 0
         self._taken = False
 

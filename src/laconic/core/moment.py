@@ -15,8 +15,10 @@ class Moment:
     step: int = 0
     rank: int = 0
     world_size: int = 1
+    round: int = 0
+    """How many times everything was exchanged before; the step itself where that happens in every step."""
 
     @classmethod
     def steady(cls, world_size: int, rank: int = 0) -> Moment:
         """A moment after every warm-up."""
-        return cls(_LATE_STEP, rank, world_size)
+        return cls(_LATE_STEP, rank, world_size, _LATE_STEP)

@@ -105,6 +105,11 @@ class PacedTransport:
         """See Transport."""
         return self.inner.control_device
 
+    @property
+    def in_process(self) -> bool:
+        """See Transport."""
+        return self.inner.in_process
+
     def _hold(self, start: Callable[[], Work], operation: str, what: str) -> Work:
         before = self.traffic.total_bytes
         work = start()

@@ -54,6 +54,7 @@ class TorchTransport:
         parent = group or dist.group.WORLD
         assert parent is not None
         self.timeout_s = timeout_s
+        self.in_process = False
         self.rank = dist.get_rank(parent)
         self.world_size = dist.get_world_size(parent)
         self.traffic = Traffic()

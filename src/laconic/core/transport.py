@@ -41,6 +41,11 @@ def shard_exchange_sent(nbytes: int, world_size: int) -> int:
     return nbytes - nbytes // world_size if world_size > 1 else 0
 
 
+def as_it_is_sent(nbytes: int, world_size: int) -> int:
+    """Bytes one rank sends when its `nbytes` go to one other."""
+    return nbytes
+
+
 def broadcast_sent(nbytes: int, world_size: int, distance: int) -> int:
     """Bytes the rank `distance` places after the source sends in a binomial-tree broadcast."""
     children = sum(
@@ -120,6 +125,16 @@ class Transport(Protocol):
     @property
     def control_device(self) -> torch.device:
         """Where small tensors must live for this transport to carry them."""
+        ...
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a wait for other ranks may take."""
+        ...
+
+    @property
+    def in_process(self) -> bool:
+        """Whether all ranks are threads of one process."""
         ...
 
     def all_reduce(

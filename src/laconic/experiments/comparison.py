@@ -11,8 +11,9 @@ from laconic.cluster import Cluster, Link
 from laconic.errors import UsageError, did_you_mean, one_line
 from laconic.experiments.tasks import TaskConfig
 from laconic.lab.pacing import LinksChoice
-from laconic.report.results import TORCH_DDP, TORCH_HOOKS
+from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
 from laconic.strategy import PRESETS, Strategy
+from laconic.synchronization import LocalUpdates
 from laconic.units import format_rate
 
 DEFAULT_STRATEGIES: tuple[str, ...] = (
@@ -64,6 +65,10 @@ class Comparison:
     """Training time of each strategy, instead of `steps`."""
     torch_hooks: tuple[str, ...] = ()
     """torch DDP's own communication hooks to run beside it: fp16, powersgd."""
+    torch_ddp: bool = True
+    """Whether torch DDP runs beside the strategies."""
+    no_communication: bool = False
+    """Also train every replica alone: as fast as a step can be."""
     target_loss: float | None = None
     """None: the loss torch DDP has after four fifths of its steps."""
     timeout_s: float = 1800.0
@@ -95,17 +100,26 @@ class Comparison:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UsageError("device cuda: torch finds no GPU here. Use cpu.")
         for strategy in self.strategies:
-            Strategy.parse(strategy)
+            self._check_rounds(Strategy.parse(strategy))
         for hook in self.torch_hooks:
             if hook not in TORCH_HOOKS:
                 shown = one_line(hook, 40)
                 raise UsageError(f'torch DDP has no hook "{shown}" here. {did_you_mean(hook, TORCH_HOOKS)}')
 
+    def _check_rounds(self, strategy: Strategy) -> None:
+        rule = strategy.synchronization
+        if isinstance(rule, LocalUpdates) and self.steps is not None and self.steps < rule.period + rule.delay:
+            raise UsageError(
+                f'{self.kind}: "{strategy}" exchanges something every {rule.period} steps, so in {self.steps} steps it '
+                f"would show nothing. Give at least {2 * (rule.period + rule.delay)} steps, or a shorter period."
+            )
+
     @property
     def contenders(self) -> tuple[str, ...]:
         """Torch DDP and the strategies in full; two spellings of one strategy are one contender."""
-        hooks = [TORCH_HOOKS[hook] for hook in self.torch_hooks]
-        return tuple(dict.fromkeys([TORCH_DDP, *hooks, *(str(Strategy.parse(text)) for text in self.strategies)]))
+        beside = [TORCH_HOOKS[hook] for hook in self.torch_hooks] + [NO_COMMUNICATION] * self.no_communication
+        beside = [TORCH_DDP] * self.torch_ddp + beside
+        return tuple(dict.fromkeys([*beside, *(str(Strategy.parse(text)) for text in self.strategies)]))
 
 
 def short_name(strategy: str) -> str:

@@ -11,7 +11,8 @@ import math
 import os
 import sys
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,9 +29,10 @@ from laconic.core.paced_ddp import pace_ddp
 from laconic.core.tensor import TensorSpec
 from laconic.errors import LaconicError, one_line
 from laconic.experiments.tasks import Task, TaskConfig, make_task
-from laconic.report.results import TORCH_DDP, TORCH_HOOKS
+from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
 from laconic.runtime import Session, attach
 from laconic.strategy import Strategy
+from laconic.synchronization import LocalUpdates
 
 BLOCK_STEPS = 5
 """Steps of one contender before the next has its turn: a drift of the machine then favours none."""
@@ -113,7 +115,7 @@ class Contender:
         self._forward: nn.Module = self._model
         if self.strategy in (TORCH_DDP, *TORCH_HOOKS.values()):
             self._forward = _torch_ddp(self._model, self.strategy)
-        else:
+        elif self.strategy != NO_COMMUNICATION:
             self._session = attach(
                 self._model,
                 self._optimizer,
@@ -141,8 +143,7 @@ class Contender:
     def _without_communication(self) -> AbstractContextManager[object]:
         if isinstance(self._forward, DistributedDataParallel):
             return self._forward.no_sync()
-        assert self._session is not None
-        return self._session.accumulate()
+        return nullcontext() if self._session is None else self._session.accumulate()
 
     def _alone(self) -> None:
         """One forward and backward pass without communication, for what the others take beyond it."""
@@ -186,6 +187,8 @@ class Contender:
         dist.barrier()
         began_s, kernel_before = self._now(), _kernel_sent_bytes()
         losses = torch.stack([self._iteration() for _ in range(num_steps)]).to(torch.float64)
+        if self._session is not None:
+            self._session.wait()  # the next one must not share the link with what this one has left on its way
         dist.barrier()
         ended_s, kernel_after = self._now(), _kernel_sent_bytes()
         kernel = None if kernel_before is None or kernel_after is None else kernel_after - kernel_before
@@ -222,6 +225,8 @@ class Contender:
         """Bytes a step should send; torch DDP's from the strategy that says the same, its hooks' from none."""
         if self._session is not None:
             return self._session.predicted_bytes_per_step()
+        if self.strategy == NO_COMMUNICATION:
+            return 0
         if self.strategy != TORCH_DDP:
             return None
         tensors = [TensorSpec.of(name, parameter) for name, parameter in self._model.named_parameters()]
@@ -268,12 +273,14 @@ def hold(config: ContestConfig, log: EventLog) -> None:
     device = torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
     task = make_task(config.task)
     contenders = [Contender(number, config, task, device) for number in range(len(config.contenders))]
+    block, delay = _block_steps(config.contenders)
 
     def steps_left(contender: Contender) -> int:
+        turn = block if contender.num_steps else block + delay
         if config.steps is not None:
-            return min(BLOCK_STEPS, config.steps - contender.num_steps)
+            return min(turn, config.steps - contender.num_steps)
         assert config.seconds is not None
-        return BLOCK_STEPS if contender.seconds < config.seconds else 0
+        return turn if contender.seconds < config.seconds else 0
 
     first = 0
     while any(steps_left(contender) for contender in contenders):
@@ -285,6 +292,19 @@ def hold(config: ContestConfig, log: EventLog) -> None:
         first += 1
     for contender in contenders:
         _record(log, contender.finish())
+
+
+def _block_steps(contenders: Sequence[str]) -> tuple[int, int]:
+    """Steps in a turn, and how many more in the first one.
+
+    A turn is a whole period of whoever has the longest, and ends when nothing of theirs is on its way: a neighbour's
+    turn must not pay for it, nor anybody's step be spared it.
+    """
+    ours = [name for name in contenders if name not in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values())]
+    rules = [Strategy.parse(name).synchronization for name in ours]
+    local = [rule for rule in rules if isinstance(rule, LocalUpdates)]
+    period = max((rule.period for rule in local), default=0)
+    return max(BLOCK_STEPS, period), max((rule.delay + 1 for rule in local if rule.delay), default=0)
 
 
 def _record(log: EventLog, events: list[Event]) -> None:

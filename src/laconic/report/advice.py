@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from laconic.report.results import TORCH_DDP, Row
+from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, Row
 
 _WORTH_IT = 1.03
 """Below this speed-up the noise of one run says nothing."""
@@ -17,7 +17,8 @@ def advise(rows: Sequence[Row]) -> list[str]:
     sentences: list[str] = []
     for link in dict.fromkeys(row.link for row in rows):
         of_link = [row for row in rows if row.link == link]
-        others = [row for row in of_link if row.strategy != TORCH_DDP and row.speedup_over_ddp is not None]
+        choices = [row for row in of_link if row.strategy not in (TORCH_DDP, NO_COMMUNICATION)]
+        others = [row for row in choices if row.speedup_over_ddp is not None]
         baseline = next((row for row in of_link if row.strategy == TORCH_DDP), None)
         if baseline is not None and others:
             sentences.append(_sentence(baseline, others))

@@ -6,6 +6,7 @@
         optimizer   torch DDP's optimizer step, which communicates nothing
         encode      the time the step waited while its own communication thread encoded or decoded
 
+Where most steps exchange nothing (local SGD and the like), a step's time and bytes are means instead of medians.
 Rank 0's times are used. A contest that was cut short gives rows from what there is.
 """
 
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from laconic.core.event import Event
-from laconic.report.results import TORCH_DDP, Curve, Links, Row
+from laconic.errors import StrategyError
+from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS, Curve, Links, Row
+from laconic.strategy import Strategy
 
 WARM_STEPS = 2
 """First steps are left out of the times: memory is allocated and the order of gradients learnt there."""
@@ -158,8 +161,16 @@ def _row(
     recording: Recording, baseline: Recording | None, links: Links, target_loss: float | None, equal_steps: int
 ) -> Row:
     timed = [event.duration_s for event in recording.iterations]
-    timed = timed[WARM_STEPS:] or timed
+    rests = _rests_between_rounds(recording.strategy)
+    # The first round compiles kernels and takes memory, whenever it comes.
+    warm = int(recording.turns[0].data["num_steps"] or 0) if rests and len(recording.turns) > 1 else WARM_STEPS
+    timed = timed[warm:] or timed
     low_s, step_s, high_s = statistics.quantiles(timed, n=4) if len(timed) > 1 else (timed[0],) * 3
+    typical: Callable[[Sequence[float]], float] = statistics.median
+    if rests:
+        # Its few expensive steps are what it costs, and a median would not see them.
+        typical = statistics.fmean
+        step_s = typical(timed)
     optimizer_s = (baseline or recording).optimizer_s or [0.0]
     alone_s = statistics.median(recording.alone_s) if recording.alone_s else step_s
     waited_s = max(0.0, step_s - alone_s - statistics.median(optimizer_s))
@@ -178,7 +189,7 @@ def _row(
         compute_ms=(step_s - waited_s) * 1e3,
         encode_ms=encode_s * 1e3,
         exposed_ms=(waited_s - encode_s) * 1e3,
-        wire_bytes_per_step=round(statistics.median(wire)) if wire else None,
+        wire_bytes_per_step=round(typical(wire)) if wire else None,
         wire_bytes_source="kernel" if kernel else "transport" if counted else None,
         # The last turns, because the first step of all also agrees on the order of gradients.
         counted_bytes_per_step=counted[-1] if counted else None,
@@ -188,6 +199,16 @@ def _row(
         seconds_to_target=None if target_loss is None else seconds_to(target_loss, recording),
         speedup_over_ddp=None,
     )
+
+
+def _rests_between_rounds(strategy: str) -> bool:
+    """Whether most steps of a strategy exchange nothing."""
+    if strategy in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values()):
+        return False
+    try:
+        return Strategy.parse(strategy).synchronization.rounds_per_step() < 1
+    except StrategyError:
+        return False  # written by another version, which knew other methods
 
 
 def _predicted(recording: Recording) -> int | None:

@@ -14,6 +14,8 @@ Links = Literal["shaped", "paced", "unlimited"]
 
 TORCH_DDP = "torch DDP"
 """The name under which torch's own DistributedDataParallel runs as the baseline."""
+NO_COMMUNICATION = "no communication"
+"""Every replica trains alone: as fast as a step can be."""
 TORCH_HOOKS = {"fp16": "torch DDP + fp16 hook", "powersgd": "torch DDP + PowerSGD hook"}
 """torch's own communication hooks, which can run beside it: what to ask for, and the name in results."""
 FORMAT = 1

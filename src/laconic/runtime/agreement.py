@@ -8,10 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
+from laconic.core.connection import Address
 from laconic.core.exchange import Exchange
 from laconic.core.transport import Purpose, Transport
 from laconic.errors import AttachError, one_line
 from laconic.runtime.job import Job
+
+_ADDRESS_BYTES = 256
 
 
 def check_agreement(job: Job, *, init_sync: bool) -> None:
@@ -27,12 +30,12 @@ def check_agreement(job: Job, *, init_sync: bool) -> None:
     description |= {f"frozen {name}": _describe(p) for name, p in job.model.named_parameters() if not p.requires_grad}
     description |= {f"buffer {name}": _describe(buffer) for name, buffer in job.model.named_buffers()}
     text = json.dumps(description).encode()
-    digests = _gather_bytes(transport, hashlib.sha256(text).digest(), "agreement digests")
+    digests = gather_bytes(transport, hashlib.sha256(text).digest(), "agreement digests")
     if all(digest == digests[0] for digest in digests):
         return
-    sizes = _gather_bytes(transport, len(text).to_bytes(8, "big"), "agreement sizes")
+    sizes = gather_bytes(transport, len(text).to_bytes(8, "big"), "agreement sizes")
     largest = max(int.from_bytes(size, "big") for size in sizes)
-    texts = _gather_bytes(transport, text.ljust(largest), "agreement texts")
+    texts = gather_bytes(transport, text.ljust(largest), "agreement texts")
     first = json.loads(texts[0])
     for rank, other_text in enumerate(texts):
         other = json.loads(other_text)
@@ -93,7 +96,34 @@ def _describe(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} ({tensor.device.type})"
 
 
-def _gather_bytes(transport: Transport, data: bytes, what: str) -> list[bytes]:
+def meet(transport: Transport, what: str) -> None:
+    """Return when every rank has come here."""
+    gather_bytes(transport, b"here", what)
+
+
+def gather_addresses(transport: Transport, mine: Sequence[Address], total: int) -> list[Address]:
+    """Addresses of all ranks: rank r has those numbered r, r + n, r + 2n, ... below `total`."""
+    # Every rank says as many addresses as the one that has most, so that all lists are equally long.
+    most = -(-total // transport.world_size)
+    texts = [f"{host}:{port}" for host, port in mine]
+    said = b"".join(text.encode().ljust(_ADDRESS_BYTES) for text in [*texts, *[""] * (most - len(texts))])
+    rows = gather_bytes(transport, said, "addresses")
+    return [
+        read_address(row[place * _ADDRESS_BYTES : (place + 1) * _ADDRESS_BYTES].decode().strip())
+        for place in range(most)
+        for rank, row in enumerate(rows)
+        if place * transport.world_size + rank < total
+    ]
+
+
+def read_address(text: str) -> Address:
+    """An address written as host:port."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def gather_bytes(transport: Transport, data: bytes, what: str) -> list[bytes]:
+    """The bytes of every rank; all must have the same number of them."""
     mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(transport.control_device)
     rows = torch.empty((transport.world_size, len(data)), dtype=torch.uint8, device=transport.control_device)
     transport.all_gather(rows, mine, purpose="control", what=what).wait()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from laconic.architecture import ParameterServer
 from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink
 from laconic.core.paced import PacedTransport, link_from_environment
@@ -24,11 +25,17 @@ from laconic.runtime.job import Job
 from laconic.runtime.seams import optimizer_steps, plain
 from laconic.runtime.seams.contract import Seam
 from laconic.runtime.seams.ddp import DdpSeam, check_schedule
+from laconic.runtime.seams.local import LocalSeam
+from laconic.runtime.seams.mixing import MixingSeam
 from laconic.runtime.seams.module_buffers import ModuleBuffers
+from laconic.runtime.seams.pairwise import PairwiseSeam
 from laconic.runtime.seams.plain import PlainSeam
+from laconic.runtime.seams.push_pull import PushPullSeam
+from laconic.runtime.servers.fleet import Fleet
 from laconic.runtime.session import Session
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
+from laconic.synchronization import LocalUpdates
 
 _TIMEOUT_S = 300.0
 
@@ -51,16 +58,18 @@ def attach(
     model: an ordinary module, or one already wrapped in DistributedDataParallel.
     process_group: the ranks that train together; the default group if left out.
     transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
-    find_unused_parameters: True, the default, allows parameters to get no gradient in some step or on some rank. False
-        promises that all get one, saves a look at the result per step (on a GPU: an exchange of one byte per
-        parameter), and raises when broken. A model wrapped in DDP has its own setting.
+    find_unused_parameters: for strategies that exchange gradients. True, the default, allows parameters to get no
+        gradient in some step or on some rank. False promises that all get one, saves a look at the result per step (on
+        a GPU: an exchange of one byte per parameter), and raises when broken. A model wrapped in DDP has its own
+        setting.
     init_sync: True makes parameters and buffers equal to rank 0's before anything else. False promises that they are
         already, as DDP's argument of this name does: a large model then starts at once behind a slow link.
     timeout_s: how long any wait for other ranks may take before it raises an error that names them; 300 if left out.
         A transport given as `transport` has its own.
     events: where to record steps and exchanges, e.g. an EventLog.
 
-    Gradients are views of exchange buffers while attached.
+    Gradients are views of exchange buffers while attached, if the strategy exchanges gradients. Replicas that may
+    differ (local SGD, gossip) continue from a checkpoint by loading model, optimizer and session after attaching.
     """
     chosen = as_strategy(strategy)
     _check_types(model, optimizer, timeout_s)
@@ -80,25 +89,27 @@ def attach(
     wire.acquire()
     stopwatch = Stopwatch(clock, events, wire.rank)
     engine = Engine(wire, stopwatch)
+    fleet: Fleet | None = None
     try:
         unused = find_unused_parameters is not False
-        job = Job(model, parameters, chosen, wire, engine, clock, events, stopwatch, unused)
+        job = Job(model, parameters, optimizer, chosen, wire, engine, clock, events, stopwatch, unused)
         began_s = clock.now()
         _make_equal(job, init_sync)
         seam: Seam | None = None
         buffers: ModuleBuffers | None = None
-        if wire.world_size > 1:
-            if isinstance(model, DistributedDataParallel):
-                seam = DdpSeam(job, model)
-            else:
-                seam = PlainSeam(job)
+        if wire.world_size > 1 or chosen.synchronization.acts_alone:
+            fleet = _make_fleet(job)
+            seam = _make_seam(job, fleet)
+            if chosen.exchanges_gradients() and not isinstance(model, DistributedDataParallel):
                 buffers = ModuleBuffers(job)
         about = {"strategy": str(chosen), "world_size": wire.world_size, "transport": wire.description}
         if wire.rank == 0:
             _warn_of_losses(chosen)
         events.write(Event("attach", began_s, wire.rank, 0, clock.now() - began_s, {**about}))
-        return Session(job, optimizer, seam, buffers, owns_transport=transport is None)
+        return Session(job, seam, buffers, fleet, owns_transport=transport is None)
     except BaseException as error:
+        if fleet is not None:
+            fleet.abandon()
         wire.fail(f"raised {type(error).__name__} while attaching: {one_line(error)}")
         engine.stop()
         wire.release()
@@ -130,9 +141,41 @@ def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters:
         raise AttachError(
             "find_unused_parameters has no effect on a model wrapped in DistributedDataParallel; give it to that."
         )
-    when = strategy.synchronization
-    if when.quantity != "gradient" or not when.replicas_identical or when.rounds_per_step() != 1:
-        raise AttachError(f'synchronization "{when}" cannot be run yet: only averaging gradients in every step can.')
+    if strategy.exchanges_gradients() and not strategy.architecture.has_servers:
+        return
+    if isinstance(model, DistributedDataParallel):
+        raise AttachError(
+            "the model is wrapped in DistributedDataParallel, which averages gradients in every step; strategy "
+            f'"{strategy}" cannot work that way. Attach to the plain module (ddp.module).'
+        )
+    if find_unused_parameters is not None and not strategy.exchanges_gradients():
+        raise AttachError(
+            f'find_unused_parameters has no effect with strategy "{strategy}": it exchanges no gradients. Leave it out.'
+        )
+
+
+def _make_fleet(job: Job) -> Fleet | None:
+    """The servers of this strategy, if it has any."""
+    architecture = job.strategy.architecture
+    if not isinstance(architecture, ParameterServer):
+        return None
+    fleet = Fleet(job, architecture)
+    job.servers = fleet.client
+    return fleet
+
+
+def _make_seam(job: Job, fleet: Fleet | None) -> Seam:
+    """The place where PyTorch lets this strategy in."""
+    if isinstance(job.model, DistributedDataParallel):
+        return DdpSeam(job, job.model)
+    rule = job.strategy.synchronization
+    if job.strategy.architecture.scope == "neighbours":
+        return MixingSeam(job) if rule.barrier else PairwiseSeam(job)
+    if fleet is not None and not rule.barrier:
+        return PushPullSeam(job, fleet)
+    if isinstance(rule, LocalUpdates):
+        return LocalSeam(job, rule)
+    return PlainSeam(job)
 
 
 def _check_types(model: object, optimizer: object, timeout_s: float | None) -> None:
@@ -180,6 +223,8 @@ def _warn_of_losses(strategy: Strategy) -> None:
     """Say so where a method that needs its losses sent later has nothing that does."""
     layers = list(strategy.compression.layers())
     wants = next((layer for layer in layers if layer.wants_error_feedback), None)
+    if strategy.synchronization.remembers_unsent or strategy.architecture.compensates:
+        return
     if wants is not None and not any(layer.keeps_residual for layer in layers):
         warnings.warn(
             f'compression "{strategy.compression}" forgets what it does not send: {wants.name} is made to have that '

@@ -7,30 +7,31 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from laconic.compression import Compressor
 from laconic.core.plan import Plan
 from laconic.core.stateful import BucketState, ParameterState
+from laconic.strategy import Strategy
 
 
 class Buckets:
-    """Flat tensors, views and compressor state for every bucket of one plan."""
+    """Flat tensors, views and state for every bucket of one plan."""
 
     def __init__(
         self,
         plan: Plan,
-        compression: Compressor,
+        strategy: Strategy,
         parameters: Mapping[str, nn.Parameter],
         saved: ParameterState,
         flats: list[torch.Tensor] | None = None,
     ) -> None:
         self.plan = plan
+        self._parameters = parameters
         self.flats = flats or [torch.empty(b.numel, dtype=b.dtype, device=b.device) for b in plan.buckets]
         self.states: list[BucketState] = []
         self.views: dict[str, torch.Tensor] = {}
         self.bucket_of: dict[str, int] = {}
         self._first_elements: list[torch.Tensor] = []
         for index, bucket in enumerate(plan.buckets):
-            state = compression.init(bucket)
+            state = strategy.init(bucket)
             state.restore(saved)
             self.states.append(state)
             starts: list[int] = []
@@ -42,11 +43,16 @@ class Buckets:
             self._first_elements.append(torch.tensor(starts, dtype=torch.long, device=bucket.device))
 
     def state_by_parameter(self) -> ParameterState:
-        """Compressor state of all buckets, keyed by parameter name."""
+        """State of all buckets, keyed by parameter name."""
         merged: ParameterState = {}
         for state in self.states:
             merged |= state.by_parameter()
         return merged
+
+    def views_of(self, index: int, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Another flat tensor of the size of bucket `index` as its parameters see it."""
+        segments = self.plan.buckets[index].segments()
+        return {tensor.name: _view_like(self._parameters[tensor.name], flat[place]) for tensor, place in segments}
 
     def some_parameter_is_zero(self) -> bool:
         """Whether the exchanged values of some parameter are zero throughout.

@@ -7,16 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
-from torch.optim import Optimizer
-
 from laconic.core.plan import Plan
+from laconic.core.stateful import Resize
 from laconic.core.transport import Traffic
 from laconic.errors import one_line
 from laconic.runtime.checkpoint import pack, unpack
+from laconic.runtime.consensus import average, consensus_distance
 from laconic.runtime.job import Job
 from laconic.runtime.seams.contract import Seam
 from laconic.runtime.seams.module_buffers import ModuleBuffers
 from laconic.runtime.seams.optimizer_steps import OptimizerSteps
+from laconic.runtime.seams.rounds import PENDING
+from laconic.runtime.servers.fleet import Fleet
 from laconic.strategy import Strategy
 
 
@@ -27,14 +29,21 @@ class Session:
     """
 
     def __init__(
-        self, job: Job, optimizer: Optimizer, seam: Seam | None, buffers: ModuleBuffers | None, *, owns_transport: bool
+        self,
+        job: Job,
+        seam: Seam | None,
+        buffers: ModuleBuffers | None,
+        fleet: Fleet | None,
+        *,
+        owns_transport: bool,
     ) -> None:
         self._job = job
         self._seam = seam
         self._buffers = buffers
+        self._fleet = fleet
         self._owns_transport = owns_transport
         self._attached = True
-        self._steps = OptimizerSteps(job, seam, optimizer)
+        self._steps = OptimizerSteps(job, seam)
 
     @property
     def strategy(self) -> Strategy:
@@ -70,6 +79,42 @@ class Session:
         """Payload bytes this rank should send per step, from formulas alone."""
         return self.strategy.plan_bytes_per_step(self.plan, self._job.moment())
 
+    def consensus_distance(self) -> float:
+        """How far replicas are from their mean, relative to its norm; 0 where all are equal. Every rank calls it.
+
+            sqrt(mean_i |x_i - m|^2) / |m|,   m = mean_i(x_i)
+
+        Costs one all-reduce of all parameters, counted as control traffic.
+        """
+        return consensus_distance(self._job)
+
+    def average(self) -> None:
+        """Make all replicas their mean: the final model of local SGD, gossip and the like. Every rank calls it.
+
+        What is on its way is applied first. Floating-point buffers are averaged too, others become rank 0's.
+        """
+        if self._seam is not None:
+            self._job.engine.check()
+            self._seam.settle()
+        average(self._job)
+        if self._seam is not None:
+            self._seam.adopt()
+
+    def wait(self) -> None:
+        """Return when nothing of this rank's is on its way; what has arrived is applied when its time comes."""
+        if self._seam is not None:
+            self._seam.wait()
+
+    @property
+    def staleness(self) -> int:
+        """The most updates by others that a gradient of this rank has met with on a server so far (ssp, asp)."""
+        return self._job.staleness
+
+    @property
+    def lead(self) -> int:
+        """The most steps this rank was ahead of the slowest one when it was let go on (ssp, asp)."""
+        return self._job.lead
+
     def accumulate(self) -> AbstractContextManager[object]:
         """Backward passes inside add up gradients locally; the first one outside exchanges the sum.
 
@@ -80,9 +125,12 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to continue, beside the model's and the optimizer's own state."""
         state = self._seam.state() if self._seam is not None else {}
+        if self._fleet is not None:
+            for name, fields in self._fleet.state().items():
+                state.setdefault(name, {}).update(fields)
         copied = {name: {key: value.clone() for key, value in fields.items()} for name, fields in state.items()}
         order = self._seam.order() if self._seam is not None else []
-        resize = {field: how for layer in self.strategy.compression.layers() for field, how in layer.on_resize.items()}
+        resize: dict[str, Resize] = {**self.strategy.resize(), PENDING: "reset"}
         return pack(str(self.strategy), self.world_size, self.step, order, resize, rank=self.rank, state=copied)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -97,13 +145,16 @@ class Session:
             expected=expected,
         )
         if self._seam is not None:
-            self._seam.load(state, order)
+            self._seam.load(state, order, step)
+        if self._fleet is not None:
+            self._fleet.load(state)
         self._job.step = step
 
     def detach(self) -> None:
         """Take every hook off; model, optimizer and their state are as if laconic had never been there.
 
-        Module buffers are made equal one last time. Detaching twice is fine.
+        Where replicas are equal after every step, module buffers are made equal one last time. Elsewhere each rank
+        keeps what it has; call average() before for one model. Detaching twice is fine.
         """
         if not self._attached:
             return
@@ -111,10 +162,14 @@ class Session:
             if self._buffers is not None:
                 self._buffers.synchronize()
             self._job.stopwatch.flush()
+            if self._fleet is not None:
+                self._fleet.leave()
         finally:
             self._release()
 
     def _release(self) -> None:
+        if self._fleet is not None:
+            self._fleet.abandon()
         self._attached = False
         self._steps.detach()
         for part in (self._buffers, self._seam):

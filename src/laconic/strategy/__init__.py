@@ -10,7 +10,8 @@ from typing import Any, cast
 from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
 from laconic.compression import COMPRESSORS, Compressor, NoCompression, Wrapper
 from laconic.core.moment import Moment
-from laconic.core.plan import Plan
+from laconic.core.plan import Bucket, Plan
+from laconic.core.stateful import BucketState, Resize
 from laconic.core.tensor import TensorSpec
 from laconic.errors import InvalidSetting, StrategyError, SyntaxProblem, UnknownName, did_you_mean, one_line
 from laconic.registry import Registry
@@ -60,7 +61,7 @@ class Strategy:
             raise SyntaxProblem(f"a strategy is text or a Strategy, got {found(text)}.")
         preset = PRESETS.get(text.strip())
         axes = parse_text(preset[0] if preset else text)
-        if preset is None and axes[0][0].name in PRESETS:
+        if preset is None and axes[0][0].name in PRESETS and axes[0][0].name not in SYNCHRONIZATIONS:
             name = axes[0][0].name
             raise SyntaxProblem(
                 f'strategy: the preset "{name}" stands alone. To change it, write it out: "{PRESETS[name][0]}".'
@@ -128,22 +129,52 @@ class Strategy:
             lines.append("")
         return "\n".join(lines)
 
-    def plan(self, tensors: Sequence[TensorSpec], *, observed: bool = True) -> Plan:
-        """How `tensors` are grouped and ordered; see Schedule.plan."""
-        return self.scheduling.plan(tensors, observed=observed)
+    def plan(self, tensors: Sequence[TensorSpec], world_size: int = 1, *, observed: bool = True) -> Plan:
+        """How `tensors` that are exchanged at one time are grouped and ordered; see Schedule.plan."""
+        return self.architecture.cut(self.scheduling.plan(tensors, observed=observed), world_size)
+
+    def plans(self, tensors: Sequence[TensorSpec], world_size: int) -> list[Plan]:
+        """One plan for each part of the model that is exchanged at a time of its own."""
+        return [self.plan(part, world_size) for part in self.synchronization.parts(tensors)]
+
+    def init(self, bucket: Bucket) -> BucketState:
+        """What is remembered about `bucket` before the first step, except for what needs to know its values."""
+        state = self.compression.init(bucket)
+        self.synchronization.init(state)
+        return state
+
+    def resize(self) -> dict[str, Resize]:
+        """What becomes of each field of state when the number of workers changes."""
+        found: dict[str, Resize] = {}
+        for layer in self.compression.layers():
+            found |= layer.on_resize
+        return {**found, **self.synchronization.remembered(), **self.architecture.fields}
 
     def wire_bytes_per_step(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
         """Payload bytes one worker sends per optimizer step, from formulas alone."""
-        return self.plan_bytes_per_step(self.plan(list(tensors)), Moment.steady(world_size))
+        moment = Moment.steady(world_size)
+        return sum(self.plan_bytes_per_step(plan, moment) for plan in self.plans(list(tensors), world_size))
 
     def plan_bytes_per_step(self, plan: Plan, moment: Moment) -> int:
         """Payload bytes one worker sends per optimizer step under a given plan."""
-        once = sum(
-            self.architecture.sent_bytes(round, moment.world_size)
-            for bucket in plan.buckets
-            for round in self.compression.rounds(bucket, moment)
-        )
-        return round(once * self.synchronization.rounds_per_step())
+        return round(self.plan_bytes(plan, moment) * self.synchronization.rounds_per_step())
+
+    def plan_bytes(self, plan: Plan, moment: Moment) -> int:
+        """Payload bytes one worker sends when all buckets of a plan are exchanged once."""
+        when, whom = self.synchronization, self.architecture
+        if moment.world_size == 1 and not (whom.has_servers and when.acts_alone):
+            return 0
+        price = whom.sent_bytes if when.barrier or whom.has_servers else whom.pairwise_bytes
+        return sum(price(bucket, self.compression, moment) for bucket in plan.buckets)
+
+    def exchanges_gradients(self) -> bool:
+        """Whether gradients are averaged over all replicas in every step; else something of the parameters is."""
+        when, whom = self.synchronization, self.architecture
+        return when.quantity == "gradient" and when.barrier and whom.scope == "everyone"
+
+    def exact(self) -> bool:
+        """Whether predicted bytes are exactly what is sent; else this depends on values or on who is how fast."""
+        return self.compression.exact() and (self.synchronization.barrier or self.architecture.has_servers)
 
     def cannot_combine(self) -> list[str]:
         """Wrappers that would be refused on top of this strategy, with the reason."""

@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from laconic.architecture import Architecture
-from laconic.compression import Compressor, NoCompression, Wrapper
+from laconic.architecture import AllReduce, Architecture, Choco, Gossip, ParameterServer
+from laconic.compression import Compressor, DctTopK, EfSignSgd, ErrorFeedback, NoCompression, TopK, Wrapper
 from laconic.errors import IllegalCombination
 from laconic.scheduling import Schedule
 from laconic.settings import Method
-from laconic.synchronization import Synchronization
+from laconic.synchronization import Asynchronous, Synchronization
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,125 @@ def _no_residual_of_what_is_enlarged(parts: Parts) -> Refusal | None:
     return None
 
 
+def _a_round_reaches_everyone(parts: Parts) -> Refusal | None:
+    """Some rules work on the mean over all replicas."""
+    when, whom = parts.synchronization, parts.architecture
+    if not when.needs_everyone or whom.scope == "everyone":
+        return None
+    return Refusal(
+        f"synchronization: {when.name} works on the mean over all replicas, and with {whom.name} each has only that "
+        "over its neighbours",
+        dataclasses.replace(parts, architecture=AllReduce()),
+    )
+
+
+def _what_is_not_sent_is_remembered_once(parts: Parts) -> Refusal | None:
+    """A rule or an architecture that keeps what was not sent wants a compressor that loses something and forgets it."""
+    when, whom, what = parts.synchronization, parts.architecture, parts.compression
+    owner = when if when.remembers_unsent else whom if whom.compensates else None
+    if owner is None:
+        return None
+    keeper = next((layer for layer in what.layers() if layer.keeps_residual or layer.accumulates), None)
+    if keeper is not None:
+        return Refusal(
+            f"compression: {keeper.name} would keep what is not sent a second time; {owner.name} does that itself",
+            dataclasses.replace(parts, compression=_without(what, keeper)),
+        )
+    if what.amplifies():
+        return Refusal(
+            f'compression: what "{what}" sends is enlarged to be right on average; {owner.name} would keep the '
+            "difference, and it would grow for ever",
+            dataclasses.replace(parts, compression=TopK()),
+        )
+    if when.remembers_unsent and what.lossless:
+        return Refusal(
+            f'{owner.axis}: {owner.name} keeps what is not sent, and "{what}" sends everything',
+            dataclasses.replace(parts, compression=DctTopK()),
+        )
+    return None
+
+
+def _neighbours_need_the_whole(parts: Parts) -> Refusal | None:
+    """What was lost of parameters would be missing for good, unless public copies are kept."""
+    if parts.architecture.scope == "everyone" or parts.architecture.compensates or parts.compression.lossless:
+        return None
+    return Refusal(
+        f'architecture: {parts.architecture.name} mixes parameters, and what "{parts.compression}" loses of these '
+        "would never be sent; choco keeps public copies for that",
+        dataclasses.replace(parts, architecture=Choco()),
+    )
+
+
+def _a_payload_is_read_by_itself(parts: Parts) -> Refusal | None:
+    """Neighbours decode what each of them sends, one at a time."""
+    if not parts.architecture.compensates or (parts.compression.alone() and parts.compression.exact()):
+        return None
+    return Refusal(
+        f"compression: with {parts.architecture.name} each payload is decoded by itself and has a known length, which "
+        f'that of "{parts.compression}" is not',
+        dataclasses.replace(parts, compression=TopK()),
+    )
+
+
+def _parameters_are_moved_by_what_arrives(parts: Parts) -> Refusal | None:
+    """A change of parameters must arrive with its size, and once."""
+    if parts.synchronization.quantity == "gradient" and parts.architecture.scope == "everyone":
+        return None
+    for layer in parts.compression.layers():
+        if not layer.keeps_scale:
+            return Refusal(
+                f"compression: {layer.name} sends directions without a size, by which no parameter can be moved",
+                dataclasses.replace(parts, compression=_with(parts.compression, layer, EfSignSgd())),
+            )
+        if layer.accumulates:
+            return Refusal(
+                f"compression: {layer.name} adds up gradients of several steps, but here parameters are exchanged",
+                dataclasses.replace(parts, compression=_without(parts.compression, layer)),
+            )
+    return None
+
+
+def _without_a_barrier(parts: Parts) -> Refusal | None:
+    """Going on without waiting needs somebody who answers at any time, and waiting for some needs clocks."""
+    when, whom = parts.synchronization, parts.architecture
+    if not isinstance(when, Asynchronous):
+        return None
+    if not whom.asynchronous:
+        return Refusal(
+            f"synchronization: {when.name} waits for nobody, but in {whom.name} everybody meets everybody",
+            dataclasses.replace(parts, architecture=ParameterServer()),
+        )
+    if when.needs_clocks and not whom.keeps_clocks:
+        return Refusal(
+            f"synchronization: {when.name} needs to know how far every worker is, and nobody does in {whom.name}",
+            dataclasses.replace(parts, architecture=ParameterServer()),
+        )
+    if not whom.has_servers and not whom.meets_the_same():
+        return Refusal(
+            f"architecture: {whom} has other neighbours in every round, and without a barrier there are no rounds",
+            dataclasses.replace(parts, architecture=Gossip()),
+        )
+    unused = next((key for key in when.changed_settings() if key in when.for_servers), None)
+    if unused is not None and not whom.has_servers:
+        return Refusal(
+            f"synchronization: {when.name}.{unused} has no effect with {whom.name}, which has no servers",
+            dataclasses.replace(parts, synchronization=type(when)()),
+        )
+    return None
+
+
+def _servers_read_what_is_sent(parts: Parts) -> Refusal | None:
+    """A server adds up what it can decode by itself, or plain sums."""
+    when, whom, what = parts.synchronization, parts.architecture, parts.compression
+    if not whom.has_servers or what.alone() or (when.barrier and what.sums_only()):
+        return None
+    return Refusal(
+        f"compression: a server of {whom.name} with {when.name} must decode each payload by itself, which it cannot "
+        f'with "{what}"',
+        dataclasses.replace(parts, compression=ErrorFeedback(TopK())),
+    )
+
+
 RULES: tuple[Rule, ...] = (
     _no_wrapper_twice,
     _a_wrapper_fits_what_it_wraps,
@@ -173,6 +292,13 @@ RULES: tuple[Rule, ...] = (
     _no_momentum_twice,
     _residuals_are_kept_inside_momentum,
     _no_residual_of_what_is_enlarged,
+    _without_a_barrier,
+    _a_round_reaches_everyone,
+    _servers_read_what_is_sent,
+    _what_is_not_sent_is_remembered_once,
+    _neighbours_need_the_whole,
+    _a_payload_is_read_by_itself,
+    _parameters_are_moved_by_what_arrives,
 )
 
 

@@ -4,6 +4,29 @@ from __future__ import annotations
 
 PRESETS: dict[str, tuple[str, str]] = {
     "ddp": ("bsp / all_reduce / none / fusion", "what torch's DistributedDataParallel does"),
+    "local-sgd": ("local_sgd / all_reduce / none / fusion", "average parameters every 32 steps"),
+    "post-local-sgd": (
+        "local_sgd(post_local=1000) / all_reduce / none / fusion",
+        "average parameters in every step for 1000 steps, then every 32",
+    ),
+    "slowmo": ("slowmo / all_reduce / none / fusion", "local SGD with slow momentum"),
+    "diloco": ("diloco(period=64) / all_reduce / none / fusion", "64 local steps, then an outer Nesterov step"),
+    "streaming-diloco": (
+        "streaming_diloco(period=64) / all_reduce / int4 + error_feedback / fusion",
+        "DiLoCo a quarter of the model at a time, in 4 bits, in the background",
+    ),
+    "sparseloco": (
+        "diloco(period=64) / all_reduce / topk(density=0.03) + chain(second=int4) + error_feedback / fusion",
+        "DiLoCo that sends few entries of the change in few bits, the others later",
+    ),
+    "demo": ("demo / all_reduce / dct_topk / fusion", "fast-moving components of momentum; for SGD without momentum"),
+    "d-psgd": ("bsp / gossip / none / fusion", "each replica mixes with its two neighbours on a ring"),
+    "sgp": ("bsp / push_sum / none / fusion", "stochastic gradient push: one peer in turn, 1, 2, 4, ... places on"),
+    "ad-psgd": ("asp / gossip / none / fusion", "pairs average in the background, nobody waits"),
+    "choco-sgd": ("bsp / choco / topk / fusion", "gossip that sends 1% of the entries"),
+    "downpour": ("asp / parameter_server / none / fusion", "servers apply each gradient as it comes"),
+    "ssp": ("ssp / parameter_server / none / fusion", "the fastest worker waits when it is 3 steps ahead"),
+    "bsp-ps": ("bsp / parameter_server / none / sequential", "servers form the mean after the backward pass"),
     "ddp-fp16": ("bsp / all_reduce / fp16 / fusion", "DDP with its fp16 communication hook"),
     "ddp-bf16": ("bsp / all_reduce / bf16 / fusion", "DDP with its bf16 communication hook"),
     "ddp-bf16-ef": ("bsp / all_reduce / bf16 + error_feedback / fusion", "the same, keeping what rounding lost"),

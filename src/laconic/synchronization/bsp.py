@@ -20,7 +20,3 @@ class Bsp(Synchronization):
     name: ClassVar[str] = "bsp"
     quantity: ClassVar[Quantity] = "gradient"
     replicas_identical: ClassVar[bool] = True
-
-    def rounds_per_step(self) -> float:
-        """Once."""
-        return 1.0

@@ -10,18 +10,18 @@ from laconic.core.stateful import ParameterState
 
 
 class Seam(Protocol):
-    """One way to get at gradients."""
+    """One way to get at what is exchanged."""
 
     def state(self) -> ParameterState:
-        """Compressor state by parameter name."""
+        """All that is remembered, by parameter name."""
         ...
 
     def order(self) -> list[str]:
         """Parameter names in the order in which gradients become ready; empty while it is not known."""
         ...
 
-    def load(self, saved: ParameterState, order: list[str]) -> None:
-        """Continue with saved state and order."""
+    def load(self, saved: ParameterState, order: list[str], step: int) -> None:
+        """Continue with saved state and order after `step` steps."""
         ...
 
     def plan(self) -> Plan:
@@ -38,6 +38,18 @@ class Seam(Protocol):
 
     def after_step(self) -> None:
         """The optimizer has applied the gradients."""
+        ...
+
+    def wait(self) -> None:
+        """Return when nothing of this rank's is on its way."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for what is on its way and apply it."""
+        ...
+
+    def adopt(self) -> None:
+        """The parameters have been changed from outside: go on from there."""
         ...
 
     def detach(self) -> None:

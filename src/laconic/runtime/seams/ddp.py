@@ -46,13 +46,13 @@ class DdpSeam:
     def __init__(self, job: Job, model: DistributedDataParallel) -> None:
         self._job = job
         self._model = model
-        self._scale = 1.0 / job.transport.world_size
+        self._scale = job.strategy.architecture.share(job.transport.world_size)
         self._names = {id(parameter): name for name, parameter in job.parameters.items()}
         # DDP shows its buckets only during a backward pass; until then state is kept parameter by parameter.
         self._saved: ParameterState = {}
         for name, parameter in job.parameters.items():
             alone = Bucket((TensorSpec.of(name, parameter),))
-            self._saved |= job.strategy.compression.init(alone).by_parameter()
+            self._saved |= job.strategy.init(alone).by_parameter()
         self._buckets: dict[tuple[str, ...], Buckets] = {}
         self._lock = threading.Lock()
         self._hook = _hook_of(model)
@@ -89,7 +89,7 @@ class DdpSeam:
                 self._buckets = {known: old for known, old in self._buckets.items() if not set(known) & set(names)}
                 spec = Bucket(tuple(TensorSpec.of(name, self._job.parameters[name]) for name in names))
                 self._buckets[names] = Buckets(
-                    Plan((spec,)), self._job.strategy.compression, self._job.parameters, self._saved, [bucket.buffer()]
+                    Plan((spec,)), self._job.strategy, self._job.parameters, self._saved, [bucket.buffer()]
                 )
             return self._buckets[names]
 
@@ -104,7 +104,7 @@ class DdpSeam:
         """See Seam; DDP has its own."""
         return []
 
-    def load(self, saved: ParameterState, order: list[str]) -> None:
+    def load(self, saved: ParameterState, order: list[str], step: int) -> None:
         """See Seam."""
         self._saved = saved
         self._buckets.clear()
@@ -114,7 +114,7 @@ class DdpSeam:
         if self._buckets:
             return Plan(tuple(buckets.plan.buckets[0] for buckets in self._buckets.values()))
         specs = [TensorSpec.of(name, parameter) for name, parameter in self._job.parameters.items()]
-        return self._job.strategy.plan(specs, observed=False)
+        return self._job.strategy.plan(specs, self._job.transport.world_size, observed=False)
 
     def accumulating(self) -> AbstractContextManager[object]:
         """See Seam."""
@@ -125,6 +125,15 @@ class DdpSeam:
 
     def after_step(self) -> None:
         """See Seam."""
+
+    def wait(self) -> None:
+        """See Seam; nothing outlasts a step."""
+
+    def settle(self) -> None:
+        """See Seam; nothing outlasts a step."""
+
+    def adopt(self) -> None:
+        """See Seam; nothing else holds parameters."""
 
     def detach(self) -> None:
         """See Seam."""

@@ -52,10 +52,10 @@ class AfterStep:
 class OptimizerSteps:
     """Both hooks on one optimizer."""
 
-    def __init__(self, job: Job, seam: Seam | None, optimizer: Optimizer) -> None:
+    def __init__(self, job: Job, seam: Seam | None) -> None:
         self._handles = [
-            optimizer.register_step_pre_hook(BeforeStep(job, seam)),
-            optimizer.register_step_post_hook(AfterStep(job, seam)),
+            job.optimizer.register_step_pre_hook(BeforeStep(job, seam)),
+            job.optimizer.register_step_post_hook(AfterStep(job, seam)),
         ]
 
     def detach(self) -> None:

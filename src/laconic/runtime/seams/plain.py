@@ -46,7 +46,7 @@ class PlainSeam:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._scale = 1.0 / job.transport.world_size
+        self._scale = job.strategy.architecture.share(job.transport.world_size)
         self._specs = {name: TensorSpec.of(name, parameter) for name, parameter in job.parameters.items()}
         self._lock = threading.Lock()  # autograd runs one thread per device
         self._seen: list[str] = []
@@ -54,7 +54,13 @@ class PlainSeam:
         self._used = dict.fromkeys(job.parameters, False)
         self._passes = 0
         self._new_plan: Plan | None = None
-        self._buckets = self._allocate(job.strategy.plan(list(self._specs.values()), observed=False), {})
+        if job.strategy.architecture.has_servers:
+            # Servers are told once what each of them gets.
+            plan = job.fixed_plans()[0]
+            self._order = [tensor.name for bucket in plan.buckets for tensor in bucket.tensors]
+        else:
+            plan = job.strategy.plan(list(self._specs.values()), job.transport.world_size, observed=False)
+        self._buckets = self._allocate(plan, {})
         self._graphs: set[int] = set()
         self._filled: set[str] = set()
         self._missing: list[int] = []
@@ -67,7 +73,11 @@ class PlainSeam:
         ]
 
     def _allocate(self, plan: Plan, saved: ParameterState) -> Buckets:
-        return Buckets(plan, self._job.strategy.compression, self._job.parameters, saved)
+        return Buckets(plan, self._job.strategy, self._job.parameters, saved)
+
+    def _planned(self, order: list[str]) -> Plan:
+        job = self._job
+        return job.strategy.plan([self._specs[name] for name in order], job.transport.world_size)
 
     def plan(self) -> Plan:
         """See Seam."""
@@ -81,11 +91,11 @@ class PlainSeam:
         """See Seam."""
         return list(self._order)
 
-    def load(self, saved: ParameterState, order: list[str]) -> None:
+    def load(self, saved: ParameterState, order: list[str], step: int) -> None:
         """See Seam."""
-        if order:
+        if order and not self._job.strategy.architecture.has_servers:
             self._order = list(order)
-            self._new_plan = self._job.strategy.plan([self._specs[name] for name in order], observed=True)
+            self._new_plan = self._planned(order)
         self._buckets = self._allocate(self.plan(), saved)
         self._new_plan = None
 
@@ -256,7 +266,7 @@ class PlainSeam:
             device=job.transport.control_device,
         )
         self._order = [names[index] for index in indices.tolist()]
-        self._new_plan = job.strategy.plan([self._specs[name] for name in self._order], observed=True)
+        self._new_plan = self._planned(self._order)
         self._seen.clear()
 
     # -- around the optimizer's step ---------------------------------------------------------------------------
@@ -296,6 +306,15 @@ class PlainSeam:
                         "no backward pass has run since the last step. Compute gradients with backward(), or clear "
                         "them with optimizer.zero_grad()."
                     )
+
+    def wait(self) -> None:
+        """See Seam; nothing outlasts a step."""
+
+    def settle(self) -> None:
+        """See Seam; nothing outlasts a step."""
+
+    def adopt(self) -> None:
+        """See Seam; nothing else holds parameters."""
 
     def detach(self) -> None:
         """See Seam."""

@@ -1,0 +1,80 @@
+"""Gossip with any compressor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.architecture.contract import Architecture, Codec, Scope
+from laconic.architecture.topologies import TOPOLOGIES, Neighbourhood
+from laconic.core.exchange import Exchange, Wire
+from laconic.core.moment import Moment
+from laconic.core.payload import Payload
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState, Resize
+from laconic.settings import choice, share
+
+_PUBLIC = "choco.public"
+_AROUND = "choco.around"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choco(Architecture):
+    """Neighbours keep public copies of each other's parameters and exchange compressed corrections to them.
+
+        q_i = C(x_i - xh_i),   xh_i <- xh_i + q_i,   x_i <- x_i + gamma sum_j W_ij (xh_j - xh_i)
+
+    What a compressor leaves out stays in x - xh and is sent in a later round, so a biased one needs no error feedback
+    here. The public copies must follow every correction, so neighbours are the same in every round. Kept per replica:
+    xh_i, and sum_j W_ij xh_j as one tensor, whatever the number of neighbours. With asp each pair has public copies of
+    its own, because no two pairs are in step.
+
+    Reference: Koloskova et al. 2019, arXiv:1902.00340.
+    """
+
+    name: ClassVar[str] = "choco"
+    scope: ClassVar[Scope] = "neighbours"
+    asynchronous: ClassVar[bool] = True
+    compensates: ClassVar[bool] = True
+    fields: ClassVar[Mapping[str, Resize]] = {_PUBLIC: "reset", _AROUND: "reset"}
+
+    topology: str = choice("ring", "torus")
+    """Who talks to whom: those next to it, or around it on a grid."""
+    gamma: float = share(0.5)
+    """How far to go towards the neighbours' public copies in a round; less for compressors that lose more."""
+
+    def neighbours(self, moment: Moment) -> Neighbourhood:
+        """Whom this rank talks to."""
+        return TOPOLOGIES[self.topology].neighbourhood(moment.rank, moment.world_size, 0, 0)
+
+    def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
+        """All replicas start from the same values, and everybody knows that."""
+        state.flat[_PUBLIC] = parameters.clone()
+        state.flat[_AROUND] = parameters.clone()
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Send the correction to the public copy, take in the neighbours'."""
+        around, public, sums = self.neighbours(state.moment), state.flat[_PUBLIC], state.flat[_AROUND]
+        payload = compression.encode(flat - public, state)
+        received = {peer: Payload(tuple(map(torch.empty_like, payload.tensors))) for peer in around.receives}
+        yield wire.transport.send_receive(
+            [(peer, tensor) for peer in around.sends for tensor in payload.tensors],
+            [(peer, tensor) for peer, theirs in received.items() for tensor in theirs.tensors],
+            what=wire.what,
+        )
+        correction = torch.empty_like(flat)
+        for peer, arrived in sorted({**received, state.moment.rank: payload}.items()):
+            compression.decode(arrived, correction, state)
+            sums.add_(correction, alpha=around.weight)
+            if peer == state.moment.rank:
+                public += correction
+        flat.add_(sums - public, alpha=self.gamma)
+
+    def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+        """One payload per neighbour."""
+        return len(self.neighbours(moment).sends) * compression.payload_bytes(bucket, moment)

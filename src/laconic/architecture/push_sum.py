@@ -1,0 +1,84 @@
+"""Gossip on directed graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.architecture.contract import Architecture, Codec, Scope
+from laconic.architecture.topologies import TOPOLOGIES, Neighbourhood
+from laconic.core.exchange import Exchange, Wire
+from laconic.core.moment import Moment
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState, Resize
+from laconic.settings import choice, count
+
+_WEIGHT = "push_sum.weight"
+_MIXED = "push_sum.mixed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSum(Architecture):
+    """Each replica pushes equal parts of its parameters to others, which need not push back.
+
+        x_i <- sum_j P_ij x_j,   w_i <- sum_j P_ij w_j,   z_i = x_i / w_i      columns of P add up to one
+
+    The model holds z, gradients are taken there and added to x. The weight w makes good for replicas that happen to
+    receive more or less than they send, so any directed graph will do.
+
+    Reference: Assran et al. 2019 (stochastic gradient push), arXiv:1811.10792.
+    """
+
+    name: ClassVar[str] = "push_sum"
+    scope: ClassVar[Scope] = "neighbours"
+    fields: ClassVar[Mapping[str, Resize]] = {_WEIGHT: "reset", _MIXED: "reset"}
+
+    topology: str = choice("one_peer_exponential", "exponential", "ring", "random_targets")
+    """Who pushes to whom: one of those 1, 2, 4, ... places on in turn, all of these, both that stand next to it, one
+    drawn anew."""
+    seed: int = count(0, at_most=2**31 - 1)
+    """Of what is drawn."""
+
+    def neighbours(self, moment: Moment) -> Neighbourhood:
+        """Whom this rank talks to."""
+        return TOPOLOGIES[self.topology].neighbourhood(moment.rank, moment.world_size, moment.round, self.seed)
+
+    def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
+        """A weight of one, and the parameters as last mixed."""
+        state.flat[_MIXED] = parameters.clone()
+        # One number for all elements, kept per parameter because that is how state is saved.
+        state.whole[_WEIGHT] = {
+            tensor.name: torch.ones(1, dtype=torch.float64, device=parameters.device) for tensor in state.bucket.tensors
+        }
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Push parts of x and w; z takes the place of the parameters."""
+        around, weights, mixed = self.neighbours(state.moment), state.whole[_WEIGHT], state.flat[_MIXED]
+        weight = next(iter(weights.values()))
+        part = 1.0 / (1 + len(around.sends))
+        # The optimizer has moved z by what it should have moved x by: x = w z_mixed + (z - z_mixed).
+        flat.add_(mixed * (weight.to(flat.dtype) - 1)).mul_(part)
+        pushed = weight * part
+        received = {peer: (torch.empty_like(flat), torch.empty_like(pushed)) for peer in around.receives}
+        yield wire.transport.send_receive(
+            [(peer, tensor) for peer in around.sends for tensor in (flat, pushed)],
+            [(peer, tensor) for peer, pair in received.items() for tensor in pair],
+            what=wire.what,
+        )
+        total, total_weight = torch.zeros_like(flat), torch.zeros_like(pushed)
+        for _, (values, share) in sorted({**received, state.moment.rank: (flat, pushed)}.items()):
+            total += values
+            total_weight += share
+        torch.div(total, total_weight.to(total.dtype), out=flat)
+        mixed.copy_(flat)
+        for old in weights.values():
+            old.copy_(total_weight)
+
+    def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+        """The parameters and one weight, once per neighbour."""
+        return len(self.neighbours(moment).sends) * (bucket.nbytes + 8)

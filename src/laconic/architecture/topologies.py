@@ -1,0 +1,152 @@
+"""Who talks to whom in a round of gossip.
+
+A round is a matrix W: row i says how replica i mixes what it has and what it receives, all with the same weight,
+W_ij = 1 / (1 + number of replicas i hears). Where everybody hears as many as it talks to, rows and columns of W add up
+to one, and the mean over all replicas stays what it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from laconic.errors import LaconicError
+
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """One replica's part in one round, ranks in ascending order."""
+
+    sends: tuple[int, ...]
+    """Ranks that get this replica's values."""
+    receives: tuple[int, ...]
+    """Ranks whose values this replica gets."""
+
+    @property
+    def weight(self) -> float:
+        """Of each value received, and of the replica's own."""
+        return 1.0 / (1 + len(self.receives))
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A rule for the edges of every round."""
+
+    name: str
+    fixed: bool
+    """The same neighbours in every round."""
+    symmetric: bool
+    """Whoever sends to a replica also receives from it."""
+    balanced: bool
+    """Every replica hears as many as it talks to."""
+    targets: Callable[[int, int, int, int], set[int]]
+    """(rank, world size, round, seed): the ranks that this rank sends to."""
+
+    def neighbourhood(self, rank: int, world_size: int, round: int, seed: int) -> Neighbourhood:
+        """Whom `rank` sends to and receives from in `round`."""
+        sends = self.targets(rank, world_size, round, seed)
+        if self.symmetric:
+            receives = sends
+        else:
+            others = (other for other in range(world_size) if other != rank)
+            receives = {other for other in others if rank in self.targets(other, world_size, round, seed)}
+        return Neighbourhood(tuple(sorted(sends)), tuple(sorted(receives)))
+
+
+def _ring(rank: int, world_size: int, round: int, seed: int) -> set[int]:
+    return {(rank + 1) % world_size, (rank - 1) % world_size} - {rank}
+
+
+def _torus(rank: int, world_size: int, round: int, seed: int) -> set[int]:
+    rows, columns = _sides(world_size)
+    row, column = divmod(rank, columns)
+    near = {((row + step) % rows, column) for step in (1, -1)} | {(row, (column + step) % columns) for step in (1, -1)}
+    return {r * columns + c for r, c in near} - {rank}
+
+
+def _exponential(rank: int, world_size: int, round: int, seed: int) -> set[int]:
+    return {(rank + 2**level) % world_size for level in range((world_size - 1).bit_length())}
+
+
+def _one_peer_exponential(rank: int, world_size: int, round: int, seed: int) -> set[int]:
+    levels = (world_size - 1).bit_length()
+    return {(rank + 2 ** (round % levels)) % world_size} if levels else set()
+
+
+def _random_pair(rank: int, world_size: int, round: int, seed: int) -> set[int]:
+    return {_matching(world_size, round, seed)[rank]} - {rank}
+
+
+def _random_target(rank: int, world_size: int, round: int, seed: int) -> set[int]:
+    return {_draws(world_size, round, seed)[rank]} - {rank}
+
+
+@lru_cache(maxsize=64)
+def _sides(world_size: int) -> tuple[int, int]:
+    """The most nearly square grid."""
+    rows = max(side for side in range(1, math.isqrt(world_size) + 1) if world_size % side == 0)
+    return rows, world_size // rows
+
+
+@lru_cache(maxsize=64)
+def _matching(world_size: int, round: int, seed: int) -> tuple[int, ...]:
+    """Partners drawn at random, the same on every rank; with an odd number one stays alone."""
+    order: list[int] = torch.randperm(world_size, generator=_generator(round, seed)).tolist()
+    partners = list(range(world_size))
+    for left, right in zip(order[::2], order[1::2], strict=False):
+        partners[left], partners[right] = right, left
+    return tuple(partners)
+
+
+@lru_cache(maxsize=64)
+def _draws(world_size: int, round: int, seed: int) -> tuple[int, ...]:
+    """For each rank another one, drawn at random; several may draw the same."""
+    if world_size == 1:
+        return (0,)
+    steps = torch.randint(1, world_size, (world_size,), generator=_generator(round, seed)).tolist()
+    return tuple((rank + step) % world_size for rank, step in enumerate(steps))
+
+
+def _generator(round: int, seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed << 32) + round)
+
+
+RING = Topology("ring", fixed=True, symmetric=True, balanced=True, targets=_ring)
+TORUS = Topology("torus", fixed=True, symmetric=True, balanced=True, targets=_torus)
+EXPONENTIAL = Topology("exponential", fixed=True, symmetric=False, balanced=True, targets=_exponential)
+ONE_PEER_EXPONENTIAL = Topology(
+    "one_peer_exponential", fixed=False, symmetric=False, balanced=True, targets=_one_peer_exponential
+)
+RANDOM_PAIRS = Topology("random_pairs", fixed=False, symmetric=True, balanced=True, targets=_random_pair)
+RANDOM_TARGETS = Topology("random_targets", fixed=False, symmetric=False, balanced=False, targets=_random_target)
+
+TOPOLOGIES = {
+    topology.name: topology
+    for topology in (RING, TORUS, EXPONENTIAL, ONE_PEER_EXPONENTIAL, RANDOM_PAIRS, RANDOM_TARGETS)
+}
+"""ring: the two next to it. torus: the four around it on a grid. exponential: those 1, 2, 4, ... places on.
+one_peer_exponential: one of these in turn. random_pairs: pairs drawn anew in every round. random_targets: each sends to
+one drawn anew in every round, whoever that one sends to."""
+
+
+def mixing_matrix(topology: Topology, world_size: int, round: int, seed: int) -> torch.Tensor:
+    """W of one round of a balanced topology; raises LaconicError unless its rows and columns add up to one."""
+    matrix = torch.zeros(world_size, world_size, dtype=torch.float64)
+    for rank in range(world_size):
+        part = topology.neighbourhood(rank, world_size, round, seed)
+        for peer in (rank, *part.receives):
+            matrix[rank, peer] = part.weight
+    ones = torch.ones(world_size, dtype=torch.float64)
+    for sums, what in ((matrix.sum(0), "column"), (matrix.sum(1), "row")):
+        if not torch.allclose(sums, ones, atol=_TOLERANCE):
+            raise LaconicError(
+                f'topology "{topology.name}" with {world_size} replicas: a {what} of its mixing matrix adds up to '
+                f"{sums[(sums - 1).abs().argmax()]:.4g} instead of 1, so the mean of all replicas would drift."
+            )
+    return matrix

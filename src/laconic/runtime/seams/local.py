@@ -1,0 +1,112 @@
+"""Replicas that train alone and now and then exchange how far they have come: after the optimizer's step."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from laconic.core.plan import Plan
+from laconic.core.stateful import ParameterState
+from laconic.runtime.job import Job
+from laconic.runtime.seams.rounds import Rounds, nothing_to_accumulate
+from laconic.synchronization import LocalUpdates
+
+
+class LocalSeam:
+    """Starts rounds when they are due and applies their outcome."""
+
+    def __init__(self, job: Job, rule: LocalUpdates) -> None:
+        self._job = job
+        self._rule = rule
+        self._rounds = Rounds(job)
+        self._share = job.strategy.architecture.share(job.transport.world_size)
+        self._ends: dict[int, int] = {}
+        with torch.no_grad():
+            for buckets in self._rounds.parts:
+                for index, state in enumerate(buckets.states):
+                    for name, view in buckets.views_of(index, state.flat[rule.anchor]).items():
+                        view.copy_(job.parameters[name])
+
+    def after_step(self) -> None:
+        """Apply what has arrived by now, start what is due."""
+        num_steps = self._job.step + 1
+        with torch.no_grad():
+            for part, end in list(self._ends.items()):
+                if end == num_steps:
+                    self._apply(part)
+            for part in self._rule.due(num_steps):
+                self._start(part)
+                self._ends[part] = num_steps + self._rule.delay
+                if not self._rule.delay:
+                    self._apply(part)
+
+    def _start(self, part: int) -> None:
+        buckets = self._rounds.parts[part]
+        for index, state in enumerate(buckets.states):
+            for name, anchor in buckets.views_of(index, state.flat[self._rule.anchor]).items():
+                torch.sub(anchor, self._job.parameters[name], out=buckets.views[name])
+            buckets.flats[index] *= self._share
+        self._rounds.start(part)
+
+    def _apply(self, part: int) -> None:
+        del self._ends[part]
+        self._rounds.finish(part)
+        job, rule, buckets = self._job, self._rule, self._rounds.parts[part]
+        rates = {id(p): float(group["lr"]) for group in job.optimizer.param_groups for p in group["params"]}
+        for index, state in enumerate(buckets.states):
+            anchor = state.flat[rule.anchor]
+            for tensor, place in buckets.plan.buckets[index].segments():
+                memory = {field: state.flat[field][place] for field in rule.fields}
+                rate = rates.get(id(job.parameters[tensor.name]), 0.0)
+                rule.outer(anchor[place], buckets.flats[index][place], memory, rate)
+            for name, agreed in buckets.views_of(index, anchor).items():
+                if rule.keep:
+                    job.parameters[name].lerp_(agreed, 1 - rule.keep)
+                else:
+                    job.parameters[name].copy_(agreed)
+
+    def before_step(self, *, closure: bool) -> None:
+        """See Seam; gradients are this rank's own."""
+
+    def accumulating(self) -> AbstractContextManager[object]:
+        """See Seam."""
+        return nothing_to_accumulate()
+
+    def plan(self) -> Plan:
+        """See Seam."""
+        return self._rounds.plan()
+
+    def state(self) -> ParameterState:
+        """See Seam."""
+        return self._rounds.state()
+
+    def order(self) -> list[str]:
+        """See Seam; there is no order to know."""
+        return []
+
+    def load(self, saved: ParameterState, order: list[str], step: int) -> None:
+        """See Seam."""
+        self._rounds.load(saved)
+        begun = {
+            part: first for first in range(step - self._rule.delay + 1, step + 1) for part in self._rule.due(first)
+        }
+        self._ends = {
+            part: first + self._rule.delay for part, first in begun.items() if first > 0 and self._rounds.is_open(part)
+        }
+
+    def wait(self) -> None:
+        """See Seam."""
+        self._rounds.wait()
+
+    def settle(self) -> None:
+        """See Seam; what is on its way is applied."""
+        with torch.no_grad():
+            for part in list(self._ends):
+                self._apply(part)
+
+    def adopt(self) -> None:
+        """See Seam; nothing else holds parameters."""
+
+    def detach(self) -> None:
+        """See Seam."""

@@ -1,0 +1,140 @@
+"""Servers that hold the parameters: gradients leave at the optimizer's step, and parameters come back.
+
+The optimizer of the worker finds no gradients and does nothing; the one on the servers has done its work.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch
+
+from laconic.core.exchange import Exchange
+from laconic.core.payload import Payload
+from laconic.core.plan import Plan
+from laconic.core.stateful import ParameterState
+from laconic.errors import CommunicationError
+from laconic.runtime.buckets import Buckets
+from laconic.runtime.engine import Task
+from laconic.runtime.job import Job
+from laconic.runtime.seams.rounds import nothing_to_accumulate
+from laconic.runtime.servers.fleet import Fleet
+from laconic.runtime.servers.protocol import group_settings
+
+
+class PushPullSeam:
+    """Sends gradients and takes parameters, bucket by bucket."""
+
+    def __init__(self, job: Job, fleet: Fleet) -> None:
+        self._job = job
+        self._fleet = fleet
+        self._buckets = Buckets(job.fixed_plans()[0], job.strategy, job.parameters, {})
+        back = job.strategy.compression.back().forgetful()
+        # What is a direction only cannot move parameters: those then come as they are.
+        self._back = None if back.lossless or not all(layer.keeps_scale for layer in back.layers()) else back
+        self._gradients: dict[str, torch.Tensor | None] = {}
+
+    def before_step(self, *, closure: bool) -> None:
+        """Push every gradient, put what comes back in the place of the parameters, and hide the gradients."""
+        job = self._job
+        if closure:
+            raise CommunicationError(
+                f'with "{job.strategy.synchronization}" gradients are sent when optimizer.step() is called, so it '
+                "takes no closure. Call backward() before."
+            )
+        self._gradients = {name: parameter.grad for name, parameter in job.parameters.items()}
+        with torch.no_grad():
+            for name, gradient in self._gradients.items():
+                if gradient is None:
+                    self._buckets.views[name].zero_()
+                else:
+                    self._buckets.views[name].copy_(gradient)
+            groups = [group_settings(group) for group in job.optimizer.param_groups]
+            count = len(self._buckets.flats)
+            tasks = [job.engine.submit(self._task(number, groups, count)) for number in range(count)]
+            device = self._buckets.flats[0].device
+            began = job.stopwatch.mark(device)
+            for task in tasks:
+                job.engine.wait(task)
+            job.stopwatch.note("wait", job.step, began, job.stopwatch.mark(device))
+            for name, view in self._buckets.views.items():
+                if self._back is None:
+                    job.parameters[name].copy_(view)
+                else:
+                    job.parameters[name].add_(view)
+                job.parameters[name].grad = None
+
+    def _task(self, number: int, groups: list[dict[str, object]], count: int) -> Task:
+        bucket = self._buckets.plan.buckets[number]
+        what = f"bucket {number} ({bucket.tensors[0].name} ...)"
+        return Task(
+            what,
+            partial(self._exchange, number, groups, f"{what} in step {self._job.step}"),
+            num_waits=1,
+            last=number == count - 1,
+            step=self._job.step,
+            device=bucket.device,
+            bucket=number,
+            metrics=self._buckets.states[number].metrics,
+        )
+
+    def _exchange(self, number: int, groups: list[dict[str, object]], what: str) -> Exchange:
+        job, state, flat = self._job, self._buckets.states[number], self._buckets.flats[number]
+        bucket = self._buckets.plan.buckets[number]
+        state.moment = job.moment()
+        state.metrics.clear()
+        payload = job.strategy.compression.encode(flat, state)
+        unused = [index for index, tensor in enumerate(bucket.tensors) if self._gradients[tensor.name] is None]
+        assert self._fleet.client is not None
+        answer = self._fleet.client.push(
+            number, payload.tensors, step=job.step, groups=groups, unused=unused, what=what
+        )
+        yield answer
+        if self._back is None:
+            flat.copy_(answer.tensors[0])
+        else:
+            self._back.decode(Payload(answer.tensors), flat, state)
+        facts = answer.note
+        job.staleness, job.lead = max(job.staleness, facts["staleness"]), max(job.lead, facts["lead"])
+        state.metrics["staleness"] = torch.tensor(facts["staleness"])
+
+    def after_step(self) -> None:
+        """Show the gradients again."""
+        for name, gradient in self._gradients.items():
+            self._job.parameters[name].grad = gradient
+        self._gradients = {}
+
+    def accumulating(self) -> AbstractContextManager[object]:
+        """See Seam."""
+        return nothing_to_accumulate()
+
+    def plan(self) -> Plan:
+        """See Seam."""
+        return self._buckets.plan
+
+    def state(self) -> ParameterState:
+        """See Seam."""
+        return self._buckets.state_by_parameter()
+
+    def order(self) -> list[str]:
+        """See Seam; there is no order to know."""
+        return []
+
+    def load(self, saved: ParameterState, order: list[str], step: int) -> None:
+        """See Seam."""
+        for state in self._buckets.states:
+            state.restore(saved)
+
+    def wait(self) -> None:
+        """See Seam; nothing outlasts a step."""
+
+    def settle(self) -> None:
+        """See Seam; takes the servers' parameters."""
+        self._fleet.meet_and_pull()
+
+    def adopt(self) -> None:
+        """See Seam; nothing else holds parameters."""
+
+    def detach(self) -> None:
+        """See Seam."""

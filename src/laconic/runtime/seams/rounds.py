@@ -1,0 +1,94 @@
+"""Rounds that exchange something of the parameters, and may last longer than a step."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from laconic.core.plan import Plan
+from laconic.core.stateful import ParameterState
+from laconic.runtime.buckets import Buckets
+from laconic.runtime.engine import Task
+from laconic.runtime.job import Job
+
+PENDING = "rounds.pending"
+"""The field of a saved state that holds what had arrived but was not yet applied."""
+
+
+class Rounds:
+    """The buckets of every part of the model, and which parts are on their way."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._plans = job.fixed_plans()
+        self.parts = [Buckets(plan, job.strategy, job.parameters, {}) for plan in self._plans]
+        self._open: dict[int, list[Task]] = {}
+        with torch.no_grad():
+            for buckets in self.parts:
+                for index, state in enumerate(buckets.states):
+                    values = torch.empty_like(buckets.flats[index])
+                    for name, view in buckets.views_of(index, values).items():
+                        view.copy_(job.parameters[name])
+                    job.strategy.architecture.begin(state, values)
+
+    def is_open(self, part: int) -> bool:
+        """Whether this part is on its way, or has arrived and was not taken in."""
+        return part in self._open
+
+    def start(self, part: int) -> None:
+        """Exchange what has been written into the views of this part."""
+        buckets, job = self.parts[part], self._job
+        first = sum(len(other.flats) for other in self.parts[:part])
+        count = len(buckets.flats)
+        self._open[part] = [
+            job.engine.submit(job.bucket_task(buckets, index, last=index == count - 1, first_bucket=first))
+            for index in range(count)
+        ]
+
+    def finish(self, part: int) -> None:
+        """Return when the exchange of this part is done; its views then hold the outcome."""
+        job, tasks = self._job, self._open.pop(part)
+        device = self.parts[part].flats[0].device if self.parts[part].flats else torch.device("cpu")
+        began = job.stopwatch.mark(device)
+        for task in tasks:
+            job.engine.wait(task)
+        job.stopwatch.note("wait", job.step, began, job.stopwatch.mark(device))
+
+    def wait(self) -> None:
+        """Return when nothing is on its way."""
+        for tasks in self._open.values():
+            for task in tasks:
+                self._job.engine.wait(task)
+
+    def plan(self) -> Plan:
+        """The buckets of all parts, one after the other."""
+        return Plan(tuple(bucket for plan in self._plans for bucket in plan.buckets), self._plans[0].launch)
+
+    def state(self) -> ParameterState:
+        """What is remembered, and what has arrived and was not taken in."""
+        merged: ParameterState = {}
+        self.wait()
+        for number, buckets in enumerate(self.parts):
+            merged |= buckets.state_by_parameter()
+            if number in self._open:
+                for name, view in buckets.views.items():
+                    merged.setdefault(name, {})[PENDING] = view
+        return merged
+
+    def load(self, saved: ParameterState) -> None:
+        """Continue with saved state."""
+        self._open.clear()
+        for number, buckets in enumerate(self.parts):
+            for state in buckets.states:
+                state.restore(saved)
+            for name, view in buckets.views.items():
+                arrived = saved.get(name, {}).get(PENDING)
+                if arrived is not None:
+                    view.copy_(arrived)
+                    self._open[number] = []
+
+
+def nothing_to_accumulate() -> AbstractContextManager[object]:
+    """Gradients stay on their rank, so adding them up needs no help."""
+    return nullcontext()

@@ -1,0 +1,184 @@
+"""A worker's connections to all servers of its job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from laconic.core.caller import Caller, Reply
+from laconic.core.connection import Address
+from laconic.core.moment import Moment
+from laconic.core.paced import PacedLink
+from laconic.core.plan import Bucket
+from laconic.core.transport import Transport
+from laconic.errors import CommunicationError
+from laconic.runtime.servers.protocol import (
+    BYE,
+    CONFIGURE,
+    PULL,
+    PUSH,
+    REDUCE,
+    RESTORE,
+    STATE,
+    Configuration,
+    GroupSettings,
+)
+
+
+class ServerAnswer:
+    """A request to a server; see core/exchange.py."""
+
+    def __init__(self, reply: Reply, device: torch.device) -> None:
+        self._reply = reply
+        self._device = device
+
+    def wait(self) -> None:
+        """See Work."""
+        self._reply.wait()
+
+    def done(self) -> bool:
+        """See Work."""
+        return self._reply.done()
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """See Answer."""
+        return tuple(tensor.to(self._device) for tensor in self._reply.frame.tensors)
+
+    @property
+    def note(self) -> dict[str, int]:
+        """What the server says about its answer."""
+        found: dict[str, int] = json.loads(self._reply.frame.note)
+        return found
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where each bucket is served."""
+
+    buckets: tuple[Bucket, ...]
+    owners: tuple[int, ...]
+
+    def of(self, server: int) -> dict[int, Bucket]:
+        """The buckets of one server by number."""
+        return {
+            number: bucket
+            for number, (bucket, owner) in enumerate(zip(self.buckets, self.owners, strict=True))
+            if owner == server
+        }
+
+
+class Client:
+    """One rank's side of the conversation with every server."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        placement: Placement,
+        transport: Transport,
+        *,
+        token: bytes,
+        timeout_s: float,
+        link: PacedLink | None = None,
+    ) -> None:
+        self._transport = transport
+        self._placement = placement
+        self._callers: list[Caller] = []
+        try:
+            for number, address in enumerate(addresses):
+                self._callers.append(
+                    Caller(
+                        address,
+                        token=token,
+                        rank=transport.rank,
+                        timeout_s=timeout_s,
+                        name=f"server {number}",
+                        connect_timeout_s=min(60.0, timeout_s),
+                        count=lambda payload, overhead: transport.traffic.count("control", "frames", overhead),
+                        link=link,
+                    )
+                )
+        except CommunicationError:
+            self.hang_up()
+            raise
+
+    def configure(self, about: Sequence[Configuration], values: Mapping[int, torch.Tensor]) -> None:
+        """Tell every server about the job; one rank does."""
+        replies = [
+            caller.call(
+                CONFIGURE,
+                tensors=[values[number].cpu() for number in one.buckets] if values else [],
+                note=one.write(),
+                what="telling servers about the job",
+            )
+            for caller, one in zip(self._callers, about, strict=True)
+        ]
+        for reply in replies:
+            reply.wait()
+
+    def _caller(self, bucket: int) -> Caller:
+        return self._callers[self._placement.owners[bucket]]
+
+    def _count(self, operation: str, tensors: Sequence[torch.Tensor]) -> None:
+        self._transport.traffic.count("payload", operation, sum(tensor.nbytes for tensor in tensors))
+
+    def reduce(
+        self, bucket: int, tensors: tuple[torch.Tensor, ...], *, decoded: bool, moment: Moment, what: str
+    ) -> ServerAnswer:
+        """See Servers."""
+        note = json.dumps({"step": moment.step, "round": moment.round, "decoded": decoded})
+        self._count("reduce", tensors)
+        sent = [tensor.reshape(-1).cpu() for tensor in tensors]
+        return ServerAnswer(
+            self._caller(bucket).call(REDUCE, key=bucket, tensors=sent, note=note, what=f"sum of {what}"),
+            tensors[0].device if tensors else torch.device("cpu"),
+        )
+
+    def push(
+        self,
+        bucket: int,
+        tensors: tuple[torch.Tensor, ...],
+        *,
+        step: int,
+        groups: Sequence[GroupSettings],
+        unused: Sequence[int],
+        what: str,
+    ) -> ServerAnswer:
+        """Start sending the gradient of a bucket to the server that holds its parameters, which answers with these."""
+        note = json.dumps({"step": step, "groups": list(groups), "unused": list(unused)})
+        self._count("push", tensors)
+        sent = [tensor.reshape(-1).cpu() for tensor in tensors]
+        return ServerAnswer(
+            self._caller(bucket).call(PUSH, key=bucket, tensors=sent, note=note, what=f"push of {what}"),
+            tensors[0].device if tensors else torch.device("cpu"),
+        )
+
+    def pull(self, bucket: int) -> torch.Tensor:
+        """The parameters of a bucket as its server has them."""
+        reply = self._caller(bucket).call(PULL, key=bucket, what=f"pull of bucket {bucket}")
+        return reply.frame.tensors[0]
+
+    def state(self, bucket: int) -> dict[str, torch.Tensor]:
+        """What the server of a bucket remembers about it, keyed "parameter|field|dimensions"."""
+        frame = self._caller(bucket).call(STATE, key=bucket, what=f"state of bucket {bucket}").frame
+        return dict(zip(json.loads(frame.note), frame.tensors, strict=True))
+
+    def restore(self, bucket: int, state: Mapping[str, torch.Tensor], values: torch.Tensor | None) -> None:
+        """Have the server of a bucket continue from `state` and, where it holds parameters, from `values`."""
+        tensors = [*([] if values is None else [values.cpu()]), *(value.reshape(-1).cpu() for value in state.values())]
+        what = f"restoring bucket {bucket}"
+        self._caller(bucket).call(RESTORE, key=bucket, tensors=tensors, note=json.dumps(list(state)), what=what).wait()
+
+    def leave(self) -> None:
+        """Say goodbye to every server."""
+        replies = [caller.call(BYE, what="goodbye") for caller in self._callers]
+        for reply in replies:
+            reply.wait()
+
+    def hang_up(self) -> None:
+        """Close all connections."""
+        for caller in self._callers:
+            caller.close()

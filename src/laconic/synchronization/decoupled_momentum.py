@@ -1,0 +1,53 @@
+"""Exchange only the fast-moving components of each replica's outer momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.core.exchange import Exchange
+from laconic.core.stateful import BucketState, Resize
+from laconic.settings import number
+from laconic.synchronization.contract import Average, LocalUpdates
+
+_MOMENTUM = "decoupled_momentum.momentum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoupledMomentum(LocalUpdates):
+    """DiLoCo whose momentum stays local, except for its fast-moving components.
+
+        m_i <- beta m_i + (x_old - x_i),   q_i = C(m_i),   m_i <- m_i - q_i,   x <- x_old - lr mean_i(q_i)
+
+    C is the compressor of the strategy, dct_topk as published: the chunked cosine transform of the momentum, of which
+    only the largest coefficients are exchanged. What they leave behind stays in the momentum of each replica.
+
+    Reference: Iacob et al. 2025, arXiv:2510.03371 (decoupled momentum); Peng et al. 2024 (DeMo), arXiv:2411.19870.
+    """
+
+    name: ClassVar[str] = "decoupled_momentum"
+    acts_alone: ClassVar[bool] = True
+    remembers_unsent: ClassVar[bool] = True
+    # Changes come scaled by 1/n, so what is still to be sent adds up.
+    fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum"}
+
+    lr: float = number(0.7, above=0.0)
+    """The outer learning rate."""
+    beta: float = number(0.9, at_least=0.0, at_most=0.999)
+    """How much of what was not sent is kept until the next round."""
+
+    def around(self, flat: torch.Tensor, state: BucketState, average: Average) -> Exchange:
+        """Exchange what the compressor takes out of the momentum."""
+        momentum = state.flat[_MOMENTUM]
+        momentum.mul_(self.beta).add_(flat)
+        flat.copy_(momentum)
+        sent = torch.empty_like(flat)
+        yield from average(flat, sent)
+        momentum -= sent
+
+    def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
+        """See LocalUpdates."""
+        anchor.add_(change, alpha=-self.lr)

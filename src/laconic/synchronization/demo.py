@@ -1,0 +1,53 @@
+"""Decoupled momentum in every step: DeMo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from laconic.core.exchange import Exchange
+from laconic.core.stateful import BucketState, Resize
+from laconic.settings import number
+from laconic.synchronization.contract import Average, Quantity, Synchronization
+
+_MOMENTUM = "demo.momentum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Synchronization):
+    """Exchange the fast-moving components of each replica's momentum and step on the sign of their mean.
+
+        m_i <- beta m_i + g_i,   q_i = C(m_i),   m_i <- m_i - q_i,   g <- sign(mean_i(q_i))
+
+    C is the compressor of the strategy, dct_topk as published. The optimizer must be SGD without momentum: what it is
+    given is already a direction of length one per parameter, so its learning rate is that of sign methods.
+
+    Reference: Peng et al. 2024, arXiv:2411.19870.
+    """
+
+    name: ClassVar[str] = "demo"
+    acts_alone: ClassVar[bool] = True
+    quantity: ClassVar[Quantity] = "gradient"
+    replicas_identical: ClassVar[bool] = True
+    needs_everyone: ClassVar[bool] = True
+    remembers_unsent: ClassVar[bool] = True
+    # Gradients come scaled by 1/n, so what is still to be sent adds up.
+    fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum"}
+
+    beta: float = number(0.999, at_least=0.0, at_most=1.0)
+    """How much of what was not sent is kept until the next step."""
+
+    def around(self, flat: torch.Tensor, state: BucketState, average: Average) -> Exchange:
+        """Exchange what the compressor takes out of the momentum; the sign of the mean takes the gradient's place."""
+        momentum = state.flat[_MOMENTUM]
+        momentum.mul_(self.beta).add_(flat)
+        flat.copy_(momentum)
+        sent = torch.empty_like(flat)
+        yield from average(flat, sent)
+        momentum -= sent
+        # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all later steps.
+        momentum.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        flat.sign_()

@@ -1,0 +1,39 @@
+"""Stale-synchronous parallel training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.settings import choice, count
+from laconic.synchronization.contract import Asynchronous
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssp(Asynchronous):
+    """The fastest worker may be ahead of the slowest by so many steps; then it waits.
+
+        worker i goes on after step c   when   c - min_j(c_j) <= staleness
+
+    The server keeps the clocks: what it answers to a worker that is too far ahead, it answers later.
+
+    Reference: Ho et al. 2013, NeurIPS.
+    """
+
+    name: ClassVar[str] = "ssp"
+    needs_clocks: ClassVar[bool] = True
+
+    staleness: int = count(3)
+    """Steps the fastest may be ahead of the slowest."""
+    learning_rate: str = choice("mean", "full")
+    """mean: divided by the number of workers, so that one gradient of each moves parameters as far as their mean would.
+    full: as the optimizer has it."""
+
+    @property
+    def lead(self) -> int | None:
+        """See Asynchronous."""
+        return self.staleness
+
+    def rate(self, world_size: int, staleness: int) -> float:
+        """See Asynchronous."""
+        return 1 / world_size if self.learning_rate == "mean" else 1.0
