@@ -66,6 +66,8 @@ class Wire:
     """The number of the bucket in the plan."""
     servers: Servers | None = None
     """Where the architecture has any."""
+    halves: bool = False
+    """Sums are formed in two rounds: every rank gets its share of the sum, then all get all."""
 
 
 def one_round(work: Work) -> Exchange:
@@ -99,6 +101,10 @@ class Group(Protocol):
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
         """Start replacing each tensor by its sum over the group."""
+        ...
+
+    def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
+        """Replace each tensor by its sum over the group, in one round or in two."""
         ...
 
     def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:

@@ -16,7 +16,7 @@ from laconic.core.tensor import TensorSpec
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one dtype on one device that travel as one flat tensor, in this order, without padding."""
+    """Tensors, or pieces of them, of one dtype on one device that travel as one flat tensor, in this order."""
 
     tensors: tuple[TensorSpec, ...]
 
@@ -59,3 +59,12 @@ class Plan:
 
     buckets: tuple[Bucket, ...]
     launch: Launch = "ready"
+    deferred: bool = False
+    """The outcome is needed only when a layer is about to be used again, not when the backward pass has ended."""
+    halves: bool = False
+    """Sums are formed in two halves: each rank gets its share of the sum when the bucket is exchanged, and all get the
+    rest after the backward pass, last bucket first."""
+    credit_bytes: int = 0
+    """Bytes that may be under way at a time; 0: a few buckets, whatever their size."""
+    layout: tuple[str, ...] = ()
+    """The order of tensors in memory; buckets are runs of it. Empty: as they come in the buckets."""

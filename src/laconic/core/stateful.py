@@ -79,10 +79,11 @@ class BucketState:
     def restore(self, saved: ParameterState) -> None:
         """Take over the values saved for this bucket's parameters; fields that were not saved keep theirs."""
         for tensor, place in self.bucket.segments():
-            for name, value in saved.get(tensor.name, {}).items():
+            for name, value in saved.get(tensor.owner, {}).items():
                 if name in self.flat:
-                    assert value.numel() == tensor.numel, f"{name} of {tensor.name} has another size"
-                    self.flat[name][place].copy_(value.reshape(-1))
+                    part = value.reshape(-1)[tensor.start : tensor.start + tensor.numel]
+                    assert part.numel() == tensor.numel, f"{name} of {tensor.name} has another size"
+                    self.flat[name][place].copy_(part)
                 elif name in self.whole:
                     self.whole[name][tensor.name] = value.detach().to(self.bucket.device, copy=True)
         for part in self.parts:

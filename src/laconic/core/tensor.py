@@ -10,12 +10,16 @@ import torch
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, shape, dtype and device of one tensor."""
+    """Name, shape, dtype and device of one tensor, or of a run of elements of one."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
+    part_of: str = ""
+    """The tensor this is a piece of; empty if it is whole."""
+    start: int = 0
+    """Where the piece begins in it."""
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -31,3 +35,16 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes of the plain tensor."""
         return self.numel * self.dtype.itemsize
+
+    @property
+    def owner(self) -> str:
+        """The name of the whole tensor."""
+        return self.part_of or self.name
+
+    def piece(self, begin: int, end: int) -> TensorSpec:
+        """Elements `begin` to `end` of it; itself if that is all."""
+        if begin == 0 and end == self.numel:
+            return self
+        first = self.start + begin
+        name = f"{self.owner}[{first}:{first + end - begin}]"
+        return TensorSpec(name, (end - begin,), self.dtype, self.device, self.owner, first)

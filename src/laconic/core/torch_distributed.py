@@ -13,6 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from laconic.core.hosts import Hosts, hosts_of, name_of_host
 from laconic.core.pulse import Pulse, job_store
 from laconic.core.transport import (
     DoneWork,
@@ -68,10 +69,26 @@ class TorchTransport:
         self._may_destroy = False
         self._taken = False
         self._pulse: Pulse | None = None
+        self._hosts: Hosts | None = ((0,),) if self.world_size == 1 else None
         if self.world_size == 1:
             return
         self._group, self._may_destroy = _private_group(parent, config, self.rank, timeout_s)
         self._pulse = Pulse(self._group, self.rank, self.world_size, timeout_s)
+        self._names = dist.PrefixStore(f"laconic/hosts/{self._group.group_name}", job_store())
+        self._names.set(str(self.rank), name_of_host())
+
+    @property
+    def hosts(self) -> Hosts:
+        """See Transport; asks the job's store the first time."""
+        if self._hosts is None:
+            try:
+                names = self._names.multi_get([str(rank) for rank in range(self.world_size)])
+            except RuntimeError as exc:
+                raise CommunicationError(
+                    f"rank {self.rank} could not learn which ranks share a host: {one_line(exc)}."
+                ) from exc
+            self._hosts = hosts_of([name.decode() for name in names])
+        return self._hosts
 
     def _start(
         self,
@@ -94,6 +111,8 @@ class TorchTransport:
         started = [works] if isinstance(works, dist.Work) else list(works or [])
         if device.type == "cuda" and self._backends.get("cuda") != "gloo":
             return _DeviceWork(started, label, self._pulse)
+        if operation == "send_receive":
+            return _PeerWork(started, label, self._pulse, self.timeout_s)
         return _HostWork(started, label, self._pulse, self.timeout_s)
 
     def all_reduce(
@@ -289,16 +308,57 @@ class _HostWork:
                     break
                 except RuntimeError as exc:
                     # Gloo says "timed out" both when the slice ends and when the operation itself gave up.
-                    if work.is_completed() or "timed out" not in str(exc).lower():
+                    if "timed out" not in str(exc).lower():
                         raise self._pulse.explain(self._operation, one_line(exc)) from exc
+                    if work.is_completed():
+                        self._end_of(work)
+                        break
                     self._pulse.check(self._operation)
                     if time.monotonic() >= self._deadline_s:
                         raise self._pulse.explain(
                             self._operation, f"did not finish in {self._timeout_s:g} s", timed_out=True
                         ) from exc
 
+    def _end_of(self, work: dist.Work) -> None:
+        """Return if a completed operation went well, which it may have done just after a slice had ended."""
+        try:
+            work.wait()
+        except RuntimeError as exc:
+            raise self._pulse.explain(self._operation, one_line(exc)) from exc
+
     def done(self) -> bool:
         return all(work.is_completed() for work in self._works)
+
+
+class _PeerWork:
+    """Sends and receives between two ranks, which the host waits for in one piece.
+
+    Gloo closes all connections when the time given to such a wait is up, so it cannot be had in slices. A peer that
+    ends is noticed at once, because its connections break; one that stands still, when the time is up.
+    """
+
+    def __init__(self, works: list[dist.Work], operation: str, pulse: Pulse, timeout_s: float) -> None:
+        self._works = works
+        self._operation = operation
+        self._pulse = pulse
+        self._deadline_s = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._waited = False
+
+    def wait(self) -> None:
+        for work in [] if self._waited else self._works:
+            left_s = max(0.001, self._deadline_s - time.monotonic())
+            try:
+                work.wait(timedelta(seconds=left_s))
+            except RuntimeError as exc:
+                timed_out = "timed out" in str(exc).lower() and time.monotonic() >= self._deadline_s
+                cause = f"did not finish in {self._timeout_s:g} s" if timed_out else one_line(exc)
+                raise self._pulse.explain(self._operation, cause, timed_out=timed_out) from exc
+        self._waited = True
+
+    def done(self) -> bool:
+        # Gloo knows only once somebody has waited.
+        return self._waited
 
 
 class _ThenSum:

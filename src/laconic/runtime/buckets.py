@@ -1,4 +1,4 @@
-"""The memory behind a plan: one flat tensor per bucket, one view of it per parameter, one state per bucket."""
+"""The memory behind a plan: tensors side by side, buckets as runs of them, a view per parameter, a state per bucket."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class Buckets:
     ) -> None:
         self.plan = plan
         self._parameters = parameters
-        self.flats = flats or [torch.empty(b.numel, dtype=b.dtype, device=b.device) for b in plan.buckets]
-        self.states: list[BucketState] = []
         self.views: dict[str, torch.Tensor] = {}
-        self.bucket_of: dict[str, int] = {}
+        self.flats = flats if flats is not None else self._lay_out()
+        self.states: list[BucketState] = []
+        self.buckets_of: dict[str, list[int]] = {}
+        """The buckets each parameter travels in: one, or one per piece."""
         self._first_elements: list[torch.Tensor] = []
         for index, bucket in enumerate(plan.buckets):
             state = strategy.init(bucket)
@@ -36,17 +37,50 @@ class Buckets:
             self.states.append(state)
             starts: list[int] = []
             for tensor, place in bucket.segments():
-                self.views[tensor.name] = _view_like(parameters[tensor.name], self.flats[index][place])
-                self.bucket_of[tensor.name] = index
+                if flats is not None:
+                    self.views[tensor.name] = _view_like(parameters[tensor.name], flats[index][place])
+                self.buckets_of.setdefault(tensor.owner, []).append(index)
                 if tensor.numel:
                     starts.append(place.start)
             self._first_elements.append(torch.tensor(starts, dtype=torch.long, device=bucket.device))
 
+    def _lay_out(self) -> list[torch.Tensor]:
+        """One run of memory per dtype and device, a view of it per parameter, and one per bucket."""
+        tensors = {tensor.owner: tensor for bucket in self.plan.buckets for tensor in bucket.tensors}
+        kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+        for name in self.plan.layout or tensors:
+            kinds.setdefault((tensors[name].dtype, tensors[name].device), []).append(name)
+        places: dict[str, tuple[torch.Tensor, int]] = {}
+        for (dtype, device), names in kinds.items():
+            sizes = [self._parameters[name].numel() for name in names]
+            memory, begin = torch.empty(sum(sizes), dtype=dtype, device=device), 0
+            for name, numel in zip(names, sizes, strict=True):
+                places[name] = (memory, begin)
+                self.views[name] = _view_like(self._parameters[name], memory[begin : begin + numel])
+                begin += numel
+        flats: list[torch.Tensor] = []
+        for bucket in self.plan.buckets:
+            first = bucket.tensors[0]
+            memory, begin = places[first.owner]
+            flats.append(memory[begin + first.start : begin + first.start + bucket.numel])
+            for tensor, place in bucket.segments():
+                here = places[tensor.owner][1] + tensor.start
+                assert here == begin + first.start + place.start, f"{tensor.name} does not follow its neighbour"
+        return flats
+
     def state_by_parameter(self) -> ParameterState:
-        """State of all buckets, keyed by parameter name."""
+        """State of all buckets, keyed by parameter name; what belongs to pieces is put together."""
         merged: ParameterState = {}
         for state in self.states:
-            merged |= state.by_parameter()
+            for name, fields in state.by_parameter().items():
+                merged.setdefault(name, {}).update(fields)
+        pieces = {t.name: t for bucket in self.plan.buckets for t in bucket.tensors if t.part_of}
+        for name in [name for name in merged if name in pieces]:
+            piece = pieces[name]
+            for field, value in merged.pop(name).items():
+                like = self._parameters[piece.owner]
+                whole = merged.setdefault(piece.owner, {}).setdefault(field, value.new_zeros(like.shape))
+                whole.view(-1)[piece.start : piece.start + piece.numel] = value.view(-1)
         return merged
 
     def views_of(self, index: int, flat: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -7,7 +7,8 @@ finish first - so methods with several rounds and many buckets in flight cannot 
     start the next exchange while fewer than `window` are open and the last one has not come yet;
     otherwise wait for the oldest open one, resume it, and put it at the end if it has issued another round.
 
-An exchange whose only remaining work is local (decoding) issues nothing, so it is finished early when it can be.
+An exchange whose only remaining work is local (decoding) issues nothing, so it is finished early when it can be. An
+exchange that is made in two halves is put aside after its first round; the task that continues it comes later.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ class Task:
     step: int = 0
     device: torch.device = torch.device("cpu")
     on_done: Callable[[], None] | None = None
+    nbytes: int = 0
+    """How much is under way while it is open, where that is limited."""
+    credit_bytes: int = 0
+    """Bytes that may be under way when the next one starts; 0: as many exchanges as usual."""
+    put_aside: bool = False
+    """After its first round it waits for a task that continues it."""
+    continues: Task | None = None
+    """The task that was put aside; this one only carries it on."""
     bucket: int | None = None
     """Its number in the plan, if it is an exchange the event log should show."""
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -62,6 +71,7 @@ class _Open:
     sent_bytes: int
     num_waits: int = 1
     finished: bool = False
+    carried_on: bool = False
 
 
 class Engine:
@@ -74,6 +84,7 @@ class Engine:
         self._error: BaseException | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._stopped = False
+        self._aside: dict[int, _Open] = {}
         self._thread = threading.Thread(target=self._run, name="laconic-communication", daemon=True)
         self._thread.start()
 
@@ -126,24 +137,65 @@ class Engine:
         with torch.no_grad():
             try:
                 while True:
-                    if not running or (not last_came and len(running) < _WINDOW):
+                    if not running or (not last_came and self._may_start(running)):
                         task = entry = None  # what is done must not keep its buckets in memory while we wait
                         task = self._queue.get()
                         if task is None:
                             return
                         last_came = task.last
-                        self._start(task, running)
+                        if task.continues is not None:
+                            self._carry_on(task, running)
+                        else:
+                            self._start(task, running)
                         self._finish_early(running)
                     else:
                         entry = running.popleft()
                         task = entry.task
-                        if not entry.finished and self._resume(entry):
+                        if entry.task.put_aside and not entry.carried_on:
+                            self._put_aside(entry)
+                        elif not entry.finished and self._resume(entry):
                             running.append(entry)
             except BaseException as exc:  # noqa: BLE001 - carried to the training thread by check()
                 self._error = exc
                 if not isinstance(exc, CommunicationError):
                     self._transport.fail(f"raised {type(exc).__name__} while communicating: {one_line(exc)}")
                 self._drain(task, running)
+
+    def _may_start(self, running: deque[_Open]) -> bool:
+        """Whether another exchange may be opened; depends on nothing but which came before."""
+        credit = running[-1].task.credit_bytes
+        if credit:
+            return sum(entry.task.nbytes for entry in running) < credit
+        return len(running) < _WINDOW
+
+    def _put_aside(self, entry: _Open) -> None:
+        with self._on_stream(entry.task):
+            entry.work.wait()
+        self._aside[id(entry.task)] = entry
+
+    def _carry_on(self, task: Task, running: deque[_Open]) -> None:
+        """Issue the second half of an exchange."""
+        assert task.continues is not None
+        while id(task.continues) not in self._aside:
+            # Entries before it are also only waited for: what they issue next comes with a task of its own.
+            oldest = running.popleft()
+            if oldest.task.put_aside and not oldest.carried_on:
+                self._put_aside(oldest)
+            elif not oldest.finished and self._resume(oldest):
+                running.append(oldest)
+        entry = self._aside.pop(id(task.continues))
+        entry.carried_on = True
+        before = self._transport.traffic.total_bytes
+        with self._on_stream(entry.task):
+            work = next(entry.exchange, None)
+        entry.sent_bytes += self._transport.traffic.total_bytes - before
+        task.finished.set()
+        if work is None:
+            self._finish(entry.task, entry.began, entry.sent_bytes)
+        else:
+            entry.work = work
+            entry.num_waits += 1
+            running.append(entry)
 
     def _start(self, task: Task, running: deque[_Open]) -> None:
         self._transport.report(f"step {task.step}: {task.what}")
@@ -182,6 +234,8 @@ class Engine:
     def _finish_early(self, running: deque[_Open]) -> None:
         # Finished entries keep their place: how many are open must not depend on the network's timing.
         for entry in running:
+            if entry.task.put_aside and not entry.carried_on:
+                continue
             if not entry.finished and entry.num_waits == entry.task.num_waits and entry.work.done():
                 issued = self._resume(entry)
                 assert not issued, f"{entry.task.what}: more rounds than its compressor declares"
@@ -208,7 +262,7 @@ class Engine:
 
     def _drain(self, task: Task | None, running: deque[_Open]) -> None:
         """Release everyone who waits; they find the error in check()."""
-        left = [entry.task for entry in running] + ([task] if task is not None else [])
+        left = [entry.task for entry in (*running, *self._aside.values())] + ([task] if task is not None else [])
         while True:
             for waiting in left:
                 if waiting.on_done is not None and not waiting.finished.is_set():

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
+from laconic.core.timing import Timing
 from laconic.settings import Method
 
 
@@ -16,12 +17,27 @@ class Schedule(Method):
     """IN WHAT ORDER tensors are exchanged, overlapped with what."""
 
     axis: ClassVar[str] = "scheduling"
+    needs_timing: ClassVar[bool] = False
+    """Plans better when it knows how long things take."""
+    defers: ClassVar[bool] = False
+    """Lets the outcome come as late as the next use of a layer; for gradients that everyone averages."""
+    halves: ClassVar[bool] = False
+    """Forms sums in two halves."""
+    cuts_tensors: ClassVar[bool] = False
+    """Sends tensors in pieces."""
+    settles_after: ClassVar[int] = 2
+    """Passes after which its plan usually stays as it is."""
+    candidates: ClassVar[int] = 1
+    """Plans it can make of the same tensors; which is best is tried out."""
 
-    def plan(self, tensors: Sequence[TensorSpec], *, observed: bool) -> Plan:
+    def plan(
+        self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
+    ) -> Plan:
         """Group and order `tensors`.
 
         Before the first backward pass (`observed` is False) they come in the order of registration; afterwards in
-        the order in which rank 0 saw their gradients become ready. All ranks pass the same list.
+        the order in which rank 0 saw their gradients become ready, and after a few passes with `timing`. All ranks pass
+        the same arguments.
         """
         raise NotImplementedError
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
+from laconic.core.timing import Timing
 from laconic.scheduling.contract import Schedule, one_bucket_per_kind
 from laconic.settings import size
 from laconic.units import MIB
@@ -30,7 +31,9 @@ class Fusion(Schedule):
     first_bytes: int = size(1 * MIB)
     """The limit of the first bucket: small, so that the link starts working early. At most `bytes` is used."""
 
-    def plan(self, tensors: Sequence[TensorSpec], *, observed: bool) -> Plan:
+    def plan(
+        self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
+    ) -> Plan:
         """Buckets in the order in which they fill up, unfinished ones last."""
         if not observed:
             return Plan(one_bucket_per_kind(tensors))

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from laconic.core.plan import Plan
 from laconic.core.tensor import TensorSpec
+from laconic.core.timing import Timing
 from laconic.scheduling.contract import Schedule, one_bucket_per_kind
 
 
@@ -20,6 +21,8 @@ class Sequential(Schedule):
 
     name: ClassVar[str] = "sequential"
 
-    def plan(self, tensors: Sequence[TensorSpec], *, observed: bool) -> Plan:
+    def plan(
+        self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
+    ) -> Plan:
         """One bucket per dtype and device, sent when the backward pass has ended."""
         return Plan(one_bucket_per_kind(tensors), launch="after_backward")

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
+from laconic.core.timing import Timing
 from laconic.scheduling.contract import Schedule
 
 
@@ -20,7 +21,9 @@ class Wfbp(Schedule):
 
     name: ClassVar[str] = "wfbp"
 
-    def plan(self, tensors: Sequence[TensorSpec], *, observed: bool) -> Plan:
+    def plan(
+        self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
+    ) -> Plan:
         """One bucket per tensor; before an order has been observed, last registered goes first."""
         order = tensors if observed else reversed(tensors)
         return Plan(tuple(Bucket((tensor,)) for tensor in order))

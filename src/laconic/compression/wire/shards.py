@@ -36,15 +36,9 @@ def shards_of(bucket: Bucket, count: int) -> list[Shard]:
         while segments and segments[0][1].start < end:
             tensor, place = segments[0]
             if begin < place.stop:
-                pieces.append(_piece(tensor, max(begin, place.start) - place.start, min(end, place.stop) - place.start))
+                pieces.append(tensor.piece(max(begin, place.start) - place.start, min(end, place.stop) - place.start))
             if place.stop > end:
                 break
             segments.popleft()
         shards.append(Shard(slice(begin, end), Bucket(tuple(pieces)) if pieces else nothing))
     return shards
-
-
-def _piece(tensor: TensorSpec, begin: int, end: int) -> TensorSpec:
-    if begin == 0 and end == tensor.numel:
-        return tensor
-    return TensorSpec(f"{tensor.name}[{begin}:{end}]", (end - begin,), tensor.dtype, tensor.device)

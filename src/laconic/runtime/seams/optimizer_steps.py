@@ -22,6 +22,8 @@ class BeforeStep:
 
     def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Raise if the step must not be taken."""
+        if self._job.updating:
+            return
         self._job.engine.check()
         check_optimizer(optimizer, self._known)
         if self._seam is not None:
@@ -40,6 +42,8 @@ class AfterStep:
 
     def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count the step."""
+        if self._job.updating:
+            return
         if self._seam is not None:
             self._seam.after_step()
         job, now_s = self._job, self._job.clock.now()

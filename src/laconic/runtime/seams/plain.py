@@ -3,7 +3,8 @@
 Gradients are copied once, scaled by 1/n, into the flat tensor of their bucket; when a bucket is complete its
 parameters' .grad become views of it, so the sum arrives without another copy. When the backward pass ends, buckets
 that are not complete are filled (a parameter without a gradient contributes zero), everything outstanding is awaited,
-and .grad is the mean - before clipping, unscaling or the optimizer see it.
+and .grad is the mean - before clipping, unscaling or the optimizer see it. A schedule that defers awaits nothing: .grad
+is then something that waits when it is touched (lazy.py), and updates are made later (deferral.py).
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.core.exchange import one_round
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
-from laconic.core.tensor import TensorSpec
 from laconic.errors import CommunicationError, UnsupportedGradient
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
 from laconic.runtime.job import Job
+from laconic.runtime.seams.deferral import Deferral
+from laconic.runtime.seams.lazy import LazyGradient
+from laconic.runtime.seams.planning import Planning
 from laconic.runtime.usage import unused_everywhere
 
 
@@ -47,20 +49,15 @@ class PlainSeam:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._scale = job.strategy.architecture.share(job.transport.world_size)
-        self._specs = {name: TensorSpec.of(name, parameter) for name, parameter in job.parameters.items()}
         self._lock = threading.Lock()  # autograd runs one thread per device
-        self._seen: list[str] = []
-        self._order: list[str] = []
+        self._planning = Planning(job)
         self._used = dict.fromkeys(job.parameters, False)
         self._passes = 0
         self._new_plan: Plan | None = None
-        if job.strategy.architecture.has_servers:
-            # Servers are told once what each of them gets.
-            plan = job.fixed_plans()[0]
-            self._order = [tensor.name for bucket in plan.buckets for tensor in bucket.tensors]
-        else:
-            plan = job.strategy.plan(list(self._specs.values()), job.transport.world_size, observed=False)
-        self._buckets = self._allocate(plan, {})
+        # Servers have been told of this one already.
+        servers = job.strategy.architecture.has_servers
+        self._buckets = self._allocate(job.fixed_plans()[0] if servers else self._planning.first_plan(), {})
+        self._deferral = Deferral(job) if job.strategy.scheduling.defers else None
         self._graphs: set[int] = set()
         self._filled: set[str] = set()
         self._missing: list[int] = []
@@ -75,29 +72,32 @@ class PlainSeam:
     def _allocate(self, plan: Plan, saved: ParameterState) -> Buckets:
         return Buckets(plan, self._job.strategy, self._job.parameters, saved)
 
-    def _planned(self, order: list[str]) -> Plan:
-        job = self._job
-        return job.strategy.plan([self._specs[name] for name in order], job.transport.world_size)
-
     def plan(self) -> Plan:
         """See Seam."""
         return self._new_plan or self._buckets.plan
 
     def state(self) -> ParameterState:
         """See Seam."""
+        self.settle()
         return self._buckets.state_by_parameter()
 
     def order(self) -> list[str]:
         """See Seam."""
-        return list(self._order)
+        return list(self._planning.order)
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
         """See Seam."""
-        if order and not self._job.strategy.architecture.has_servers:
-            self._order = list(order)
-            self._new_plan = self._planned(order)
-        self._buckets = self._allocate(self.plan(), saved)
-        self._new_plan = None
+        self.settle()
+        if order:
+            self._new_plan = self._planning.follow(order)
+        self._adopt_plan(saved)
+
+    def _adopt_plan(self, saved: ParameterState) -> None:
+        plan, self._new_plan = self.plan(), None
+        del self._buckets  # before the new ones are made: both would not always fit
+        self._buckets = self._allocate(plan, saved)
+        if self._job.replan_servers is not None:
+            self._job.replan_servers(plan.buckets)
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -115,6 +115,8 @@ class PlainSeam:
         gradient = parameter.grad
         assert gradient is not None
         with self._lock:
+            if isinstance(gradient, LazyGradient):
+                gradient = gradient.arrived()
             self._used[name] = True
             if self._job.accumulating:
                 return
@@ -125,8 +127,9 @@ class PlainSeam:
             self._call_back_at_the_end()
             if name in self._filled:
                 self._refuse_second(name, gradient)
-            if not self._order:
-                self._seen.append(name)
+            if self._deferral is not None:
+                self._deferral.check(name)
+            self._planning.ready(name)
             self._fill(name, gradient)
             self._launch(ended=False)
 
@@ -151,7 +154,7 @@ class PlainSeam:
 
     def _refuse_second(self, name: str, gradient: torch.Tensor) -> None:
         # Before its bucket leaves, a gradient that grew can be copied again - unless it grew inside the bucket.
-        sent = self._buckets.bucket_of[name] < self._next
+        sent = min(self._buckets.buckets_of[name]) < self._next
         if sent or _same_memory(gradient, self._buckets.views[name]):
             raise CommunicationError(
                 f'parameter "{name}" got a second gradient after the first had been taken: the previous backward pass '
@@ -160,12 +163,11 @@ class PlainSeam:
             )
 
     def _begin(self) -> None:
+        if self._deferral is not None:
+            self._deferral.begin()
         if self._new_plan is not None:
             # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
-            saved = self._buckets.state_by_parameter()
-            del self._buckets  # before the new ones are made: both would not always fit
-            self._buckets = self._allocate(self._new_plan, saved)
-            self._new_plan = None
+            self._adopt_plan(self._buckets.state_by_parameter())
         self._open = True
         self._filled.clear()
         self._graphs.clear()
@@ -190,7 +192,8 @@ class PlainSeam:
             torch.mul(gradient, self._scale, out=view)
         if name not in self._filled:
             self._filled.add(name)
-            self._missing[self._buckets.bucket_of[name]] -= 1
+            for bucket in self._buckets.buckets_of[name]:
+                self._missing[bucket] -= 1
 
     def _launch(self, *, ended: bool) -> None:
         """Submit the buckets that are complete, in planned order."""
@@ -199,11 +202,20 @@ class PlainSeam:
             return
         while self._next < len(buckets) and self._missing[self._next] == 0:
             for tensor in buckets[self._next].tensors:
-                if self._used[tensor.name]:
-                    self._job.parameters[tensor.name].grad = self._buckets.views[tensor.name]
-            last = self._next == len(buckets) - 1
+                if self._used[tensor.owner]:
+                    self._job.parameters[tensor.owner].grad = self._buckets.views[tensor.owner]
+            last = self._next == len(buckets) - 1 and not self._buckets.plan.halves
             self._tasks.append(self._job.engine.submit(self._job.bucket_task(self._buckets, self._next, last=last)))
             self._next += 1
+            if self._next == len(buckets) and self._buckets.plan.halves:
+                self._carry_on()
+
+    def _carry_on(self) -> None:
+        """Ask for the second halves, those of the first layers first."""
+        for task in reversed(self._tasks):
+            self._job.engine.submit(
+                Task(task.what, task.start, last=task is self._tasks[0], step=task.step, continues=task)
+            )
 
     # -- at its end --------------------------------------------------------------------------------------------
 
@@ -211,14 +223,16 @@ class PlainSeam:
         self._graphs.discard(torch._C._current_graph_task_id())
         if not self._open:
             return
-        if torch._C._current_autograd_node() is not None and (self._graphs or len(self._filled) < len(self._specs)):
+        if torch._C._current_autograd_node() is not None and (
+            self._graphs or len(self._filled) < len(self._job.parameters)
+        ):
             return  # the end of a re-entrant checkpoint's pass, not of the whole
         self._finish_pass()
 
     def _finish_pass(self) -> None:
         job = self._job
         with torch.no_grad():
-            unfilled = [name for name in self._specs if name not in self._filled]
+            unfilled = [name for name in job.parameters if name not in self._filled]
             unused = [name for name in unfilled if not self._used[name]]
             if unused and not job.find_unused_parameters:
                 raise CommunicationError(
@@ -229,14 +243,20 @@ class PlainSeam:
             for name in unfilled:
                 self._fill(name, job.parameters[name].grad)
             self._launch(ended=True)
-            self._await_exchange()
+            deferred = self._buckets.plan.deferred
+            if not deferred:
+                self._await_exchange()
+            nowhere = set(unused)
             if job.find_unused_parameters:
-                nowhere = unused_everywhere(self._used, self._buckets, job.transport, job.engine, step=job.step)
+                nowhere = unused_everywhere(
+                    self._used, self._buckets, job.transport, job.engine, step=job.step, ask=deferred
+                )
                 for name in unused:
                     if name not in nowhere:
                         job.parameters[name].grad = self._buckets.views[name]
-            if not self._order:
-                self._agree_on_order()
+            if deferred:
+                self._hold_back(nowhere)
+            self._new_plan = self._planning.pass_ended() or self._new_plan
         self._used = dict.fromkeys(self._used, False)
         self._passes += 1
         self._open = False
@@ -250,24 +270,13 @@ class PlainSeam:
         self._tasks = []
         job.stopwatch.note("wait", job.step, began, job.stopwatch.mark(device))
 
-    def _agree_on_order(self) -> None:
-        """Plan the following steps from the order in which rank 0's gradients became ready."""
-        job = self._job
-        names = list(self._specs)
-        seen = dict.fromkeys(self._seen)
-        positions = {name: index for index, name in enumerate(names)}
-        order = [positions[name] for name in [*seen, *(name for name in reversed(names) if name not in seen)]]
-        indices = torch.tensor(order, dtype=torch.int32, device=job.transport.control_device)
-        what = "the order of gradients"
-        job.engine.call(
-            what,
-            lambda: one_round(job.transport.broadcast(indices, source=0, purpose="control", what=what)),
-            step=job.step,
-            device=job.transport.control_device,
-        )
-        self._order = [names[index] for index in indices.tolist()]
-        self._new_plan = self._planned(self._order)
-        self._seen.clear()
+    def _hold_back(self, nowhere: set[str]) -> None:
+        """Let the outcome come when it comes."""
+        assert self._deferral is not None
+        tasks, self._tasks = self._tasks, []
+        of = self._buckets.buckets_of
+        held = {name: [tasks[index] for index in of[name]] for name in self._job.parameters if name not in nowhere}
+        self._deferral.hold(held, self._buckets.views)
 
     # -- around the optimizer's step ---------------------------------------------------------------------------
 
@@ -287,6 +296,9 @@ class PlainSeam:
             self._begin()
             self._finish_pass()
 
+        if self._deferral is not None:
+            self._deferral.before_step()
+
     def after_step(self) -> None:
         """See Seam."""
         self._refuse_unexchanged()
@@ -300,7 +312,10 @@ class PlainSeam:
             )
         if self._passes == 0:
             for name, parameter in self._job.parameters.items():
-                if parameter.grad is not None and not _same_memory(parameter.grad, self._buckets.views[name]):
+                gradient = parameter.grad
+                if gradient is None or isinstance(gradient, LazyGradient):
+                    continue
+                if not _same_memory(gradient, self._buckets.views[name]):
                     raise CommunicationError(
                         f'step {self._job.step} would apply a gradient of parameter "{name}" that was never exchanged: '
                         "no backward pass has run since the last step. Compute gradients with backward(), or clear "
@@ -308,10 +323,15 @@ class PlainSeam:
                     )
 
     def wait(self) -> None:
-        """See Seam; nothing outlasts a step."""
+        """See Seam."""
+        if self._deferral is not None:
+            self._deferral.wait_all()
 
     def settle(self) -> None:
-        """See Seam; nothing outlasts a step."""
+        """See Seam."""
+        if self._deferral is not None:
+            self._deferral.flush()
+            self._deferral.wait_all()
 
     def adopt(self) -> None:
         """See Seam; nothing else holds parameters."""
@@ -320,7 +340,11 @@ class PlainSeam:
         """See Seam."""
         for handle in self._handles:
             handle.remove()
+        if self._deferral is not None:
+            self._deferral.detach()
         for parameter in self._job.parameters.values():
+            if isinstance(parameter.grad, LazyGradient):
+                parameter.grad = parameter.grad.arrived()
             # A gradient that shared memory with a bucket becomes an ordinary tensor again.
             if parameter.grad is not None and parameter.grad._base is not None:
                 parameter.grad = parameter.grad.clone()

@@ -1,0 +1,76 @@
+"""Sums in two rounds, so that the second can wait: each rank adds up one share, later all get all shares."""
+
+from __future__ import annotations
+
+import torch
+
+from laconic.core.exchange import Exchange, Group
+from laconic.core.transport import AllWork, Transport, Work
+
+_ALIGNMENT = 8
+"""Bytes: a share holds a whole number of elements of any type, so its size follows from bytes alone."""
+
+
+def halves_sent(nbytes: int, world_size: int) -> int:
+    """Bytes one rank sends for both rounds of a sum of `nbytes`."""
+    return 2 * (world_size - 1) * _share_bytes(nbytes, world_size) if world_size > 1 else 0
+
+
+def _share_bytes(nbytes: int, world_size: int) -> int:
+    return -(-nbytes // (world_size * _ALIGNMENT)) * _ALIGNMENT
+
+
+class Halves:
+    """A group with sums in two rounds; all else is as in the group it is made from."""
+
+    def __init__(self, transport: Transport, group: Group, what: str) -> None:
+        self._transport = transport
+        self._group = group
+        self._what = what
+
+    @property
+    def size(self) -> int:
+        """See Group."""
+        return self._group.size
+
+    @property
+    def rank(self) -> int:
+        """See Group."""
+        return self._group.rank
+
+    def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
+        """See Group."""
+        rows = [self._in_rows(tensor) for tensor in tensors]
+        shares = [torch.empty_like(row[0]) for row in rows]
+        scattered = [
+            self._transport.reduce_scatter(share, row, what=self._what) for share, row in zip(shares, rows, strict=True)
+        ]
+        yield scattered[0] if len(scattered) == 1 else AllWork(scattered)
+        gathered = [
+            self._transport.all_gather(row, share, what=self._what) for row, share in zip(rows, shares, strict=True)
+        ]
+        yield gathered[0] if len(gathered) == 1 else AllWork(gathered)
+        for tensor, row in zip(tensors, rows, strict=True):
+            tensor.view(-1).copy_(row.view(-1)[: tensor.numel()])
+
+    def _in_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        width = _share_bytes(tensor.nbytes, self.size) // tensor.element_size()
+        rows = tensor.new_zeros(self.size * width)
+        rows[: tensor.numel()] = tensor.reshape(-1)
+        return rows.view(self.size, width)
+
+    def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
+        """See Group."""
+        return self._group.sum(tensors)
+
+    def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
+        """See Group."""
+        return self._group.gather(tensor)
+
+    def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
+        """See Group."""
+        return self._group.scatter(rows)
+
+    def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
+        """See Group."""
+        return self._group.swap(send, receive, peer)

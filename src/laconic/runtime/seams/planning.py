@@ -1,0 +1,187 @@
+"""Which plan the next backward passes follow, the same on all ranks.
+
+pass 1          tensors in the order of registration
+then            in the order in which rank 0's gradients became ready
+after pass 5    with times, for schedules that want them: when gradients were ready, and what an exchange costs
+every 100       with new times, if rank 0 sees that they have drifted
+passes 2 - 19   one plan after another, for schedules that want to try; the one with the shortest steps stays
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from laconic.core.exchange import one_round
+from laconic.core.plan import Plan
+from laconic.core.tensor import TensorSpec
+from laconic.core.timing import Timing
+from laconic.core.transport import Transport
+from laconic.runtime.job import Job
+
+_WARM_PASSES = 1
+_TIMED_PASSES = 4
+_CHECKED_EVERY = 100
+_DRIFT = 0.25
+"""Share by which times may be off before a new plan is made."""
+_TRIED_PASSES = 6
+_SMALL_BYTES, _LARGEST_BYTES = 4096, 2**25
+_LONG_ENOUGH_S = 0.05
+
+
+class Planning:
+    """Watches passes and makes plans."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._schedule = job.strategy.scheduling
+        self._specs = {name: TensorSpec.of(name, parameter) for name, parameter in job.parameters.items()}
+        self.order: list[str] = []
+        """Names in the order in which gradients become ready; empty while it is not known."""
+        self._passes = 0
+        self._began_s = 0.0
+        self._seen: dict[str, float] = {}
+        self._times: list[dict[str, float]] = []
+        self._timing: Timing | None = None
+        self._ended_s: float | None = None
+        self._tried: list[list[float]] = [[] for _ in range(self._schedule.candidates)]
+
+    def first_plan(self) -> Plan:
+        """Before any gradient has been seen."""
+        return self._job.strategy.plan(list(self._specs.values()), self._job.transport.world_size, observed=False)
+
+    def follow(self, order: list[str]) -> Plan:
+        """Continue with an order that was observed earlier."""
+        self.order = list(order)
+        self._passes = max(self._passes, _WARM_PASSES)
+        return self._plan()
+
+    def _plan(self, candidate: int = 0) -> Plan:
+        return self._job.strategy.plan(
+            [self._specs[name] for name in self.order],
+            self._job.transport.world_size,
+            timing=self._timing,
+            candidate=candidate,
+        )
+
+    def ready(self, name: str) -> None:
+        """A gradient is there."""
+        if not self._seen:
+            self._began_s = self._job.clock.now()
+        # The last time counts: a tensor used twice is complete then.
+        self._seen.pop(name, None)
+        self._seen[name] = self._job.clock.now() - self._began_s
+
+    def pass_ended(self) -> Plan | None:
+        """A new plan, if the passes so far call for one; every rank calls it after every pass."""
+        self._passes += 1
+        self._times = [*self._times[-_TIMED_PASSES + 1 :], self._seen]
+        self._seen = {}
+        if not self.order:
+            self._agree_on_order()
+            return self._plan()
+        if self._schedule.needs_timing:
+            if self._timing is None and self._passes == _WARM_PASSES + _TIMED_PASSES:
+                return self._agree_on_times(self._measure_link())
+            if self._timing is not None and self._passes % _CHECKED_EVERY == 0:
+                return self._look_for_drift(self._timing)
+        if self._schedule.candidates > 1:
+            return self._try_next()
+        return None
+
+    def _broadcast(self, values: torch.Tensor, what: str) -> torch.Tensor:
+        job = self._job
+        values = values.to(job.transport.control_device)
+        job.engine.call(
+            what,
+            lambda: one_round(job.transport.broadcast(values, source=0, purpose="control", what=what)),
+            step=job.step,
+            device=job.transport.control_device,
+        )
+        return values.cpu()
+
+    def _agree_on_order(self) -> None:
+        names = list(self._specs)
+        seen = self._times[-1]
+        positions = {name: index for index, name in enumerate(names)}
+        order = [positions[name] for name in [*seen, *(name for name in reversed(names) if name not in seen)]]
+        indices = self._broadcast(torch.tensor(order, dtype=torch.int32), "the order of gradients")
+        self.order = [names[index] for index in indices.tolist()]
+        self._times = []
+
+    # -- times -------------------------------------------------------------------------------------------------
+
+    def _ready_s(self) -> list[float]:
+        """For each tensor the median over the passes watched; never decreasing."""
+        found, latest = [], 0.0
+        for name in self.order:
+            times = [seen[name] for seen in self._times if name in seen]
+            latest = max(latest, statistics.median(times) if times else latest)
+            found.append(latest)
+        return found
+
+    def _agree_on_times(self, link: tuple[float, float]) -> Plan:
+        values = self._broadcast(torch.tensor([*link, *self._ready_s()], dtype=torch.float64), "times of gradients")
+        startup_s, byte_s, *ready_s = values.tolist()
+        self._timing = Timing(tuple(ready_s), startup_s, byte_s)
+        return self._plan()
+
+    def _look_for_drift(self, timing: Timing) -> Plan | None:
+        now, then = self._ready_s()[-1:], timing.ready_s[-1:]
+        drifted = bool(now) and abs(now[0] - then[0]) > _DRIFT * max(now[0], then[0])
+        answer = self._broadcast(torch.tensor([float(drifted)], dtype=torch.float64), "whether times have drifted")
+        if not answer.item():
+            return None
+        return self._agree_on_times(self._measure_link())
+
+    def _measure_link(self) -> tuple[float, float]:
+        """Find a and b of t(M) = a + b M from all-reduces of a small and of a larger tensor."""
+        transport = self._job.transport
+        small_s = statistics.median([self._timed(transport, _SMALL_BYTES) for _ in range(5)])
+        nbytes = 16 * _SMALL_BYTES
+        long_s = self._timed(transport, nbytes)
+        while nbytes < _LARGEST_BYTES and self._longest(long_s) < _LONG_ENOUGH_S:
+            nbytes *= 2
+            long_s = self._timed(transport, nbytes)
+        long_s = min(long_s, self._timed(transport, nbytes))
+        byte_s = max(0.0, long_s - small_s) / (nbytes - _SMALL_BYTES)
+        return small_s, byte_s
+
+    def _longest(self, seconds: float) -> float:
+        """Rank 0's, so that all ranks go on or stop together."""
+        return self._broadcast(torch.tensor([seconds], dtype=torch.float64), "how long an exchange took").item()
+
+    def _timed(self, transport: Transport, nbytes: int) -> float:
+        job = self._job
+        tensor = torch.zeros(nbytes // 4, device=next(iter(job.parameters.values())).device)
+        what = "measuring the link"
+        began_s = job.clock.now()
+        job.engine.call(
+            what,
+            lambda: one_round(transport.all_reduce(tensor, purpose="control", what=what)),
+            step=job.step,
+            device=tensor.device,
+        )
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+        return job.clock.now() - began_s
+
+    # -- trying ------------------------------------------------------------------------------------------------
+
+    def _try_next(self) -> Plan | None:
+        """Note how long the step took; after a few, the next candidate, and in the end the best."""
+        now_s = self._job.clock.now()
+        took_s, self._ended_s = None if self._ended_s is None else now_s - self._ended_s, now_s
+        turn, number = divmod(self._passes - _WARM_PASSES - 1, _TRIED_PASSES)
+        if turn >= len(self._tried):
+            return None
+        if took_s is not None and number > 1:  # the first steps after a change also pay for it
+            self._tried[turn].append(took_s)
+        if number < _TRIED_PASSES - 1:
+            return None
+        if turn + 1 < len(self._tried):
+            return self._plan(turn + 1)
+        medians = [statistics.median(times) for times in self._tried]
+        best = self._broadcast(torch.tensor([medians.index(min(medians))]), "the best plan of those tried")
+        return self._plan(int(best.item()))

@@ -1,0 +1,55 @@
+"""Half of each sum during the backward pass, the other half during the next forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.core.plan import Plan
+from laconic.core.tensor import TensorSpec
+from laconic.core.timing import Timing
+from laconic.scheduling.contract import Schedule, one_bucket_per_kind
+from laconic.scheduling.partition import partitions
+from laconic.settings import size
+
+MIB = 1024**2
+_TRIED = (25 * MIB, 4 * MIB, 1 * MIB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dear(Schedule):
+    """Split each all-reduce: reduce-scatter while gradients are computed, all-gather while the next forward pass runs.
+
+        backward: reduce-scatter of buckets, last layers first      next forward: all-gather, first layers first
+
+    Both halves move (n-1)/n N bytes, so a link that is busy for as long as a step computes is never waited for. With
+    bytes=0 a few bucket sizes are tried in the first steps and the one with the shortest steps is kept.
+
+    Reference: Zhang et al. 2023, arXiv:2302.12445.
+    """
+
+    name: ClassVar[str] = "dear"
+    defers: ClassVar[bool] = True
+    halves: ClassVar[bool] = True
+    candidates: ClassVar[int] = len(_TRIED)
+    settles_after: ClassVar[int] = 1 + 6 * len(_TRIED)
+
+    bytes: int = size(0, at_least=0)
+    """A bucket is sent once it holds this much; 0: found out by trying."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bytes:
+            # Which one it is depends on a setting, so the object says it and not the class.
+            object.__setattr__(self, "candidates", 1)
+            object.__setattr__(self, "settles_after", 2)
+
+    def plan(
+        self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
+    ) -> Plan:
+        """Buckets in the order in which they fill up; their second halves follow in the opposite order."""
+        if not observed:
+            return Plan(one_bucket_per_kind(tensors))
+        limit = self.bytes or _TRIED[candidate]
+        return Plan(tuple(partitions(tensors, limit, cut=False)), deferred=True, halves=True)

@@ -1,0 +1,75 @@
+"""Pieces of tensors, front layers first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.core.plan import Bucket, Plan
+from laconic.core.tensor import TensorSpec
+from laconic.core.timing import Timing
+from laconic.scheduling.contract import Schedule, one_bucket_per_kind
+from laconic.scheduling.partition import partitions
+from laconic.settings import size
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priority(Schedule):
+    """Cut tensors into pieces and send those of front layers first; the next forward pass waits layer by layer.
+
+    Gradients become ready from the last layer to the first, but the first is needed first. So among the pieces that are
+    there the one nearest to the front goes next, and what is left when the backward pass has ended travels during the
+    next forward pass. The order is planned from measured times, the same on all ranks, so nobody has to ask anybody.
+
+    Reference: Jayarajan et al. 2019 (P3), arXiv:1905.03960; Peng et al. 2019 (ByteScheduler), SOSP.
+    """
+
+    name: ClassVar[str] = "priority"
+    needs_timing: ClassVar[bool] = True
+    settles_after: ClassVar[int] = 6
+    defers: ClassVar[bool] = True
+    cuts_tensors: ClassVar[bool] = True
+
+    partition_bytes: int = size(4 * MIB, at_least=1024)
+    """Larger tensors are cut into pieces of this size; smaller neighbours travel together until they have it."""
+    credit_bytes: int = size(16 * MIB, at_least=1024)
+    """Bytes under way at a time: more hides start-up costs, less lets urgent pieces go sooner."""
+
+    def plan(
+        self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
+    ) -> Plan:
+        """Pieces in the order in which they should leave."""
+        if not observed:
+            return Plan(one_bucket_per_kind(tensors))
+        pieces = partitions(tensors, self.partition_bytes, cut=True)
+        if timing is not None:
+            ready = {tensor.name: time_s for tensor, time_s in zip(tensors, timing.ready_s, strict=True)}
+            pieces = _front_first(pieces, ready, timing)
+        layout = tuple(tensor.name for tensor in tensors)
+        return Plan(tuple(pieces), deferred=True, credit_bytes=self.credit_bytes, layout=layout)
+
+
+def _front_first(pieces: list[Bucket], ready_s: dict[str, float], timing: Timing) -> list[Bucket]:
+    """As a link that is never idle sends them: of what is there, what became ready last, being nearest to the front."""
+    waiting = [
+        (max(ready_s[tensor.owner] for tensor in piece.tensors), number, piece) for number, piece in enumerate(pieces)
+    ]
+    waiting.sort(key=lambda entry: entry[:2])
+    there: list[tuple[float, int, Bucket]] = []
+    order: list[Bucket] = []
+    now_s, coming = 0.0, 0
+    while len(order) < len(pieces):
+        if not there and coming < len(waiting):
+            now_s = max(now_s, waiting[coming][0])
+        while coming < len(waiting) and waiting[coming][0] <= now_s:
+            time_s, number, piece = waiting[coming]
+            heapq.heappush(there, (-time_s, number, piece))
+            coming += 1
+        piece = heapq.heappop(there)[2]
+        order.append(piece)
+        now_s += timing.byte_s * piece.nbytes  # start-up costs are hidden by the next one under way
+    return order
