@@ -1,15 +1,18 @@
-"""What packing and unpacking cost: each method's kernels beside the plain torch reference and beside a plain copy.
+"""What kernels cost: quantizers beside a plain copy, top-k beside torch.topk, PowerSGD in milliseconds.
 
     python -m benchmarks.kernels [--device cuda] [--elements 5000000] [--only int8]
 
-One float32 gradient of one parameter, one CPU thread. Times are medians; "x copy" is encode + decode beside copying the
-same gradient, "x reference" how much faster the fused kernels are than plain torch. "extra" is the most memory an
-encode needs beyond its input, payload included, as a share of the input.
+One float32 gradient of one parameter, one CPU thread. Times are medians; on a GPU those of the device, with the host
+kept ahead of it, and "with host" is what one call takes when nothing else is going on. "of copy" is the bytes that
+encode + decode read and write each second (values and packed bytes, each twice) as a share of what a copy of the
+gradient moves in that time; "x reference" is how much faster the fused kernels are than plain torch; "extra" is the
+most memory an encode needs beyond its input, payload included, as a share of the input.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
@@ -20,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from laconic.architecture.all_reduce import Everyone
 from laconic.compression import (
     Bf16,
     Compressor,
@@ -30,16 +34,22 @@ from laconic.compression import (
     Int8,
     Natural,
     OneBit,
+    PowerSgd,
     Qsgd,
     SignSgd,
     TernGrad,
     kernels,
 )
+from laconic.compression.kernels import lowrank_reference, sidco_reference, topk_reference
+from laconic.compression.kernels.about_largest import about_largest
 from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.kernels.topk import topk_indices
+from laconic.core.in_process import InProcessCluster
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
+from laconic.core.transport import DoneWork, Work
 
 
 @dataclass(frozen=True)
@@ -180,6 +190,18 @@ def _status_kib(field: str) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))
 
 
+def with_host_s(run: Callable[[], object], device: str) -> float:
+    """Seconds from the call until the device has nothing left to do: the median."""
+    times = []
+    for _ in range(15):
+        began_s = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began_s)
+    return statistics.median(times)
+
+
 def row(case: Case, flat: torch.Tensor, copy_s: float, options: argparse.Namespace) -> str:
     trial, device = case.prepare(flat), options.device
     encode_s, decode_s = median_s(trial.encode, device, 15), median_s(trial.decode, device, 15)
@@ -188,11 +210,61 @@ def row(case: Case, flat: torch.Tensor, copy_s: float, options: argparse.Namespa
     if trial.reference is not None:
         reference = f"{median_s(trial.reference, device, 3) / both_s:9.1f}"
     extra = extra_bytes(case, trial, options)
+    moved_share = (flat.nbytes + trial.wire_bytes) / flat.nbytes * copy_s / both_s
     return (
-        f"{case.label:28} {encode_s * 1e3:8.2f} {decode_s * 1e3:8.2f} {flat.nbytes / both_s / 1e9:8.2f} "
-        f"{flat.nbytes / trial.wire_bytes:8.2f} {both_s / copy_s:8.1f} {reference}   "
+        f"{case.label:28} {encode_s * 1e3:9.4f} {decode_s * 1e3:9.4f} {flat.nbytes / both_s / 1e9:8.2f} "
+        f"{flat.nbytes / trial.wire_bytes:8.2f} {moved_share:8.2f} {reference}   "
         f"{'-' if extra is None else f'{extra / flat.nbytes:6.2f}'}"
     )
+
+
+def print_largest(flat: torch.Tensor, device: str) -> None:
+    """The k largest magnitudes, exactly and about, beside torch.topk on the magnitudes."""
+    k = math.ceil(0.01 * flat.numel())
+    assert torch.equal(topk_indices(flat, k), topk_reference.topk_indices(flat, k))
+    theirs_s = median_s(lambda: torch.topk(flat.abs(), k), device, 15)
+    print(f"\n{'1% largest magnitudes':28}        ms with host  x torch.topk")
+    runs = {
+        "torch.topk(values.abs(), k)": lambda: torch.topk(flat.abs(), k),
+        "exact (topk, gtopk, dgc)": lambda: topk_indices(flat, k),
+        "exact, plain torch": lambda: topk_reference.topk_indices(flat, k),
+        "estimated (sidco)": lambda: about_largest(flat, k, 1),
+        "estimated, plain torch": lambda: sidco_reference.about_largest(flat, k, 1),
+    }
+    for label, run in runs.items():
+        taken_s = median_s(run, device, 15)
+        print(f"{label:28} {taken_s * 1e3:9.4f} {with_host_s(run, device) * 1e3:9.4f} {theirs_s / taken_s:13.1f}")
+
+
+class _Alone(Everyone):
+    """A group of one rank: its sums are there at once."""
+
+    def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
+        return DoneWork()
+
+
+def print_powersgd(flat: torch.Tensor, device: str) -> None:
+    """A whole exchange with nobody: P = orth(M Q), Q = M^T P, decoded = P Q^T."""
+    side, method = math.isqrt(flat.numel()), PowerSgd(rank=4)
+    matrix = flat[: side * side].clone().view(side, side)
+    state = method.init(Bucket((TensorSpec.of("weight", matrix),)))
+    group = _Alone(InProcessCluster(1).transport(0), "a bucket")
+    q = state.whole["powersgd.q"]["weight"].clone()
+    p, noise = matrix.new_empty(side, 4), torch.rand(side, 4, device=matrix.device)
+
+    def exchange() -> None:
+        for work in method.exchange(matrix.view(-1), state, group):
+            work.wait()
+
+    def plain_torch() -> None:
+        lowrank_reference.times_right(matrix, q, p)
+        basis = lowrank_reference.orthonormal(p.unsqueeze(0), noise).squeeze(0)
+        lowrank_reference.times_left(matrix, basis, q)
+        lowrank_reference.product(basis, q, matrix)
+
+    print(f"\n{f'{side} x {side}':28}        ms with host")
+    for label, run in {"powersgd(rank=4)": exchange, "plain torch": plain_torch}.items():
+        print(f"{label:28} {median_s(run, device, 15) * 1e3:9.4f} {with_host_s(run, device) * 1e3:9.4f}")
 
 
 def gradient(elements: int) -> torch.Tensor:
@@ -204,10 +276,11 @@ def gradient(elements: int) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--elements", type=int, default=5_000_000)
+    parser.add_argument("--elements", type=int, default=None, help="5 million on a CPU, 25 million on a GPU")
     parser.add_argument("--only", default="", help="rows whose label holds this text")
     parser.add_argument("--memory-of", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.elements = options.elements or {"cpu": 5_000_000, "cuda": 25_000_000}[options.device]
     torch.set_num_threads(1)
     if options.memory_of:
         print_extra_bytes(next(case for case in CASES if case.label == options.memory_of), options.elements)
@@ -216,11 +289,15 @@ def main() -> None:
     copy = torch.empty_like(flat)
     copy_s = median_s(lambda: copy.copy_(flat), options.device, 30)
     fused = "fused kernels" if kernels.has_fused(options.device) else "no fused kernels here: plain torch"
-    print(f"{options.elements / 1e6:g} M float32 values, {options.device}, {fused}; a copy takes {copy_s * 1e3:.2f} ms")
-    print(f"{'method':28} encode ms decode ms    GB/s  smaller   x copy x reference  extra")
+    print(f"{options.elements / 1e6:g} M float32 values, {options.device}, {fused}; a copy takes {copy_s * 1e3:.4f} ms")
+    print(f"{'method':28} encode ms decode ms    GB/s  smaller  of copy x reference  extra")
     for case in CASES:
         if options.only in case.label:
-            print(row(case, flat, copy_s, options))
+            print(row(case, flat, copy_s, options), flush=True)
+    if options.only in "topk sidco":
+        print_largest(flat, options.device)
+    if options.only in "powersgd":
+        print_powersgd(flat, options.device)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def test_text_names_every_method_setting_and_preset(
             assert any(line.startswith(f"{mark}{method.name} ") for line in lines)
             for key, setting in method.declared().items():
                 default = setting.show(method.__dataclass_fields__[key].default)
-                assert any(line.startswith(f"{key}={default} ") for line in lines)
+                assert any(f"{line} ".startswith(f"{key}={default} ") for line in lines)
     for name, (text, what) in PRESETS.items():
         assert any(line.startswith(f"{name} ") and text in line for line in lines)
         assert what in lines
@@ -54,7 +54,7 @@ def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
         assert [entry["name"] for entry in document["axes"][axis]] == registry.names()
         for entry, method in zip(document["axes"][axis], registry, strict=True):
             assert set(entry) == {"name", "summary", "wrapper", "settings"} | (
-                {"lossless", "unbiased", "wants_error_feedback", "ratio", "exact"}
+                {"lossless", "unbiased", "wants_error_feedback", "ratio", "exact", "loss_gap"}
                 if issubclass(method, Compressor)
                 else set()
             )
@@ -93,6 +93,10 @@ def test_ratios_are_those_of_the_strategy(capsys: pytest.CaptureFixture[str]) ->
     assert "2 times fewer bytes, biased" in lines
     assert any(line.endswith("times fewer bytes, biased, wants error_feedback") for line in lines)
     assert any(line.startswith("at worst ") for line in lines), "threshold says only what it sends at most"
+    far = [entry for entry in entries if (entry["loss_gap"] or 0) > 0.02]
+    assert far
+    said = [line for line in lines if "beside no compression" in line]
+    assert [line.split()[1] for line in said] == [f"{entry['loss_gap']:+.1%}" for entry in far]
 
 
 def test_json_presets_are_strategies(capsys: pytest.CaptureFixture[str]) -> None:

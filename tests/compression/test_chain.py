@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.architecture import AllReduce
+from laconic.architecture.all_reduce import Everyone, round_sent
 from laconic.compression import Chain, Compressor, DctTopK, ErrorFeedback, Fp16, Int4, Int8, Qsgd, TopK
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
@@ -82,12 +82,12 @@ def test_replicas_agree_and_contributions_add_up(first: Compressor, second: Comp
         state.moment = Moment(0, transport.rank, transport.world_size)
         flat = values(transport.rank, 0, BUCKET.numel, BUCKET.dtype)
         own = torch.full_like(flat, 7.0)
-        for work in compressor.exchange(flat, state, AllReduce().group(transport, "a bucket"), own):
+        for work in compressor.exchange(flat, state, Everyone(transport, "a bucket"), own):
             work.wait()
         return flat, own, transport.traffic.sent_bytes()
 
     found = InProcessCluster(3).run(one_rank)
-    predicted = sum(AllReduce().sent_bytes(round, 3) for round in compressor.rounds(BUCKET, Moment(0, 0, 3)))
+    predicted = sum(round_sent(round, 3) for round in compressor.rounds(BUCKET, Moment(0, 0, 3)))
     for flat, _, sent in found:
         assert torch.equal(flat, found[0][0])
         assert sent == predicted

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.architecture import AllReduce
+from laconic.architecture.all_reduce import Everyone
 from laconic.compression import Bf16, Compressor, ErrorFeedback, Fp16
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from tests.compression.test_cast import round_to_bf16, round_to_fp16
@@ -85,7 +85,7 @@ def test_an_overflow_is_sent_once_and_forgotten() -> None:
     for gradient in ([1e6, 1.0, float("nan")], [1.0, 1.0, 1.0]):
         flat = torch.tensor(gradient)
         transport = InProcessCluster(1).transport(0)
-        for work in compressor.exchange(flat, state, AllReduce().group(transport, "w")):
+        for work in compressor.exchange(flat, state, Everyone(transport, "w")):
             work.wait()
         results.append(flat.tolist())
     assert results[0][0] == float("inf")

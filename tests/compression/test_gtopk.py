@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.architecture import AllReduce
+from laconic.architecture.all_reduce import Everyone, round_sent
 from laconic.compression import ErrorFeedback, GTopK, TopK
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
@@ -62,7 +62,7 @@ def test_against_a_simulation(world_size: int, density: float) -> None:
     def rank(transport: InProcessTransport) -> tuple[np.ndarray, np.ndarray]:
         flat, own = gradient(transport.rank), torch.full((LAYERS.numel,), 7.0)
         state = BucketState(LAYERS, moment=Moment(0, transport.rank, world_size))
-        for work in compressor.exchange(flat, state, AllReduce().group(transport, "a bucket"), own):
+        for work in compressor.exchange(flat, state, Everyone(transport, "a bucket"), own):
             work.wait()
         return flat.numpy(), own.numpy()
 
@@ -87,7 +87,7 @@ def test_bytes_and_waits(world_size: int) -> None:
     merges = int(math.log2(world_size))
     for rank in range(world_size):
         moment = Moment(5, rank, world_size)
-        sent = sum(AllReduce().sent_bytes(round, world_size) for round in compressor.rounds(bucket, moment))
+        sent = sum(round_sent(round, world_size) for round in compressor.rounds(bucket, moment))
         answers = rank + power < world_size
         # 100 indices and values of 4 bytes; in an answer a bit for each of the guest's entries, 16 bytes in all.
         assert sent == (800 if rank >= power else 800 * merges + 816 * answers)

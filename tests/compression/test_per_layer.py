@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from laconic.architecture import AllReduce
+from laconic.architecture.all_reduce import Everyone
 from laconic.compression import Bf16, Compressor, ErrorFeedback, NoCompression, PerLayer, PowerSgd
 from laconic.core.exchange import Exchange, in_lockstep
 from laconic.core.in_process import InProcessCluster, InProcessTransport
@@ -85,7 +85,7 @@ def test_own_is_what_this_rank_contributed(bucket: Bucket) -> None:
         compressor = PerLayer(Bf16())
         flat = values(transport.rank, 0, bucket.numel, bucket.dtype)
         own = torch.full_like(flat, 7.0)
-        group = AllReduce().group(transport, "a bucket")
+        group = Everyone(transport, "a bucket")
         for work in compressor.exchange(flat, compressor.init(bucket), group, own):
             work.wait()
         return flat, own

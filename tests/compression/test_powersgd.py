@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import laconic
-from laconic.architecture import AllReduce
+from laconic.architecture.all_reduce import Everyone
 from laconic.compression import ErrorFeedback, NoCompression, PowerSgd
 from laconic.compression.powersgd import _random, orthonormal
 from laconic.core.exchange import Round
@@ -121,7 +121,7 @@ def test_own_contributions_add_up_to_what_is_decoded(world_size: int) -> None:
         state = compressor.init(BUCKET)
         flat = values(transport.rank, 0, BUCKET.numel, BUCKET.dtype)
         own = torch.full_like(flat, 7.0)
-        for work in compressor.exchange(flat, state, AllReduce().group(transport, "a bucket"), own):
+        for work in compressor.exchange(flat, state, Everyone(transport, "a bucket"), own):
             work.wait()
         return flat, own
 

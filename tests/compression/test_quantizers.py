@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.architecture import AllReduce
+from laconic.architecture.all_reduce import Everyone
 from laconic.compression import (
     COMPRESSORS,
     EfSignSgd,
@@ -368,7 +368,7 @@ def test_signsgd_votes(world_size: int, route: str, dtype: torch.dtype) -> None:
     def rank(transport: InProcessTransport) -> tuple[torch.Tensor, torch.Tensor]:
         flat, state = gradient(transport.rank), method.init(bucket)
         own = torch.empty_like(flat)
-        for work in method.exchange(flat, state, AllReduce().group(transport, "w"), own):
+        for work in method.exchange(flat, state, Everyone(transport, "w"), own):
             work.wait()
         return flat, own
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.architecture import AllReduce
+from laconic.architecture.all_reduce import round_sent
 from laconic.compression import Compressor, DctTopK, Dgc, ErrorFeedback, GTopK, Packed, Sidco, Threshold, TopK
 from laconic.compression.wire.sparse import Sparse
 from laconic.core.in_process import InProcessCluster, InProcessTransport
@@ -183,8 +183,6 @@ def test_few_bytes_meet_by_gather_unless_told_otherwise() -> None:
         assert [round.kind for round in method().rounds(bucket, Moment.steady(16))] == ["gather"]
         kinds = [round.kind for round in method(route="scatter").rounds(bucket, Moment.steady(16))]
         assert kinds == ["scatter", "gather"]
-    gather = sum(AllReduce().sent_bytes(round, 16) for round in TopK().rounds(bucket, Moment.steady(16)))
-    scatter = sum(
-        AllReduce().sent_bytes(round, 16) for round in TopK(route="scatter").rounds(bucket, Moment.steady(16))
-    )
+    gather = sum(round_sent(round, 16) for round in TopK().rounds(bucket, Moment.steady(16)))
+    scatter = sum(round_sent(round, 16) for round in TopK(route="scatter").rounds(bucket, Moment.steady(16)))
     assert scatter < gather / 6

@@ -375,3 +375,50 @@ def equal_to_ddp_over_nccl(strategy: str, steps: int) -> dict[str, object]:
         del model, optimizer
     dist.destroy_process_group()
     return {"states": states, "memory_mib": memory_mib, "counted": counted, "predicted": predicted}
+
+
+def replicas_that_differ(strategies: list[str], steps: int) -> dict[str, dict[str, object]]:
+    """Local updates and gossip over real links: save while rounds are on their way, go on, resume, average."""
+    with gloo_group():
+        return {strategy: _saved_in_the_middle(strategy, steps) for strategy in strategies}
+
+
+def _saved_in_the_middle(strategy: str, steps: int) -> dict[str, object]:
+    make, loss = MODELS["mlp"]
+    rank = dist.get_rank()
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> None:
+        for step in range(first, first + steps):
+            loss(model, step, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    original = make()
+    model = copy.deepcopy(original)
+    optimizer = _optimizer(model)
+    with laconic.attach(model, optimizer, strategy, timeout_s=30) as session:
+        train(model, optimizer, 0)
+        saved = copy.deepcopy([session.state_dict(), model.state_dict(), optimizer.state_dict()])
+        train(model, optimizer, steps)
+        uninterrupted = snapshot(model)
+        session.wait()
+        counted = session.traffic.sent_bytes("payload")
+        predicted = session.predicted_bytes_per_step() * 2 * steps
+        apart = session.consensus_distance()
+        session.average()
+        averaged = snapshot(model)
+    model = copy.deepcopy(original)
+    optimizer = _optimizer(model)
+    with laconic.attach(model, optimizer, strategy, timeout_s=30) as session:
+        for part, state in zip((session, model, optimizer), saved, strict=True):
+            part.load_state_dict(state)
+        train(model, optimizer, steps)
+        resumed = snapshot(model)
+    return {
+        "uninterrupted": uninterrupted,
+        "resumed": resumed,
+        "averaged": averaged,
+        "apart": apart,
+        "bytes": [counted, predicted],
+    }

@@ -15,7 +15,7 @@ from laconic.core.moment import Moment
 from laconic.scheduling import SCHEDULES
 from laconic.strategy import Strategy
 from tests.runtime.replicas import assert_equal, data, mlp, mlp_loss, reference, sgd, snapshot, train
-from tests.strategy.generate import wrapped
+from tests.strategy.generate import nearest, wrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")
 
@@ -34,7 +34,9 @@ def _mlp() -> torch.nn.Module:
 _TURNS = zip(_compressors(), cycle(SCHEDULES), strict=False)
 _PAIRS = product([NoCompression(), ErrorFeedback(Bf16()), PowerSgd()], SCHEDULES)
 STRATEGIES = [
-    *dict.fromkeys(Strategy(compression=method, scheduling=schedule()) for method, schedule in [*_TURNS, *_PAIRS])
+    *dict.fromkeys(
+        nearest({"compression": method, "scheduling": schedule()}) for method, schedule in [*_TURNS, *_PAIRS]
+    )
 ]
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import re
 from typing import TypeVar
 
-from hypothesis import assume
 from hypothesis import strategies as st
 
 from laconic.compression import Compressor, Packed, Wrapper
-from laconic.errors import IllegalCombination
+from laconic.errors import IllegalCombination, InvalidSetting
 from laconic.settings import Method, Setting
 from laconic.strategy import AXES, Strategy
 
@@ -32,6 +31,8 @@ def setting_values(setting: Setting) -> st.SearchStrategy[object]:
             return st.sampled_from(setting.choices)
         case "pattern":
             return st.text("ab_.*?|[]!-0", max_size=12)
+        case "hosts":
+            return st.sampled_from(["", "10.0.0.1:29500", "left.example:1|right:65535"])
         case "method":
             return st.sampled_from([kind for kind in bases("compression") if issubclass(kind, Packed)]).flatmap(
                 lambda kind: settings_of(kind, but="route").map(lambda chosen: kind(**chosen))
@@ -65,6 +66,8 @@ def _another_value(setting: Setting, default: object) -> object:
             return setting.choices[-1]
         case "pattern":
             return "*.bias|*norm*"
+        case "hosts":
+            return "10.0.0.1:29500"
         case "method":
             return default
         case "count" | "size":
@@ -76,9 +79,10 @@ def _another_value(setting: Setting, default: object) -> object:
 
 
 def _changed(method: MethodT) -> MethodT:
-    """The same method with all settings changed."""
+    """The same method with all settings changed, as far as they go together."""
     changes = {key: _another_value(setting, getattr(method, key)) for key, setting in method.declared().items()}
-    return dataclasses.replace(method, **changes)
+    inner = {"inner": method.inner} if isinstance(method, Wrapper) else {}
+    return _as_far_as_they_fit(type(method), changes, **inner)
 
 
 def variants(axis: str) -> list[Method]:
@@ -122,19 +126,38 @@ def every_stack() -> list[Strategy]:
     """Strategies in which every variant of every axis occurs at least once; not their product."""
     choices = {axis: variants(axis) for axis in AXES}
     choices["compression"] += changed_wrappers()
-    alone = [Strategy(**{axis: method}) for axis, methods in choices.items() for method in methods]  # type: ignore[arg-type]
+    alone = [with_partners(method) for methods in choices.values() for method in methods]
     together = [
-        Strategy(**{axis: methods[index % len(methods)] for axis, methods in choices.items()})  # type: ignore[arg-type]
+        nearest({axis: methods[index % len(methods)] for axis, methods in choices.items()})
         for index in range(max(map(len, choices.values())))
     ]
     return alone + together
+
+
+def nearest(parts: dict[str, Method]) -> Strategy:
+    """These parts as a strategy, or what its refusal names as the nearest that works."""
+    try:
+        return Strategy(**parts)  # type: ignore[arg-type]
+    except IllegalCombination as refusal:
+        message = str(refusal)
+    named = re.search(r'Nearest that works: "(.+)"\.$', message)
+    assert named is not None, message
+    return Strategy.parse(named[1])
+
+
+def with_partners(*methods: Method) -> Strategy:
+    """These methods with the most ordinary others they work with."""
+    strategy = nearest({method.axis: method for method in methods})
+    for method in methods:
+        assert getattr(strategy, method.axis) == method, f'"{strategy}" has lost {method}'
+    return strategy
 
 
 @st.composite
 def methods(draw: st.DrawFn, axis: str) -> Method:
     """Any method of an axis with any settings; compressors with any wrappers, none of them twice."""
     kind = draw(st.sampled_from(bases(axis)))
-    method = kind(**draw(settings_of(kind)))
+    method = _as_far_as_they_fit(kind, draw(settings_of(kind)))
     if isinstance(method, Compressor):
         for wrapper in draw(st.lists(st.sampled_from(WRAPPERS), unique=True, max_size=2)):
             method = wrapper(method, **draw(settings_of(wrapper)))
@@ -144,9 +167,13 @@ def methods(draw: st.DrawFn, axis: str) -> Method:
 @st.composite
 def strategies(draw: st.DrawFn) -> Strategy:
     """Any legal strategy."""
-    parts = {axis: draw(methods(axis)) for axis in AXES}
-    try:
-        return Strategy(**parts)  # type: ignore[arg-type]
-    except IllegalCombination:
-        assume(False)
-        raise
+    return nearest({axis: draw(methods(axis)) for axis in AXES})
+
+
+def _as_far_as_they_fit(kind: type[MethodT], chosen: dict[str, object], **inner: object) -> MethodT:
+    """The method with these settings, without those that others of them rule out."""
+    while True:
+        try:
+            return kind(**chosen, **inner)
+        except InvalidSetting:
+            chosen.popitem()

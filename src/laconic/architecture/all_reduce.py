@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
+from laconic.architecture.halves import Halves, halves_sent
+from laconic.collectives import ALGORITHMS, Collective
+from laconic.collectives.choice import NATIVE, Costs, fastest
+from laconic.collectives.execution import WholeExchange, idle, run, unrolled
+from laconic.collectives.hierarchical import from_leaders, to_leaders
+from laconic.collectives.members import Members
+from laconic.collectives.price import price
+from laconic.collectives.ring import ring
+from laconic.collectives.schedule import halves_of
+from laconic.collectives.torus2d import grid
 from laconic.core.exchange import Exchange, Round, Wire
+from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -21,6 +33,7 @@ from laconic.core.transport import (
     as_it_is_sent,
     shard_exchange_sent,
 )
+from laconic.errors import AttachError, InvalidSetting
 from laconic.settings import choice
 
 _PRICES = {
@@ -29,34 +42,190 @@ _PRICES = {
     "scatter": shard_exchange_sent,
     "send": as_it_is_sent,
 }
+Chosen = Callable[[int], Collective | None]
+"""The collective that adds up so many bytes; None: the backend's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Architecture):
     """Every replica ends with the mean of all contributions.
 
-    native: the backend's own all-reduce, 2 (n-1)/n N bytes per rank.
+    native: the backend's own all-reduce, 2 (n-1)/n N bytes per rank. The others are laconic's, made of sends and
+    receives; what a compressor gathers, scatters or swaps by itself goes the same way with all of them.
     """
 
     name: ClassVar[str] = "all_reduce"
     scope: ClassVar[Scope] = "everyone"
 
-    algorithm: str = choice("native")
-    """How the sum is formed; native leaves it to the backend (Gloo, NCCL)."""
+    algorithm: str = choice(
+        NATIVE, "auto", "hierarchical", "torus2d", "tree", "double_tree", "ring", "halving_doubling"
+    )
+    """How a sum is formed; native leaves it to the backend (Gloo, NCCL), auto measures when attaching and takes what is
+    fastest for each size."""
+    compress: str = choice("all", "between_hosts")
+    """Where the compressor works; between_hosts: plain values inside a host, whose sum one of its ranks compresses."""
+
+    hosts: Hosts = field(default=(), kw_only=True)
+    """Which ranks share a host; known once attached."""
+    costs: Costs | None = field(default=None, kw_only=True)
+    """What auto has measured; known once attached."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compress != "all" and self.algorithm != "hierarchical":
+            raise InvalidSetting(
+                f"{self.axis}.{self.name}.compress={self.compress} has no effect with algorithm={self.algorithm}, "
+                "which does not tell hosts apart. Use algorithm=hierarchical, or leave it out."
+            )
+
+    def settled(self, hosts: Hosts, costs: Costs | None = None) -> AllReduce:
+        """The same, knowing where ranks are and what auto has measured.
+
+        Raises AttachError if the algorithm would not be what its name says there.
+        """
+        if sum(map(len, hosts)) > 1 and (reason := _unfit(self.algorithm, hosts)) is not None:
+            raise AttachError(f'architecture "{self}" has no effect here: {reason}. Use algorithm=ring or native.')
+        return replace(self, hosts=hosts, costs=costs)
+
+    def forms_sums(self) -> bool:
+        """Unless that is left to the backend."""
+        return self.algorithm != NATIVE
+
+    def compresses_sums(self) -> bool:
+        """Those of a host."""
+        return self.compress == "between_hosts"
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
-        """As the compressor does it in a group of all ranks."""
-        return compression.exchange(flat, state, Everyone(wire.transport, wire.what), own)
+        """As the compressor does it in a group of all ranks, or of one rank of each host."""
+        transport = wire.transport
+        moment = replace(state.moment, rank=transport.rank, world_size=transport.world_size)
+        here = self if self.hosts or not self.forms_sums() else replace(self, hosts=transport.hosts)
+        if self.compresses_sums() and transport.world_size > 1:
+            assert own is None, "refused by the rules of legality: what a rank has sent is lost in the sum of its host"
+            return here._between_hosts(flat, state, compression, wire)
+        group = Everyone(transport, wire.what, here._chosen(moment), halves=wire.halves)
+        exchange = compression.exchange(flat, state, group, own)
+        if wire.halves or not self.forms_sums():
+            return exchange
+        return unrolled(exchange, here.num_waits(state.bucket, compression, moment))
+
+    def _between_hosts(self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire) -> Exchange:
+        """Add up inside each host, let one rank of each exchange the sums, hand the result out."""
+        transport, hosts = wire.transport, self.hosts
+        leaders = [host[0] for host in hosts]
+        moment = replace(state.moment, rank=transport.rank, world_size=transport.world_size)
+        among = self._among_leaders(moment)
+        num_waits = _num_waits(state.bucket, compression, among, _around_hosts(hosts))
+        yield from run(to_leaders(hosts), transport, (flat,), what=wire.what)
+        if transport.rank in leaders:
+            state.moment = among
+            group = Members(transport, leaders, wire.what)
+            yield from unrolled(compression.exchange(flat, state, group), num_waits)
+            state.moment = moment
+        else:
+            # All ranks wait equally often, so that what follows is issued in the same order everywhere.
+            yield from idle(num_waits)
+        yield from run(from_leaders(hosts), transport, (flat,), what=wire.what)
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """All rounds of the compressor."""
-        return sum(round_sent(round, moment.world_size) for round in compression.rounds(bucket, moment))
+        """All rounds of the compressor, and plain values inside hosts where only what is between them is compressed.
+
+        Before attaching nobody knows who shares a host: hierarchical is then priced with equally many ranks on each,
+        or, if it compresses between hosts, with one.
+        """
+        if not self.compresses_sums():
+            chosen = self._chosen(moment)
+            return sum(_sent(round, moment, chosen) for round in compression.rounds(bucket, moment))
+        hosts = self._known_hosts(moment)
+        inside = [price(part(hosts), bucket.nbytes).sent_bytes[moment.rank] for part in (to_leaders, from_leaders)]
+        if moment.rank not in [host[0] for host in hosts]:
+            return sum(inside)
+        among = self._among_leaders(moment)
+        rounds = compression.rounds(bucket, among)
+        return sum(inside) + sum(_sent(round, among, _around_hosts(hosts)) for round in rounds)
+
+    def halves_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+        """All rounds of the compressor, which are sums."""
+        rounds, chosen = compression.rounds(bucket, moment), self._chosen(moment)
+        return sum(
+            sum(halves_sent(size, moment.world_size) for size in round.sizes)
+            if chosen(sum(round.sizes)) is None
+            else _sent(round, moment, chosen)
+            for round in rounds
+        )
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """As often as the compressor."""
-        return compression.num_waits(bucket, moment)
+        """As often as the compressor, but once for each step of a sum."""
+        if not self.compresses_sums():
+            return _num_waits(bucket, compression, moment, self._chosen(moment))
+        hosts = self._known_hosts(moment)
+        inside = to_leaders(hosts).num_steps + from_leaders(hosts).num_steps
+        return inside + _num_waits(bucket, compression, self._among_leaders(moment), _around_hosts(hosts))
+
+    def _chosen(self, moment: Moment) -> Chosen:
+        """How sums are formed."""
+        hosts = self._known_hosts(moment)
+        if self.algorithm == NATIVE or (self.algorithm == "hierarchical" and not self.hosts):
+            return lambda nbytes: None  # with equally many ranks on each host, hierarchical sends as much
+        if self.algorithm == "auto":
+            return lambda nbytes: None if (found := fastest(self.costs, nbytes)) == NATIVE else ALGORITHMS[found](hosts)
+        return lambda nbytes: ALGORITHMS[self.algorithm](hosts)
+
+    def _known_hosts(self, moment: Moment) -> Hosts:
+        return self.hosts or hosts_alone(moment.world_size)
+
+    def _among_leaders(self, moment: Moment) -> Moment:
+        """The moment as the first rank of this rank's host sees it among those of all hosts."""
+        hosts = self._known_hosts(moment)
+        place = next(number for number, host in enumerate(hosts) if moment.rank in host)
+        return replace(moment, rank=place, world_size=len(hosts))
+
+
+def _around_hosts(hosts: Hosts) -> Chosen:
+    """Sums among one rank of each host go around a ring."""
+    return lambda nbytes: ring(len(hosts))
+
+
+def _unfit(algorithm: str, hosts: Hosts) -> str | None:
+    """Why an algorithm would be another one on these hosts, if it would."""
+    world_size = sum(map(len, hosts))
+    if algorithm == "hierarchical" and len(hosts) == 1:
+        return f"all {world_size} ranks are on one host"
+    if algorithm == "hierarchical" and len(hosts) == world_size:
+        return f"each of the {world_size} ranks has a host to itself"
+    if algorithm == "torus2d" and grid(world_size)[0] == 1:
+        return f"{world_size} is a prime, and {world_size} ranks make no grid but a ring"
+    return None
+
+
+def sensible(hosts: Hosts) -> list[str]:
+    """The algorithms that differ from each other on these hosts."""
+    world_size = sum(map(len, hosts))
+    if world_size < 3:
+        return ["ring", "tree"] if world_size == 2 else []
+    return [algorithm for algorithm in ALGORITHMS if _unfit(algorithm, hosts) is None]
+
+
+def _num_waits(bucket: Bucket, compression: Codec, moment: Moment, chosen: Chosen) -> int:
+    """Waits of an exchange that waits once for each step of a sum.
+
+    Several rounds may share a wait; then it lasts as long as the longest. What is not known is which: so at most this.
+    """
+    num_waits = compression.num_waits(bucket, moment)
+    sums = (sum(round.sizes) for round in compression.rounds(bucket, moment) if round.kind == "sum")
+    steps = [collective.num_steps if (collective := chosen(nbytes)) is not None else 1 for nbytes in sums]
+    longest = sorted((max(1, count) for count in steps), reverse=True)[:num_waits]
+    return num_waits - len(longest) + sum(longest)
+
+
+def _sent(round: Round, moment: Moment, chosen: Chosen) -> int:
+    """Bytes this rank sends for `round`."""
+    collective = chosen(sum(round.sizes)) if round.kind == "sum" and moment.world_size > 1 else None
+    if collective is None:
+        return round_sent(round, moment.world_size)
+    return sum(price(collective, size).sent_bytes[moment.rank] for size in round.sizes)
 
 
 def round_sent(round: Round, world_size: int) -> int:
@@ -64,12 +233,21 @@ def round_sent(round: Round, world_size: int) -> int:
     return sum(_PRICES[round.kind](size, world_size) for size in round.sizes) if world_size > 1 else 0
 
 
-class Everyone:
-    """All ranks of a transport, as a Group."""
+def _native(nbytes: int) -> None:
+    """The backend's own, whatever the size."""
 
-    def __init__(self, transport: Transport, what: str) -> None:
+
+class Everyone:
+    """All ranks of a transport, as a Group.
+
+    halves: `summed` makes two rounds, of which the second can wait.
+    """
+
+    def __init__(self, transport: Transport, what: str, chosen: Chosen = _native, *, halves: bool = False) -> None:
         self._transport = transport
         self._what = what
+        self._chosen = chosen
+        self._halves = halves
 
     @property
     def size(self) -> int:
@@ -83,8 +261,23 @@ class Everyone:
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
         """See Group."""
+        collective = self._chosen(sum(tensor.nbytes for tensor in tensors))
+        if collective is not None:
+            return WholeExchange(run(collective, self._transport, tensors, what=self._what))
         works = [self._transport.all_reduce(tensor, what=self._what) for tensor in tensors]
         return works[0] if len(works) == 1 else AllWork(works)
+
+    def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
+        """See Group."""
+        collective = self._chosen(sum(tensor.nbytes for tensor in tensors))
+        if not self._halves:
+            yield self.sum(tensors)
+        elif collective is None:
+            yield from Halves(self._transport, self, self._what).summed(tensors)
+        else:
+            first, second = halves_of(collective)
+            yield WholeExchange(run(first, self._transport, tensors, what=self._what))
+            yield from run(second, self._transport, tensors, what=self._what)
 
     def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
         """See Group."""

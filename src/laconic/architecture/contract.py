@@ -79,12 +79,24 @@ class Architecture(Method):
     compensates: ClassVar[bool] = False
     """Makes up for what compression loses by itself, so it takes any compressor that can be read alone, and none that
     keeps a residual of its own."""
+    follows_steps: ClassVar[bool] = False
+    """What the optimizer does to parameters must be corrected after every step."""
     fields: ClassVar[Mapping[str, Resize]] = {}
     """What it remembers per element, and what becomes of that when the number of workers changes."""
+    weights: ClassVar[str | None] = None
+    """The field that says how much a replica counts in the mean which mixing preserves; None: all count the same."""
 
     def meets_the_same(self) -> bool:
         """Whether neighbours are the same in every round."""
         return True
+
+    def forms_sums(self) -> bool:
+        """Whether it has its own way to form sums, which is of no use where nothing is summed."""
+        return False
+
+    def compresses_sums(self) -> bool:
+        """Whether contributions of several ranks are added up before they are compressed."""
+        return False
 
     def neighbours(self, moment: Moment) -> Neighbourhood:
         """Whom this rank talks to, if only to some."""
@@ -101,6 +113,9 @@ class Architecture(Method):
     def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
         """Add what is remembered about a bucket; `parameters` are the values all replicas start from."""
 
+    def follow_step(self, state: BucketState, parameters: torch.Tensor) -> None:
+        """Correct `parameters`, as the optimizer has left them; called where `follows_steps`, with no round open."""
+
     def exchange(
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
@@ -113,6 +128,10 @@ class Architecture(Method):
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """Payload bytes one rank sends for one exchange of `bucket`, without running it."""
         raise NotImplementedError
+
+    def halves_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+        """The same where sums are formed in two rounds."""
+        return self.sent_bytes(bucket, compression, moment)
 
     def pairwise_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """Payload bytes one rank sends for `bucket` per step when pairs average without a barrier, at most on average.

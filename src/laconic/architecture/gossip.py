@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
-from laconic.architecture.topologies import TOPOLOGIES, Neighbourhood, Topology
+from laconic.architecture.topologies import TOPOLOGIES, Neighbourhood, Topology, check_seed
 from laconic.core.exchange import Exchange, Wire
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
@@ -39,6 +39,10 @@ class Gossip(Architecture):
     drawn anew."""
     seed: int = count(0, at_most=2**31 - 1)
     """Of what is drawn."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_seed(f"{self.axis}.{self.name}", self.topology, self.seed)
 
     def graph(self) -> Topology:
         """The topology itself."""

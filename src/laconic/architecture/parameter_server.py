@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from laconic.core.payload import Payload
 from laconic.core.plan import Bucket, Plan
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
-from laconic.core.transport import Work
+from laconic.core.transport import DoneWork, Work
 from laconic.errors import InvalidSetting
 from laconic.settings import count, hosts
 
@@ -63,10 +63,8 @@ class ParameterServer(Architecture):
 
     def cut(self, plan: Plan, world_size: int) -> Plan:
         """Buckets in as many pieces as there are servers, between tensors, of about the same number of bytes."""
-        return Plan(
-            tuple(piece for bucket in plan.buckets for piece in _pieces(bucket, self.num_servers(world_size))),
-            plan.launch,
-        )
+        cut = tuple(piece for bucket in plan.buckets for piece in _pieces(bucket, self.num_servers(world_size)))
+        return replace(plan, buckets=cut)
 
     def owners(self, buckets: list[Bucket], world_size: int) -> list[int]:
         """The server of each bucket: in order, the one that has least."""
@@ -90,6 +88,8 @@ class ParameterServer(Architecture):
         if own is not None:
             compression.decode(payload, own, state)
         answer = wire.servers.reduce(wire.bucket, payload.tensors, decoded=True, moment=state.moment, what=wire.what)
+        if wire.halves:
+            yield DoneWork()  # what the server answers is taken later
         yield answer
         compression.back().decode(Payload(answer.tensors), flat, state)
 
@@ -125,6 +125,9 @@ class _AtServer:
         answer = self._servers.reduce(wire.bucket, tensors, decoded=False, moment=self._moment, what=wire.what)
         return _IntoPlace(answer, tensors)
 
+    def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
+        yield self.sum(tensors)
+
     def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
         raise AssertionError("refused by the rules of legality")
 
@@ -152,9 +155,10 @@ class _IntoPlace:
 
 
 def _pieces(bucket: Bucket, num_servers: int) -> list[Bucket]:
-    num_pieces = max(1, min(num_servers, bucket.nbytes // _SMALLEST_BYTES))
+    total_bytes = bucket.nbytes
+    num_pieces = max(1, min(num_servers, total_bytes // _SMALLEST_BYTES))
     groups: dict[int, list[TensorSpec]] = {}
     for tensor, end in zip(bucket.tensors, accumulate(tensor.nbytes for tensor in bucket.tensors), strict=True):
         middle = end - tensor.nbytes / 2
-        groups.setdefault(int(middle * num_pieces / max(1, bucket.nbytes)), []).append(tensor)
+        groups.setdefault(int(middle * num_pieces / max(1, total_bytes)), []).append(tensor)
     return [Bucket(tuple(group)) for group in groups.values()]

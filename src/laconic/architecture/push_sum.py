@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
-from laconic.architecture.topologies import TOPOLOGIES, Neighbourhood
+from laconic.architecture.topologies import TOPOLOGIES, Neighbourhood, check_seed
 from laconic.core.exchange import Exchange, Wire
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
@@ -17,7 +17,7 @@ from laconic.core.stateful import BucketState, Resize
 from laconic.settings import choice, count
 
 _WEIGHT = "push_sum.weight"
-_MIXED = "push_sum.mixed"
+_HELD = "push_sum.held"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,9 @@ class PushSum(Architecture):
 
     name: ClassVar[str] = "push_sum"
     scope: ClassVar[Scope] = "neighbours"
-    fields: ClassVar[Mapping[str, Resize]] = {_WEIGHT: "reset", _MIXED: "reset"}
+    fields: ClassVar[Mapping[str, Resize]] = {_WEIGHT: "reset", _HELD: "reset"}
+    follows_steps: ClassVar[bool] = True
+    weights: ClassVar[str | None] = _WEIGHT
 
     topology: str = choice("one_peer_exponential", "exponential", "ring", "random_targets")
     """Who pushes to whom: one of those 1, 2, 4, ... places on in turn, all of these, both that stand next to it, one
@@ -42,28 +44,37 @@ class PushSum(Architecture):
     seed: int = count(0, at_most=2**31 - 1)
     """Of what is drawn."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_seed(f"{self.axis}.{self.name}", self.topology, self.seed)
+
     def neighbours(self, moment: Moment) -> Neighbourhood:
         """Whom this rank talks to."""
         return TOPOLOGIES[self.topology].neighbourhood(moment.rank, moment.world_size, moment.round, self.seed)
 
     def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
-        """A weight of one, and the parameters as last mixed."""
-        state.flat[_MIXED] = parameters.clone()
+        """A weight of one, and z as it is now."""
+        state.flat[_HELD] = parameters.clone()
         # One number for all elements, kept per parameter because that is how state is saved.
         state.whole[_WEIGHT] = {
             tensor.name: torch.ones(1, dtype=torch.float64, device=parameters.device) for tensor in state.bucket.tensors
         }
 
+    def follow_step(self, state: BucketState, parameters: torch.Tensor) -> None:
+        """The optimizer has moved z as it should have moved x = w z: make that z + (what it has moved) / w."""
+        held, weight = state.flat[_HELD], next(iter(state.whole[_WEIGHT].values()))
+        parameters.sub_(held).div_(weight.to(parameters.dtype)).add_(held)
+        held.copy_(parameters)
+
     def exchange(
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
         """Push parts of x and w; z takes the place of the parameters."""
-        around, weights, mixed = self.neighbours(state.moment), state.whole[_WEIGHT], state.flat[_MIXED]
+        around, weights = self.neighbours(state.moment), state.whole[_WEIGHT]
         weight = next(iter(weights.values()))
         part = 1.0 / (1 + len(around.sends))
-        # The optimizer has moved z by what it should have moved x by: x = w z_mixed + (z - z_mixed).
-        flat.add_(mixed * (weight.to(flat.dtype) - 1)).mul_(part)
         pushed = weight * part
+        flat.mul_(pushed.to(flat.dtype))
         received = {peer: (torch.empty_like(flat), torch.empty_like(pushed)) for peer in around.receives}
         yield wire.transport.send_receive(
             [(peer, tensor) for peer in around.sends for tensor in (flat, pushed)],
@@ -75,7 +86,7 @@ class PushSum(Architecture):
             total += values
             total_weight += share
         torch.div(total, total_weight.to(total.dtype), out=flat)
-        mixed.copy_(flat)
+        state.flat[_HELD].copy_(flat)
         for old in weights.values():
             old.copy_(total_weight)
 

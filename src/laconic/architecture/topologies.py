@@ -7,6 +7,7 @@ to one, and the mean over all replicas stays what it was.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import lru_cache
 
 import torch
 
-from laconic.errors import LaconicError
+from laconic.errors import InvalidSetting, LaconicError
 
 _TOLERANCE = 1e-9
 
@@ -47,6 +48,8 @@ class Topology:
     """Every replica hears as many as it talks to."""
     targets: Callable[[int, int, int, int], set[int]]
     """(rank, world size, round, seed): the ranks that this rank sends to."""
+    draws: bool = False
+    """Who that is, is drawn from the seed."""
 
     def neighbourhood(self, rank: int, world_size: int, round: int, seed: int) -> Neighbourhood:
         """Whom `rank` sends to and receives from in `round`."""
@@ -114,7 +117,9 @@ def _draws(world_size: int, round: int, seed: int) -> tuple[int, ...]:
 
 
 def _generator(round: int, seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed((seed << 32) + round)
+    # Mixed first: a generator on a CPU looks at 32 bits of its seed only.
+    mixed = hashlib.blake2b(f"{seed} {round}".encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(mixed, "big"))
 
 
 RING = Topology("ring", fixed=True, symmetric=True, balanced=True, targets=_ring)
@@ -123,8 +128,10 @@ EXPONENTIAL = Topology("exponential", fixed=True, symmetric=False, balanced=True
 ONE_PEER_EXPONENTIAL = Topology(
     "one_peer_exponential", fixed=False, symmetric=False, balanced=True, targets=_one_peer_exponential
 )
-RANDOM_PAIRS = Topology("random_pairs", fixed=False, symmetric=True, balanced=True, targets=_random_pair)
-RANDOM_TARGETS = Topology("random_targets", fixed=False, symmetric=False, balanced=False, targets=_random_target)
+RANDOM_PAIRS = Topology("random_pairs", fixed=False, symmetric=True, balanced=True, targets=_random_pair, draws=True)
+RANDOM_TARGETS = Topology(
+    "random_targets", fixed=False, symmetric=False, balanced=False, targets=_random_target, draws=True
+)
 
 TOPOLOGIES = {
     topology.name: topology
@@ -133,6 +140,15 @@ TOPOLOGIES = {
 """ring: the two next to it. torus: the four around it on a grid. exponential: those 1, 2, 4, ... places on.
 one_peer_exponential: one of these in turn. random_pairs: pairs drawn anew in every round. random_targets: each sends to
 one drawn anew in every round, whoever that one sends to."""
+
+
+def check_seed(where: str, topology: str, seed: int) -> None:
+    """Raise InvalidSetting if `seed` is set for a topology that draws nothing."""
+    if seed and not TOPOLOGIES[topology].draws:
+        raise InvalidSetting(
+            f"{where}: seed={seed} has no effect with topology={topology}, which draws nothing. Leave it out, or use a "
+            "topology whose name begins with random."
+        )
 
 
 def mixing_matrix(topology: Topology, world_size: int, round: int, seed: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """From the words typed after `laconic` to one command, and from any error to one line and an exit code.
 
     0    done
+    1    done, and what was checked does not hold (`laconic verify`)
     2    a LaconicError or a wrong option: one line on stderr, "laconic: error: ..."
     130  interrupted from the keyboard
     141  the reader of our output went away (`laconic list | head -1`)
@@ -43,10 +44,12 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("list", "every method and preset, with its settings", "laconic.cli.list"),
     Command("explain", "what a strategy does, and the bytes it sends per step", "laconic.cli.explain"),
+    Command("verify", "real steps that check what a strategy promises", "laconic.cli.verify"),
     Command("compare", "torch DDP and strategies side by side, training behind slow links", "laconic.cli.compare"),
     Command("report", "one offline HTML page from the folders of one or more runs", "laconic.cli.report"),
     Command("replay", "a known workload with slept compute and real communication", "laconic.cli.replay"),
     Command("lab", "run a script on virtual hosts behind real, shaped links", "laconic.cli.lab"),
+    Command("serve", "a parameter server on this host, for workers elsewhere", "laconic.cli.serve"),
     Command("doctor", "what this machine has, what it lacks, what to do about it", "laconic.cli.doctor"),
 )
 """Every command, in the order in which `laconic` shows them."""
@@ -175,7 +178,7 @@ def _in_one_line(complaint: str, command: Command) -> str:
 def _unknown(module: CommandModule, command: Command, word: str) -> UsageError:
     fields = dataclasses.fields(module.Arguments)
     if not word.startswith("-"):
-        takes_text = any(field.default is dataclasses.MISSING for field in fields)
+        takes_text = any("Positional" in str(field.type) for field in fields)
         advice = " Put a strategy that contains spaces in quotes." if takes_text else ""
         return UsageError(f'{command.name}: "{one_line(word, 40)}" is one argument too many.{advice}')
     known = [f"--{field.name.replace('_', '-')}" for field in fields if field.default is not dataclasses.MISSING]

@@ -7,13 +7,15 @@ With --json, one stable document:
                       "unbiased": bool, "wants_error_feedback": bool,     compression only, null for wrappers
                       "ratio": float,                                     likewise: times fewer bytes than fp32
                       "exact": bool,                                      likewise: false if that is the least
+                      "loss_gap": float,                                  likewise: 0.02 is 2% above; null: not measured
                       "settings": [{"name": str, "kind": str, "default": value,
                                     "allowed": str, "help": str}]}]},
      "presets": [{"name": str, "strategy": str, "what": str}]}
 
 AXIS is synchronization, architecture, compression, scheduling, in this order. A default is in the base unit (bytes,
 seconds), so a number stays a number; a default that is a method is its text. A ratio is computed from the method's own
-formulas with its defaults, for the tensors of GPT-2 and four workers, against a plain fp32 all-reduce.
+formulas with its defaults, for the tensors of GPT-2 and four workers, against a plain fp32 all-reduce. A loss gap
+is what docs/results/convergence.md prints for text: how far the loss ends above that without compression.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from laconic.workload import workload
 
 _MODEL = "gpt2"
 _WORKERS = 4
+_NEAR = 0.02
+"""A loss this far above the uncompressed one is as good as that; beyond it, the list says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,7 @@ def _method_as_json(method: type[Method]) -> dict[str, object]:
         entry["wants_error_feedback"] = compressor and compressor.wants_error_feedback
         entry["ratio"] = compressor and _ratio(compressor)
         entry["exact"] = compressor and compressor.exact()
+        entry["loss_gap"] = compressor and compressor.loss_gap
     entry["settings"] = [
         {
             "name": key,
@@ -97,6 +102,9 @@ def _axis_as_text(axis: str) -> Group:
             summary.append("\nA wrapper: write it after another method and a +.", style="dim")
         elif issubclass(method, Compressor):
             summary.append(f"\n{_properties(method())}", style="dim")
+            if method.loss_gap is not None and method.loss_gap > _NEAR:
+                figure = f"{method.loss_gap:+.1%}"
+                summary.append(f"\nLoss {figure} beside no compression: docs/results/convergence.md.", style="dim")
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
         settings = {
             f"{key}={setting.show(defaults[key])}": ("one of: " if setting.kind == "choice" else "") + setting.allowed()

@@ -12,9 +12,11 @@ from typing import Annotated, Literal
 import tyro
 
 from laconic.cli.compare import hold, read_networks, read_strategies, refuse_beside
+from laconic.errors import UsageError
 from laconic.experiments import config_file
 from laconic.experiments.comparison import DEFAULT_STRATEGIES, Comparison
 from laconic.experiments.tasks import TaskConfig
+from laconic.strategy import SEVEN
 from laconic.units import parse_quantity
 
 
@@ -29,6 +31,8 @@ class Arguments:
     """resnet50, bert-base, gpt2, or a JSON file (docs/workloads.md)."""
     strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="STRATEGY")] = ()
     """A preset or strategy text; repeat for several. Left out: one of each kind."""
+    preset: Literal["seven"] | None = None
+    """seven: the seven lossless methods of the quantitative survey, instead of --strategy."""
     strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A file with one strategy per line; empty lines and what follows a # are left out."""
     hosts: int = 4
@@ -62,6 +66,8 @@ def _comparison(arguments: Arguments) -> Comparison:
     if arguments.config is not None:
         refuse_beside(arguments, "config", Arguments(), but=("out", "json"))
         return config_file.load(arguments.config, "replay")
+    if arguments.preset is not None and (arguments.strategy or arguments.strategies):
+        raise UsageError("replay: give --preset or strategies of your own, not both.")
     hosts, networks = read_networks(arguments.cluster, arguments.hosts, arguments.bandwidth, ("1gbit",))
     path = Path(arguments.workload)
     return Comparison(
@@ -71,7 +77,9 @@ def _comparison(arguments: Arguments) -> Comparison:
             data=str(path.resolve()) if path.is_file() else arguments.workload,
             compute_s=None if arguments.compute is None else parse_quantity(arguments.compute, "time", "--compute"),
         ),
-        strategies=read_strategies(arguments.strategy, arguments.strategies, DEFAULT_STRATEGIES),
+        strategies=SEVEN
+        if arguments.preset == "seven"
+        else read_strategies(arguments.strategy, arguments.strategies, DEFAULT_STRATEGIES),
         hosts=hosts,
         networks=networks,
         links=arguments.links,

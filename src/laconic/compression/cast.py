@@ -61,6 +61,7 @@ class Fp16(Cast):
     """
 
     name: ClassVar[str] = "fp16"
+    loss_gap: ClassVar[float | None] = 0.007
     wire_dtype: ClassVar[torch.dtype] = torch.float16
 
 
@@ -72,4 +73,5 @@ class Bf16(Cast):
     """
 
     name: ClassVar[str] = "bf16"
+    loss_gap: ClassVar[float | None] = -0.003
     wire_dtype: ClassVar[torch.dtype] = torch.bfloat16

@@ -41,6 +41,11 @@ class Compressor(Method):
     keeps_scale: ClassVar[bool] = True
     """What arrives is as large as what was sent; else it is only a direction, which an optimizer can follow but by
     which no parameter can be moved."""
+    loss_gap: ClassVar[float | None] = None
+    """By which share the tiny GPT's loss ends above the uncompressed one, with defaults and error feedback where it is
+    wanted, as docs/results/convergence.md prints it; None: not measured, or nothing is lost."""
+    sees_shapes: ClassVar[bool] = False
+    """What it does to a tensor depends on more than its elements, so pieces of one would not do."""
     accumulates: ClassVar[bool] = False
     """What it sends is built up from earlier inputs too, so input minus what was sent is not what was lost."""
     on_resize: ClassVar[Mapping[str, Resize]] = {}
@@ -74,7 +79,7 @@ class Compressor(Method):
         payload = self.encode(flat, state)
         if own is not None:
             self.decode(payload, own, state)
-        yield group.sum(payload.tensors)
+        yield from group.summed(payload.tensors)
         self.decode(payload, flat, state)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
@@ -92,6 +97,10 @@ class Compressor(Method):
     def sums_only(self) -> bool:
         """Whether every round of an exchange is a sum, if payloads cannot be read alone."""
         return False
+
+    def adds_up(self) -> bool:
+        """Whether payloads can simply be added up: one sum, which may be formed in two rounds."""
+        return True
 
     def back(self) -> Compressor:
         """How whoever has added up what workers sent sends the sum back: as this does, without what only workers do."""
@@ -122,7 +131,7 @@ def uncompressed(flat: torch.Tensor, group: Group, own: torch.Tensor | None = No
     """Replace `flat` by its sum over the group, sent as it is."""
     if own is not None:
         own.copy_(flat)
-    yield group.sum((flat,))
+    yield from group.summed((flat,))
 
 
 def uncompressed_rounds(bucket: Bucket) -> tuple[Round, ...]:
@@ -164,6 +173,10 @@ class Packed(Compressor):
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Unpack them."""
         self.unpack(payload.tensors[0], out, state)
+
+    def adds_up(self) -> bool:
+        """Never: they must be unpacked first."""
+        return False
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """The packed bytes."""
@@ -282,6 +295,10 @@ class Wrapper(Compressor):
     def sums_only(self) -> bool:
         """If the inner compressor's are."""
         return self.inner.sums_only()
+
+    def adds_up(self) -> bool:
+        """If the inner compressor's do."""
+        return self.inner.adds_up()
 
     def back(self) -> Compressor:
         """Around what the inner compressor sends back, if that loses something."""

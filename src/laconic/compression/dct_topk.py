@@ -29,6 +29,7 @@ class DctTopK(Sparse):
     """
 
     name: ClassVar[str] = "dct_topk"
+    loss_gap: ClassVar[float | None] = 0.141
 
     density: float = share(0.05)
     """Share of the coefficients of each chunk that is sent; at least one of each."""

@@ -41,6 +41,7 @@ class Dgc(Compressor):
     """
 
     name: ClassVar[str] = "dgc"
+    loss_gap: ClassVar[float | None] = 0.119
     keeps_residual: ClassVar[bool] = True
     accumulates: ClassVar[bool] = True
     # Gradients come scaled by 1/n, so both add up to those of the mean gradient, whoever holds which part.
@@ -69,6 +70,10 @@ class Dgc(Compressor):
         if step >= self.warmup_steps:
             return self.density
         return max(self.density, 0.25 ** (1 + step * _STAGES // self.warmup_steps))
+
+    def adds_up(self) -> bool:
+        """Never: everybody sends something else."""
+        return False
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """One gather, of less and less during warm-up."""

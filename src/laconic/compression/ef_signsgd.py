@@ -21,6 +21,7 @@ class EfSignSgd(Quantizer):
     """
 
     name: ClassVar[str] = "ef_signsgd"
+    loss_gap: ClassVar[float | None] = 0.176
     wants_error_feedback: ClassVar[bool] = True
     encoder: ClassVar[str] = "scaled_sign"
     decoder: ClassVar[str] = "sign"

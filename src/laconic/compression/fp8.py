@@ -21,6 +21,7 @@ class Fp8(Quantizer):
     """
 
     name: ClassVar[str] = "fp8"
+    loss_gap: ClassVar[float | None] = 0.004
     encoder: ClassVar[str] = "fp8"
     decoder: ClassVar[str] = "fp8"
 

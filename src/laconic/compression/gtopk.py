@@ -35,6 +35,7 @@ class GTopK(Compressor):
     """
 
     name: ClassVar[str] = "gtopk"
+    loss_gap: ClassVar[float | None] = 0.234
     wants_error_feedback: ClassVar[bool] = True
 
     density: float = share(0.01)
@@ -43,6 +44,10 @@ class GTopK(Compressor):
     """How the places of the entries are coded; auto takes what needs the fewest bytes."""
 
     def alone(self) -> bool:
+        """Never: pairs merge what they have."""
+        return False
+
+    def adds_up(self) -> bool:
         """Never: pairs merge what they have."""
         return False
 

@@ -44,6 +44,7 @@ class Int8(Integer):
     """
 
     name: ClassVar[str] = "int8"
+    loss_gap: ClassVar[float | None] = -0.009
     largest: ClassVar[int] = 127
 
     @property
@@ -62,6 +63,7 @@ class Int4(Integer):
     """
 
     name: ClassVar[str] = "int4"
+    loss_gap: ClassVar[float | None] = 0.021
     largest: ClassVar[int] = 7
 
     @property

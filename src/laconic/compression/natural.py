@@ -23,6 +23,7 @@ class Natural(Quantizer):
     """
 
     name: ClassVar[str] = "natural"
+    loss_gap: ClassVar[float | None] = 0.014
     unbiased: ClassVar[bool] = True
     encoder: ClassVar[str] = "natural"
     decoder: ClassVar[str] = "natural"

@@ -21,6 +21,7 @@ class OneBit(Quantizer):
     """
 
     name: ClassVar[str] = "onebit"
+    loss_gap: ClassVar[float | None] = 0.177
     wants_error_feedback: ClassVar[bool] = True
     encoder: ClassVar[str] = "onebit"
     decoder: ClassVar[str] = "onebit"

@@ -31,6 +31,7 @@ class PerLayer(Wrapper):
     """
 
     name: ClassVar[str] = "per_layer"
+    sees_shapes: ClassVar[bool] = True
     needs_loss: ClassVar[bool] = True
 
     skip: str = pattern("")

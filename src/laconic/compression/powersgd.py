@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
+from laconic.compression.kernels.lowrank import orthonormal, product, times_left, times_right
 from laconic.compression.wire.seeds import base_seed, mix_tensor, uniform
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
@@ -21,8 +22,6 @@ from laconic.errors import AttachError
 from laconic.settings import count
 
 _Q = "powersgd.q"
-_SHIFT = 2.0**-49
-"""A few roundings of float64: what keeps a Gram matrix of dependent columns positive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,8 @@ class PowerSgd(Compressor):
     """
 
     name: ClassVar[str] = "powersgd"
+    loss_gap: ClassVar[float | None] = 0.094
+    sees_shapes: ClassVar[bool] = True
     wants_error_feedback: ClassVar[bool] = True
     # Q comes out of a sum over all ranks.
     on_resize: ClassVar[Mapping[str, Resize]] = {_Q: "copy"}
@@ -78,6 +79,10 @@ class PowerSgd(Compressor):
         """Always."""
         return True
 
+    def adds_up(self) -> bool:
+        """Never: the second round depends on the first."""
+        return False
+
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """A sum of all P and of what is sent as it is, then a sum of all Q."""
         layout, size = _layout(bucket, self.rank), _computed_in(bucket).itemsize
@@ -93,7 +98,7 @@ class PowerSgd(Compressor):
         first, second = wide.new_empty(layout.first_numel), wide.new_empty(layout.second_numel)
         _copy_all([(first[sent], wide[place]) for place, sent in layout.plain])
         for matrix in layout.matrices:
-            torch.mm(matrix.values(wide), state.whole[_Q][matrix.name].t(), out=matrix.p(first))
+            times_right(matrix.values(wide), state.whole[_Q][matrix.name], matrix.p(first))
         yield group.sum((first,))
 
         if own is not None:
@@ -105,7 +110,7 @@ class PowerSgd(Compressor):
             columns = first[tall].view(-1, rows, self.rank)
             columns.copy_(orthonormal(columns, self._noise(state, rows, first)))
         for matrix in layout.matrices:
-            torch.mm(matrix.p(first).t(), matrix.values(wide), out=matrix.q(second))
+            times_left(matrix.values(wide), matrix.p(first), matrix.q(second))
         alone = second.clone() if own is not None else second
         work = group.sum((second,))
         if own is not None:
@@ -120,11 +125,7 @@ class PowerSgd(Compressor):
 
     def _decode(self, out: torch.Tensor, layout: _Layout, first: torch.Tensor, second: torch.Tensor) -> None:
         for matrix in layout.matrices:
-            values, p, q = matrix.values(out), matrix.p(first), matrix.q(second)
-            if out.dtype == first.dtype:
-                torch.mm(p, q, out=values)
-            else:
-                values.copy_(p @ q)
+            product(matrix.p(first), matrix.q(second), matrix.values(out))
 
     def _noise(self, state: BucketState, rows: int, like: torch.Tensor) -> torch.Tensor:
         key = ("powersgd.noise", rows)
@@ -230,31 +231,3 @@ def _random(seed: int, shape: tuple[int, int], dtype: torch.dtype, device: torch
     """Numbers in [-1/2, 1/2) that depend on the seed and the place alone: no generator, no device, no rank."""
     places = torch.arange(shape[0] * shape[1], device=device)
     return (uniform(mix_tensor(places + mix_tensor(torch.tensor(seed, device=device)))) - 0.5).to(dtype).view(shape)
-
-
-def orthonormal(columns: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis that spans the columns of each matrix of a batch, with a full number of vectors.
-
-        X = columns / |columns| + eps noise;   twice:  L L^T = X^T X + shift,  X = X L^-T
-
-    The noise, no larger than the rounding of `columns`, takes the place of what dependent columns lack; without it a
-    direction that is lost once (a zero gradient) would be lost for ever. In float64 the Gram matrix of float32 columns
-    has digits to spare, and what rounding may differ by between machines is gone when the result is float32 again, so
-    replicas agree. A few operations on all matrices at once, where QR on a GPU takes one matrix after the other.
-
-    Reference: Fukaya et al. 2020, arXiv:1809.11085 (shifted Cholesky QR).
-    """
-    wide = columns.double()
-    size = torch.linalg.vector_norm(wide, dim=(-2, -1), keepdim=True)
-    wide = wide / torch.where(size > 0, size, 1.0) + torch.finfo(columns.dtype).eps / noise.numel() ** 0.5 * noise
-    if columns.dtype == torch.float64:
-        # No digits to spare: by reflections, however long they take.
-        return torch.linalg.qr(wide).Q
-    unit = torch.eye(columns.shape[-1], dtype=torch.float64, device=columns.device)
-    for _ in range(2):
-        gram = wide.mT @ wide
-        diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        diagonal += _SHIFT * diagonal.sum(-1, keepdim=True)
-        factor, _ = torch.linalg.cholesky_ex(gram)
-        wide = wide @ torch.linalg.solve_triangular(factor, unit, upper=False).mT
-    return wide.to(columns.dtype)

@@ -23,6 +23,7 @@ class Qsgd(Quantizer):
     """
 
     name: ClassVar[str] = "qsgd"
+    loss_gap: ClassVar[float | None] = 0.008
     unbiased: ClassVar[bool] = True
     encoder: ClassVar[str] = "qsgd"
     decoder: ClassVar[str] = "levels"

@@ -33,6 +33,7 @@ class RandomK(Compressor):
     """
 
     name: ClassVar[str] = "randomk"
+    loss_gap: ClassVar[float | None] = 0.343
     wants_error_feedback: ClassVar[bool] = True
 
     density: float = share(0.01)

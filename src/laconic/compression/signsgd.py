@@ -26,6 +26,7 @@ class SignSgd(Quantizer):
     """
 
     name: ClassVar[str] = "signsgd"
+    loss_gap: ClassVar[float | None] = 0.032
     keeps_scale: ClassVar[bool] = False
     encoder: ClassVar[str] = "sign"
     decoder: ClassVar[str] = "sign"

@@ -23,6 +23,7 @@ class TernGrad(Quantizer):
     """
 
     name: ClassVar[str] = "terngrad"
+    loss_gap: ClassVar[float | None] = 0.018
     encoder: ClassVar[str] = "terngrad"
     decoder: ClassVar[str] = "levels"
 

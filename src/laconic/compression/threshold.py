@@ -31,6 +31,7 @@ class Threshold(Compressor):
     """
 
     name: ClassVar[str] = "threshold"
+    loss_gap: ClassVar[float | None] = 0.107
     wants_error_feedback: ClassVar[bool] = True
 
     tau: float = number(1e-3, above=0.0)
@@ -44,6 +45,10 @@ class Threshold(Compressor):
 
     def alone(self) -> bool:
         """Never: how long a payload is must be told first."""
+        return False
+
+    def adds_up(self) -> bool:
+        """Never: everybody sends something else."""
         return False
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:

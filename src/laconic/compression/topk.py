@@ -23,6 +23,7 @@ class TopK(Sparse):
     """
 
     name: ClassVar[str] = "topk"
+    loss_gap: ClassVar[float | None] = 0.188
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest magnitudes of each tensor."""

@@ -10,12 +10,13 @@ error that shows both calls, instead of the hang or the mixed-up data a real net
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
+from laconic.core.hosts import Hosts, checked_hosts
 from laconic.core.transport import (
     DoneWork,
     Purpose,
@@ -35,16 +36,24 @@ _SLICE_S = 0.05
 
 
 class InProcessCluster:
-    """A fixed number of ranks in this process."""
+    """A fixed number of ranks in this process.
 
-    def __init__(self, world_size: int, *, timeout_s: float = 30.0) -> None:
+    hosts: which ranks are to count as sharing a host, e.g. ((0, 1), (2, 3)); all of them if left out.
+    """
+
+    def __init__(self, world_size: int, *, hosts: Hosts | None = None, timeout_s: float = 30.0) -> None:
         if world_size < 1:
             raise LaconicError(f"world_size must be >= 1, got {world_size}.")
         self.world_size = world_size
+        self.hosts = checked_hosts((range(world_size),) if hosts is None else hosts, world_size)
         self.timeout_s = timeout_s
         self._lock = threading.Condition()
         self._meetings: dict[int, _Meeting] = {}
-        self._mail: defaultdict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
+        self._mail: dict[tuple[int, int, int], torch.Tensor] = {}
+        # Letters are numbered per pair of ranks where they are sent and where they are asked for, so that they meet in
+        # that order, whatever the order of waits.
+        self._num_sent: Counter[tuple[int, int]] = Counter()
+        self._num_asked: Counter[tuple[int, int]] = Counter()
         self._failure: tuple[int, str] | None = None
         self._status: dict[int, str] = {}
 
@@ -59,7 +68,8 @@ class InProcessCluster:
         """
         self._failure = None
         self._meetings.clear()
-        self._mail.clear()
+        for noted in (self._mail, self._num_sent, self._num_asked):
+            noted.clear()
         results: dict[int, Result] = {}
         errors: list[BaseException] = []
 
@@ -123,7 +133,10 @@ class _MeetingWork:
 
 class _ReceiveWork:
     def __init__(
-        self, transport: InProcessTransport, receives: Sequence[tuple[int, torch.Tensor]], operation: str
+        self,
+        transport: InProcessTransport,
+        receives: Sequence[tuple[tuple[int, int, int], torch.Tensor]],
+        operation: str,
     ) -> None:
         self._transport = transport
         self._receives = receives
@@ -131,10 +144,10 @@ class _ReceiveWork:
 
     def wait(self) -> None:
         cluster, rank = self._transport.cluster, self._transport.rank
-        for peer, tensor in self._receives:
-            waited_s = 0.0
+        for letter, tensor in self._receives:
+            waited_s, peer = 0.0, letter[0]
             with cluster._lock:
-                while not cluster._mail[peer, rank]:
+                while letter not in cluster._mail:
                     self._transport.check(self._operation)
                     if waited_s >= cluster.timeout_s:
                         raise CommunicationError(
@@ -142,7 +155,7 @@ class _ReceiveWork:
                         )
                     cluster._lock.wait(_SLICE_S)
                     waited_s += _SLICE_S
-                sent = cluster._mail[peer, rank].popleft()
+                sent = cluster._mail.pop(letter)
             if sent.shape != tensor.shape or sent.dtype != tensor.dtype:
                 raise CommunicationError(
                     f"{self._operation}: rank {peer} sent {tuple(sent.shape)} {sent.dtype}, "
@@ -152,10 +165,9 @@ class _ReceiveWork:
         self._receives = ()
 
     def done(self) -> bool:
-        # Only the first of several letters from one peer can be seen; `wait` is what takes them out.
-        cluster, rank = self._transport.cluster, self._transport.rank
+        cluster = self._transport.cluster
         with cluster._lock:
-            return all(cluster._mail[peer, rank] for peer, _ in self._receives)
+            return all(letter in cluster._mail for letter, _ in self._receives)
 
 
 class InProcessTransport:
@@ -165,6 +177,7 @@ class InProcessTransport:
         self.cluster = cluster
         self.rank = rank
         self.world_size = cluster.world_size
+        self.hosts = cluster.hosts
         self.traffic = Traffic()
         self.control_device = torch.device("cpu")
         self.description = f"{cluster.world_size} threads of one process"
@@ -293,14 +306,19 @@ class InProcessTransport:
         what: str = "",
     ) -> Work:
         """See Transport."""
-        operation = f"send_receive of {what or 'tensors'}"
-        with self.cluster._lock:
+        operation, cluster = f"send_receive of {what or 'tensors'}", self.cluster
+        with cluster._lock:
             for peer, tensor in sends:
                 self.traffic.count(purpose, "send_receive", tensor.nbytes)
                 # A copy, because a receiver may come long after the sender has gone on.
-                self.cluster._mail[self.rank, peer].append(tensor.clone())
-            self.cluster._lock.notify_all()
-        return _ReceiveWork(self, receives, operation)
+                cluster._mail[self.rank, peer, cluster._num_sent[self.rank, peer]] = tensor.clone()
+                cluster._num_sent[self.rank, peer] += 1
+            asked: list[tuple[tuple[int, int, int], torch.Tensor]] = []
+            for peer, tensor in receives:
+                asked.append(((peer, self.rank, cluster._num_asked[peer, self.rank]), tensor))
+                cluster._num_asked[peer, self.rank] += 1
+            cluster._lock.notify_all()
+        return _ReceiveWork(self, asked, operation)
 
     def acquire(self) -> None:
         """See Transport."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from laconic.core.clock import Clock, WallClock
+from laconic.core.hosts import Hosts
 from laconic.core.transport import DoneWork, Purpose, ReduceOp, Traffic, Transport, Work
 from laconic.errors import AttachError, CommunicationError, InvalidSetting, LaconicError
 from laconic.units import format_rate, human_bytes, parse_quantity
@@ -99,6 +100,11 @@ class PacedTransport:
     def description(self) -> str:
         """See Transport."""
         return f"{self.inner.description}, {self.link}"
+
+    @property
+    def hosts(self) -> Hosts:
+        """See Transport."""
+        return self.inner.hosts
 
     @property
     def control_device(self) -> torch.device:

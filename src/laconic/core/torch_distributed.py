@@ -218,8 +218,10 @@ class TorchTransport:
             return DoneWork()
 
         def issue(group: dist.ProcessGroup) -> Sequence[dist.Work]:
-            operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]
-            operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for peer, tensor in receives]
+            # Receives first: Gloo tells the sender that a receive is posted over the same socket, where that would
+            # queue behind a large send, and what two ranks swap would go one way after the other.
+            operations = [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for peer, tensor in receives]
+            operations += [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]
             return dist.batch_isend_irecv(operations)
 
         return self._start(

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from laconic.core.hosts import Hosts
 from laconic.errors import CommunicationError
 
 Purpose = Literal["payload", "buffers", "control"]
@@ -123,6 +124,11 @@ class Transport(Protocol):
         ...
 
     @property
+    def hosts(self) -> Hosts:
+        """Which ranks share a host; the same on every rank."""
+        ...
+
+    @property
     def control_device(self) -> torch.device:
         """Where small tensors must live for this transport to carry them."""
         ...
@@ -220,13 +226,13 @@ class AllWork:
     """Several operations as one."""
 
     def __init__(self, works: Sequence[Work]) -> None:
-        self._works = works
+        self.works = works
 
     def wait(self) -> None:
         """Wait for each in turn."""
-        for work in self._works:
+        for work in self.works:
             work.wait()
 
     def done(self) -> bool:
         """Whether all are done."""
-        return all(work.done() for work in self._works)
+        return all(work.done() for work in self.works)

@@ -113,6 +113,12 @@ class Comparison:
                 f'{self.kind}: "{strategy}" exchanges something every {rule.period} steps, so in {self.steps} steps it '
                 f"would show nothing. Give at least {2 * (rule.period + rule.delay)} steps, or a shorter period."
             )
+        settled = strategy.scheduling.settles_after
+        if self.steps is not None and self.steps <= settled and strategy.scheduling.defers:
+            raise UsageError(
+                f'{self.kind}: the schedule of "{strategy}" is found in its first {settled} steps. Give at least '
+                f"{2 * settled} steps."
+            )
 
     @property
     def contenders(self) -> tuple[str, ...]:

@@ -161,9 +161,12 @@ def _row(
     recording: Recording, baseline: Recording | None, links: Links, target_loss: float | None, equal_steps: int
 ) -> Row:
     timed = [event.duration_s for event in recording.iterations]
-    rests = _rests_between_rounds(recording.strategy)
-    # The first round compiles kernels and takes memory, whenever it comes.
-    warm = int(recording.turns[0].data["num_steps"] or 0) if rests and len(recording.turns) > 1 else WARM_STEPS
+    strategy = _strategy(recording.strategy)
+    rests = strategy is not None and strategy.synchronization.rounds_per_step() < 1
+    warm = WARM_STEPS if strategy is None else max(WARM_STEPS, strategy.scheduling.settles_after)
+    if rests and len(recording.turns) > 1:
+        # The first round compiles kernels and takes memory, whenever it comes.
+        warm = int(recording.turns[0].data["num_steps"] or 0)
     timed = timed[warm:] or timed
     low_s, step_s, high_s = statistics.quantiles(timed, n=4) if len(timed) > 1 else (timed[0],) * 3
     typical: Callable[[Sequence[float]], float] = statistics.median
@@ -201,14 +204,14 @@ def _row(
     )
 
 
-def _rests_between_rounds(strategy: str) -> bool:
-    """Whether most steps of a strategy exchange nothing."""
-    if strategy in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values()):
-        return False
+def _strategy(name: str) -> Strategy | None:
+    """The strategy of that text; None if it is torch's own or one that another version knew."""
+    if name in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values()):
+        return None
     try:
-        return Strategy.parse(strategy).synchronization.rounds_per_step() < 1
+        return Strategy.parse(name)
     except StrategyError:
-        return False  # written by another version, which knew other methods
+        return None
 
 
 def _predicted(recording: Recording) -> int | None:

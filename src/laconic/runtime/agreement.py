@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,8 @@ from laconic.errors import AttachError, one_line
 from laconic.runtime.job import Job
 
 _ADDRESS_BYTES = 256
+_LAST_WORDS_S = 2.0
+"""How long what a rank said before it ended may take to get here by way of the job's store."""
 
 
 def check_agreement(job: Job, *, init_sync: bool) -> None:
@@ -99,6 +102,14 @@ def _describe(tensor: torch.Tensor) -> str:
 def meet(transport: Transport, what: str) -> None:
     """Return when every rank has come here."""
     gather_bytes(transport, b"here", what)
+
+
+def raise_last_words(transport: Transport) -> None:
+    """Raise PeerLost if, within a moment, a rank turns out to have said why it has ended; call it where one is gone."""
+    deadline_s = time.monotonic() + _LAST_WORDS_S
+    while time.monotonic() < deadline_s:
+        transport.check()
+        time.sleep(0.1)
 
 
 def gather_addresses(transport: Transport, mine: Sequence[Address], total: int) -> list[Address]:

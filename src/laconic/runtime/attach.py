@@ -20,6 +20,7 @@ from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
 from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient, one_line
 from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
+from laconic.runtime.collective_costs import settle, what_was_settled
 from laconic.runtime.engine import Engine
 from laconic.runtime.job import Job
 from laconic.runtime.seams import optimizer_steps, plain
@@ -95,6 +96,7 @@ def attach(
         job = Job(model, parameters, optimizer, chosen, wire, engine, clock, events, stopwatch, unused)
         began_s = clock.now()
         _make_equal(job, init_sync)
+        job.strategy = chosen = settle(chosen, wire, clock, next(iter(parameters.values())).device)
         seam: Seam | None = None
         buffers: ModuleBuffers | None = None
         if wire.world_size > 1 or chosen.synchronization.acts_alone:
@@ -103,6 +105,7 @@ def attach(
             if chosen.exchanges_gradients() and not isinstance(model, DistributedDataParallel):
                 buffers = ModuleBuffers(job)
         about = {"strategy": str(chosen), "world_size": wire.world_size, "transport": wire.description}
+        about |= what_was_settled(chosen)
         if wire.rank == 0:
             _warn_of_losses(chosen)
         events.write(Event("attach", began_s, wire.rank, 0, clock.now() - began_s, {**about}))
@@ -161,6 +164,8 @@ def _make_fleet(job: Job) -> Fleet | None:
         return None
     fleet = Fleet(job, architecture)
     job.servers = fleet.client
+    if job.strategy.exchanges_gradients():
+        job.replan_servers = fleet.replan
     return fleet
 
 

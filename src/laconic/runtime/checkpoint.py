@@ -76,7 +76,7 @@ def unpack(
     for name, fields in expected.items():
         for field, tensor in fields.items():
             found = state.get(name, {}).get(field)
-            if found is None and saved.get("resize", {}).get(field) == "reset":
+            if found is None and saved.get("resize", {}).get(_kind(field)) == "reset":
                 continue  # redistribute() has taken it out
             if found is None or tuple(found.shape) != tuple(tensor.shape):
                 shape = "nothing" if found is None else tuple(found.shape)
@@ -84,7 +84,7 @@ def unpack(
                     f"the checkpoint holds {shape} for {field} of parameter {name}, this model needs "
                     f"{tuple(tensor.shape)}. Load a checkpoint of the same model."
                 )
-    unknown = [name for name in state if name not in expected]
+    unknown = [name for name in state if name not in names]
     if unknown:
         raise CheckpointError(f"the checkpoint holds state of parameter {unknown[0]}, which this model does not have.")
     order = list(saved["order"])
@@ -120,7 +120,7 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
     for rank, state in sorted(by_rank.items()):
         for name, fields in state.items():
             for field, tensor in fields.items():
-                if resize.get(field, "sum") == "sum":
+                if resize.get(_kind(field), "sum") == "sum":
                     total = merged[rank % world_size][name][field]
                     total += tensor.to(total.device)
     common = (first["strategy"], world_size, first["step"], list(first["order"]), resize)
@@ -131,12 +131,17 @@ def _start(state: ParameterState, resize: Mapping[str, Resize]) -> ParameterStat
     """What a new rank has before sums are formed, made after an old rank's state."""
     return {
         name: {
-            field: tensor.clone() if resize.get(field) == "copy" else torch.zeros_like(tensor)
+            field: tensor.clone() if resize.get(_kind(field)) == "copy" else torch.zeros_like(tensor)
             for field, tensor in fields.items()
-            if resize.get(field) != "reset"
+            if resize.get(_kind(field)) != "reset"
         }
         for name, fields in state.items()
     }
+
+
+def _kind(field: str) -> str:
+    """A field without what follows a bar: the neighbour it is about, or the number of its dimensions."""
+    return field.partition("|")[0]
 
 
 def _check_form(saved: Mapping[str, Any]) -> None:

@@ -11,9 +11,13 @@ from laconic.architecture import Choco
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.stateful import BucketState, ParameterState
-from laconic.errors import CommunicationError
+from laconic.errors import CommunicationError, one_line
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.job import Job
+
+PER_EDGE = ("choco.own", "choco.theirs")
+"""Fields of saved state that belong to a pair, and are worth nothing when the number of replicas changes."""
+_UNDECODABLE = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
 class Edges(Protocol):
@@ -24,12 +28,19 @@ class Edges(Protocol):
     answers: tuple[int, ...]
     """Neighbours that turn to this replica."""
 
-    def ask(self, peer: int, step: int) -> list[torch.Tensor]:
+    def read(self, peer: int, tensors: Sequence[torch.Tensor], step: int) -> list[torch.Tensor]:
+        """What a neighbour means by what it sent in its `step`, bucket by bucket; changes nothing.
+
+        Raises CommunicationError for what cannot be meant.
+        """
+        ...
+
+    def say(self, peer: int, step: int) -> list[torch.Tensor]:
         """What is sent to a neighbour in `step`."""
         ...
 
-    def take(self, peer: int, sent: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], step: int) -> None:
-        """Take in what a neighbour has sent in its `step`, having been sent, or being about to be, `sent`."""
+    def take(self, peer: int, said: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> None:
+        """Take in what a neighbour meant, having been told, or being about to be told, `said`."""
         ...
 
     def state(self) -> ParameterState:
@@ -59,15 +70,19 @@ class PlainEdges:
         self.answers = answers
         self._flats = shared.flats
 
-    def ask(self, peer: int, step: int) -> list[torch.Tensor]:
+    def read(self, peer: int, tensors: Sequence[torch.Tensor], step: int) -> list[torch.Tensor]:
         """See Edges."""
-        return [flat.detach().cpu().clone() for flat in self._flats]
+        if [(tensor.shape, tensor.dtype) for tensor in tensors] != [(flat.shape, flat.dtype) for flat in self._flats]:
+            raise CommunicationError(f"rank {peer} sent parameters of another model.")
+        return list(tensors)
 
-    def take(self, peer: int, sent: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], step: int) -> None:
+    def say(self, peer: int, step: int) -> list[torch.Tensor]:
         """See Edges."""
-        if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in sent]:
-            raise CommunicationError(f"replica {peer} sent parameters of another model.")
-        for flat, mine, theirs in zip(self._flats, sent, tensors, strict=True):
+        return [flat.detach().to("cpu", copy=True) for flat in self._flats]
+
+    def take(self, peer: int, said: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> None:
+        """See Edges."""
+        for flat, mine, theirs in zip(self._flats, said, meant, strict=True):
             flat.add_((theirs - mine).to(flat.device), alpha=0.5)
 
     def state(self) -> ParameterState:
@@ -100,48 +115,64 @@ class PublicCopies:
             peer: [self._compression.init(bucket) for bucket in shared.plan.buckets] for peer in neighbours
         }
 
-    def ask(self, peer: int, step: int) -> list[torch.Tensor]:
+    def _moment(self, step: int) -> Moment:
+        return Moment(step, self._job.transport.rank, self._job.transport.world_size, step)
+
+    def read(self, peer: int, tensors: Sequence[torch.Tensor], step: int) -> list[torch.Tensor]:
+        """See Edges."""
+        corrections: list[torch.Tensor] = []
+        per_bucket, rest = divmod(len(tensors), len(self._shared.flats))
+        # Its step, not ours: both ends must draw the same random places, whatever step each is in.
+        moment = self._moment(step)
+        for index, (flat, state) in enumerate(zip(self._shared.flats, self._states[peer], strict=True)):
+            payload = tuple(part.to(flat.device) for part in tensors[index * per_bucket : (index + 1) * per_bucket])
+            # Before decoding: compiled loops trust the size of what they read.
+            size = sum(part.nbytes for part in payload)
+            if rest or size != self._compression.payload_bytes(state.bucket, moment):
+                raise CommunicationError(f"rank {peer} sent corrections of another model.")
+            state.moment = moment
+            corrections.append(torch.empty_like(flat))
+            try:
+                self._compression.decode(Payload(payload), corrections[-1], state)
+            except _UNDECODABLE as exc:
+                raise CommunicationError(f"what rank {peer} sent cannot be decoded: {one_line(exc)}.") from exc
+        return corrections
+
+    def say(self, peer: int, step: int) -> list[torch.Tensor]:
         """See Edges."""
         sent: list[torch.Tensor] = []
-        moment = Moment(step, self._job.transport.rank, self._job.transport.world_size)
         for flat, public, state in zip(self._shared.flats, self._own[peer], self._states[peer], strict=True):
-            state.moment = moment
+            state.moment = self._moment(step)
             payload = self._compression.encode(flat - public, state)
             correction = torch.empty_like(flat)
             self._compression.decode(payload, correction, state)
             public += correction
-            sent += [tensor.cpu() for tensor in payload.tensors]
+            # Flat, as frames want it; a copy, because what was encoded may be a view of something that goes on.
+            sent += [tensor.detach().reshape(-1).to("cpu", copy=True) for tensor in payload.tensors]
         return sent
 
-    def take(self, peer: int, sent: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], step: int) -> None:
+    def take(self, peer: int, said: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> None:
         """See Edges."""
-        if len(tensors) != len(sent):
-            raise CommunicationError(f"replica {peer} sent corrections of another model.")
-        per_bucket = len(tensors) // len(self._shared.flats)
-        # Its step, not ours: both ends must draw the same random places, whatever step each is in.
-        moment = Moment(step, self._job.transport.rank, self._job.transport.world_size)
-        for index, flat in enumerate(self._shared.flats):
-            payload = tensors[index * per_bucket : (index + 1) * per_bucket]
-            state = self._states[peer][index]
-            state.moment = moment
-            correction = torch.empty_like(flat)
-            self._compression.decode(Payload(tuple(part.to(flat.device) for part in payload)), correction, state)
+        for index, (flat, correction) in enumerate(zip(self._shared.flats, meant, strict=True)):
             self._theirs[peer][index] += correction
             flat.add_(self._theirs[peer][index] - self._own[peer][index], alpha=self._gamma / 2)
 
-    def state(self) -> ParameterState:
-        """See Edges."""
+    def _views(self) -> ParameterState:
         found: ParameterState = {}
-        for kind, copies in (("own", self._own), ("theirs", self._theirs)):
+        for kind, copies in zip(PER_EDGE, (self._own, self._theirs), strict=True):
             for peer, flats in copies.items():
                 for index, flat in enumerate(flats):
                     for name, view in self._shared.views_of(index, flat).items():
-                        found.setdefault(name, {})[f"choco.{kind}.{peer}"] = view
+                        found.setdefault(name, {})[f"{kind}|{peer}"] = view
         return found
+
+    def state(self) -> ParameterState:
+        """See Edges."""
+        return {name: {field: view.clone() for field, view in fields.items()} for name, fields in self._views().items()}
 
     def load(self, saved: ParameterState) -> None:
         """See Edges."""
-        for name, fields in self.state().items():
+        for name, fields in self._views().items():
             for field, view in fields.items():
                 if field in saved.get(name, {}):
                     view.copy_(saved[name][field])

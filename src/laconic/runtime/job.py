@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from laconic.core.clock import Clock
 from laconic.core.event import DiscardEvents, EventSink
 from laconic.core.exchange import Exchange, Servers, Wire
 from laconic.core.moment import Moment
-from laconic.core.plan import Plan
+from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.transport import Transport
 from laconic.runtime.buckets import Buckets
@@ -22,7 +22,7 @@ from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy
 
 _MEASURED_EVERY = 20
-"""Steps between two that are measured: norms of every bucket cost time, and what they tell changes slowly."""
+"""Rounds between two that are measured: norms of every bucket cost time, and what they tell changes slowly."""
 
 
 @dataclass
@@ -43,15 +43,20 @@ class Job:
     step: int = 0
     accumulating: bool = False
     servers: Servers | None = None
+    replan_servers: Callable[[Sequence[Bucket]], None] | None = None
+    """Tells servers about other buckets, where there are servers that form sums."""
+    updating: bool = False
+    """The optimizer is making a step that was held back; it is not the training loop's."""
     staleness: int = 0
     """The most gradients of others that were applied between two visits of this worker to a server."""
     lead: int = 0
     """The most steps this worker was ahead of the slowest when it was let go on."""
 
-    def moment(self) -> Moment:
-        """The step that is being made, as this rank sees it."""
-        round = self.strategy.synchronization.round_number(self.step)
-        return Moment(self.step, self.transport.rank, self.transport.world_size, round)
+    def moment(self, step: int | None = None) -> Moment:
+        """The step that is being made, or another, as this rank sees it."""
+        step = self.step if step is None else step
+        round = self.strategy.synchronization.round_number(step)
+        return Moment(step, self.transport.rank, self.transport.world_size, round)
 
     def fixed_plans(self) -> list[Plan]:
         """One plan for each part of the model, made before any gradient has been seen."""
@@ -59,20 +64,23 @@ class Job:
         specs = [TensorSpec.of(name, parameter) for name, parameter in reversed([*self.parameters.items()])]
         return self.strategy.plans(specs, self.transport.world_size)
 
-    def bucket_task(self, buckets: Buckets, index: int, *, last: bool, first_bucket: int = 0) -> Task:
+    def bucket_task(
+        self, buckets: Buckets, index: int, *, last: bool, first_bucket: int = 0, step: int | None = None
+    ) -> Task:
         """The exchange of one bucket, ready to be submitted.
 
         first_bucket: buckets of other plans that come before these, so that every bucket has a number of its own.
+        step: whose exchange it is, if not that of the step that is being made.
         """
-        bucket = buckets.plan.buckets[index]
+        plan, bucket = buckets.plan, buckets.plan.buckets[index]
         number = first_bucket + index
         what = f"bucket {number} ({bucket.tensors[0].name} ...)" if len(bucket.tensors) > 1 else bucket.tensors[0].name
         strategy = self.strategy
-        moment, state = self.moment(), buckets.states[index]
-        measure = moment.step % _MEASURED_EVERY == 0 and not isinstance(self.events, DiscardEvents)
+        moment, state = self.moment(step), buckets.states[index]
+        measure = moment.round % _MEASURED_EVERY == 0 and not isinstance(self.events, DiscardEvents)
 
         def start() -> Exchange:
-            wire = Wire(self.transport, f"{what} in step {moment.step}", number, self.servers)
+            wire = Wire(self.transport, f"{what} in step {moment.step}", number, self.servers, plan.halves)
             state.moment, state.measure = moment, measure
             state.metrics.clear()
 
@@ -84,10 +92,13 @@ class Job:
         return Task(
             what,
             start,
-            strategy.architecture.num_waits(bucket, strategy.compression, moment),
+            None if plan.halves else strategy.architecture.num_waits(bucket, strategy.compression, moment),
             last=last,
             step=self.step,
             device=bucket.device,
+            nbytes=bucket.nbytes,
+            credit_bytes=plan.credit_bytes,
+            put_aside=plan.halves,
             bucket=number,
             metrics=state.metrics,
         )

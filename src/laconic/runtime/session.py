@@ -13,8 +13,9 @@ from laconic.core.transport import Traffic
 from laconic.errors import one_line
 from laconic.runtime.checkpoint import pack, unpack
 from laconic.runtime.consensus import average, consensus_distance
+from laconic.runtime.edges import PER_EDGE
 from laconic.runtime.job import Job
-from laconic.runtime.seams.contract import Seam
+from laconic.runtime.seams.contract import Seam, WithoutBarrier
 from laconic.runtime.seams.module_buffers import ModuleBuffers
 from laconic.runtime.seams.optimizer_steps import OptimizerSteps
 from laconic.runtime.seams.rounds import PENDING
@@ -123,14 +124,22 @@ class Session:
         return self._seam.accumulating() if self._seam is not None else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank needs to continue, beside the model's and the optimizer's own state."""
-        state = self._seam.state() if self._seam is not None else {}
-        if self._fleet is not None:
-            for name, fields in self._fleet.state().items():
-                state.setdefault(name, {}).update(fields)
-        copied = {name: {key: value.clone() for key, value in fields.items()} for name, fields in state.items()}
+        """What this rank needs to continue, beside the model's and the optimizer's own state.
+
+        Every rank calls it. Where nobody waits for others (ssp, asp) they do here, and the model's parameters become
+        what servers hold or neighbours see: save them after this call, or as references into the model.
+        """
+        with self._seam.at_rest() if isinstance(self._seam, WithoutBarrier) else nullcontext():
+            state = self._seam.state() if self._seam is not None else {}
+            if self._fleet is not None:
+                for name, fields in self._fleet.state().items():
+                    state.setdefault(name, {}).update(fields)
+            copied = {name: {key: value.clone() for key, value in fields.items()} for name, fields in state.items()}
         order = self._seam.order() if self._seam is not None else []
         resize: dict[str, Resize] = {**self.strategy.resize(), PENDING: "reset"}
+        if self.strategy.architecture.compensates:
+            for field in PER_EDGE:
+                resize[field] = "reset"
         return pack(str(self.strategy), self.world_size, self.step, order, resize, rank=self.rank, state=copied)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -159,18 +168,22 @@ class Session:
         if not self._attached:
             return
         try:
+            if self._seam is not None and self.strategy.scheduling.defers:
+                self._seam.settle()
             if self._buffers is not None:
                 self._buffers.synchronize()
             self._job.stopwatch.flush()
+            if isinstance(self._seam, WithoutBarrier):
+                self._seam.leave()
             if self._fleet is not None:
                 self._fleet.leave()
         finally:
             self._release()
 
     def _release(self) -> None:
+        self._attached = False
         if self._fleet is not None:
             self._fleet.abandon()
-        self._attached = False
         self._steps.detach()
         for part in (self._buffers, self._seam):
             if part is not None:

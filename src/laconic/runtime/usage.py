@@ -19,10 +19,13 @@ from laconic.runtime.engine import Engine, Task
 
 
 def unused_everywhere(
-    used_here: dict[str, bool], buckets: Buckets, transport: Transport, engine: Engine, *, step: int
+    used_here: dict[str, bool], buckets: Buckets, transport: Transport, engine: Engine, *, step: int, ask: bool
 ) -> set[str]:
-    """Names of the parameters that got no gradient on any rank."""
-    on_gpu = any(bucket.device.type == "cuda" for bucket in buckets.plan.buckets)
+    """Names of the parameters that got no gradient on any rank.
+
+    ask: without a look at the result, which may not be there yet.
+    """
+    on_gpu = ask or any(bucket.device.type == "cuda" for bucket in buckets.plan.buckets)
     if not on_gpu and not buckets.some_parameter_is_zero():
         return set()
     device = transport.control_device

@@ -13,13 +13,15 @@ from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
 from laconic.core.stateful import BucketState, Resize
 from laconic.core.tensor import TensorSpec
+from laconic.core.timing import Timing
 from laconic.errors import InvalidSetting, StrategyError, SyntaxProblem, UnknownName, did_you_mean, one_line
 from laconic.registry import Registry
 from laconic.scheduling import SCHEDULES, Fusion, Schedule
 from laconic.settings import Method, found
 from laconic.strategy.grammar import Call, parse_text
 from laconic.strategy.legality import Parts, cannot_combine, check_legal
-from laconic.strategy.presets import PRESETS
+from laconic.strategy.presets import PRESETS as PRESETS
+from laconic.strategy.presets import SEVEN as SEVEN
 from laconic.strategy.toml import check_axes, read_method, read_table, write_value
 from laconic.synchronization import SYNCHRONIZATIONS, Bsp, Synchronization
 
@@ -129,9 +131,18 @@ class Strategy:
             lines.append("")
         return "\n".join(lines)
 
-    def plan(self, tensors: Sequence[TensorSpec], world_size: int = 1, *, observed: bool = True) -> Plan:
+    def plan(
+        self,
+        tensors: Sequence[TensorSpec],
+        world_size: int = 1,
+        *,
+        observed: bool = True,
+        timing: Timing | None = None,
+        candidate: int = 0,
+    ) -> Plan:
         """How `tensors` that are exchanged at one time are grouped and ordered; see Schedule.plan."""
-        return self.architecture.cut(self.scheduling.plan(tensors, observed=observed), world_size)
+        plan = self.scheduling.plan(tensors, observed=observed, timing=timing, candidate=candidate)
+        return self.architecture.cut(plan, world_size)
 
     def plans(self, tensors: Sequence[TensorSpec], world_size: int) -> list[Plan]:
         """One plan for each part of the model that is exchanged at a time of its own."""
@@ -140,15 +151,21 @@ class Strategy:
     def init(self, bucket: Bucket) -> BucketState:
         """What is remembered about `bucket` before the first step, except for what needs to know its values."""
         state = self.compression.init(bucket)
-        self.synchronization.init(state)
+        if self._agrees_with_all():
+            self.synchronization.init(state)
         return state
+
+    def _agrees_with_all(self) -> bool:
+        """Whether there is something all agree on, for the synchronization to remember; neighbours mix parameters."""
+        return self.architecture.scope == "everyone"
 
     def resize(self) -> dict[str, Resize]:
         """What becomes of each field of state when the number of workers changes."""
         found: dict[str, Resize] = {}
         for layer in self.compression.layers():
             found |= layer.on_resize
-        return {**found, **self.synchronization.remembered(), **self.architecture.fields}
+        when = self.synchronization.remembered() if self._agrees_with_all() else {}
+        return {**found, **when, **self.architecture.fields}
 
     def wire_bytes_per_step(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
         """Payload bytes one worker sends per optimizer step, from formulas alone."""
@@ -164,7 +181,9 @@ class Strategy:
         when, whom = self.synchronization, self.architecture
         if moment.world_size == 1 and not (whom.has_servers and when.acts_alone):
             return 0
-        price = whom.sent_bytes if when.barrier or whom.has_servers else whom.pairwise_bytes
+        price = whom.halves_bytes if plan.halves else whom.sent_bytes
+        if not when.barrier and not whom.has_servers:
+            price = whom.pairwise_bytes
         return sum(price(bucket, self.compression, moment) for bucket in plan.buckets)
 
     def exchanges_gradients(self) -> bool:

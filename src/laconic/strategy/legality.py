@@ -12,10 +12,16 @@ from dataclasses import dataclass
 
 from laconic.architecture import AllReduce, Architecture, Choco, Gossip, ParameterServer
 from laconic.compression import Compressor, DctTopK, EfSignSgd, ErrorFeedback, NoCompression, TopK, Wrapper
+from laconic.core.moment import Moment
+from laconic.core.plan import Bucket
+from laconic.core.tensor import TensorSpec
 from laconic.errors import IllegalCombination
-from laconic.scheduling import Schedule
+from laconic.scheduling import Fusion, Schedule
 from laconic.settings import Method
 from laconic.synchronization import Asynchronous, Synchronization
+
+_SAMPLE = Bucket((TensorSpec("weight", (64, 64)), TensorSpec("bias", (64,))))
+"""What models have: some methods treat matrices and vectors differently."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +240,14 @@ def _parameters_are_moved_by_what_arrives(parts: Parts) -> Refusal | None:
                 f"compression: {layer.name} sends directions without a size, by which no parameter can be moved",
                 dataclasses.replace(parts, compression=_with(parts.compression, layer, EfSignSgd())),
             )
+        for key, setting in layer.declared().items():
+            held = getattr(layer, key)
+            if setting.kind == "method" and isinstance(held, Compressor) and not held.keeps_scale:
+                usual = dataclasses.replace(layer, **{key: type(layer).__dataclass_fields__[key].default})
+                return Refusal(
+                    f"compression: {held.name} sends directions without a size, by which no parameter can be moved",
+                    dataclasses.replace(parts, compression=_with(parts.compression, layer, usual)),
+                )
         if layer.accumulates:
             return Refusal(
                 f"compression: {layer.name} adds up gradients of several steps, but here parameters are exchanged",
@@ -283,6 +297,69 @@ def _servers_read_what_is_sent(parts: Parts) -> Refusal | None:
     )
 
 
+def _only_gradients_can_wait(parts: Parts) -> Refusal | None:
+    """A layer's next use can wait for gradients that everyone averages, and for nothing else."""
+    when, whom, order = parts.synchronization, parts.architecture, parts.scheduling
+    gradients = when.quantity == "gradient" and when.barrier and whom.scope == "everyone"
+    if gradients or not (order.defers or order.needs_timing):
+        return None
+    return Refusal(
+        f"scheduling: {order.name} plans by when gradients become ready, and {when.name} with {whom.name} exchanges "
+        "something else or at another time",
+        dataclasses.replace(parts, scheduling=Fusion()),
+    )
+
+
+def _pieces_and_halves_fit_the_compressor(parts: Parts) -> Refusal | None:
+    """Sums in two halves need payloads that add up; pieces of a tensor have no shape."""
+    order, what = parts.scheduling, parts.compression
+    if order.halves and not what.adds_up():
+        return Refusal(
+            f'scheduling: {order.name} forms sums in two halves, and what "{what}" sends cannot simply be added up',
+            dataclasses.replace(parts, scheduling=Fusion()),
+        )
+    if order.cuts_tensors and any(layer.sees_shapes for layer in what.layers()):
+        return Refusal(
+            f'scheduling: {order.name} cuts tensors into pieces, and "{what}" works on their shapes',
+            dataclasses.replace(parts, scheduling=Fusion()),
+        )
+    return None
+
+
+def _sums_are_formed_of_something(parts: Parts) -> Refusal | None:
+    """How a sum is formed matters only where there is one."""
+    whom, what = parts.architecture, parts.compression
+    if not whom.forms_sums() or whom.compresses_sums() or _ever_sums(what):
+        return None
+    return Refusal(
+        f'architecture: {whom} has no effect with "{what}", whose payloads are gathered and never added up on the way',
+        dataclasses.replace(parts, architecture=AllReduce()),
+    )
+
+
+def _sums_are_compressed(parts: Parts) -> Refusal | None:
+    """What compresses the sum of a host needs something that compresses, and nobody who must know his part of it."""
+    when, whom, what = parts.synchronization, parts.architecture, parts.compression
+    if not whom.compresses_sums():
+        return None
+    nearest = dataclasses.replace(parts, architecture=AllReduce(algorithm="hierarchical"))
+    if what.lossless:
+        return Refusal(f'architecture: {whom} has no effect with "{what}", which compresses nothing', nearest)
+    if when.remembers_unsent:
+        return Refusal(
+            f"synchronization: {when.name} keeps what of its own was not sent, and with {whom} that is lost in the sum "
+            "of a host",
+            nearest,
+        )
+    if parts.scheduling.halves:
+        return Refusal(
+            f"scheduling: {parts.scheduling.name} forms sums in two halves, and with {whom} they are compressed in "
+            "between",
+            nearest,
+        )
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _no_wrapper_twice,
     _a_wrapper_fits_what_it_wraps,
@@ -299,18 +376,27 @@ RULES: tuple[Rule, ...] = (
     _neighbours_need_the_whole,
     _a_payload_is_read_by_itself,
     _parameters_are_moved_by_what_arrives,
+    _only_gradients_can_wait,
+    _pieces_and_halves_fit_the_compressor,
+    _sums_are_compressed,
+    _sums_are_formed_of_something,
 )
 
 
 def check_legal(parts: Parts) -> None:
     """Raise IllegalCombination, with the reason and the nearest legal choice, if the parts do not fit."""
-    refusal = _first_refusal(parts)
-    if refusal is None:
-        return
-    nearest = refusal.nearest
-    while (further := _first_refusal(nearest)) is not None:  # each takes something away or further in, so this ends
-        nearest = further.nearest
-    raise IllegalCombination(f'{refusal.reason}. Nearest that works: "{nearest.text()}".')
+    reasons, nearest = nearest_legal(parts)
+    if reasons:
+        raise IllegalCombination(f'{reasons[0]}. Nearest that works: "{nearest.text()}".')
+
+
+def nearest_legal(parts: Parts) -> tuple[list[str], Parts]:
+    """The nearest parts that fit, and why each change was made; no reasons if the parts fit as they are."""
+    reasons: list[str] = []
+    while (refusal := _first_refusal(parts)) is not None:  # each takes something away or further in, so this ends
+        reasons.append(refusal.reason)
+        parts = refusal.nearest
+    return reasons, parts
 
 
 def cannot_combine(parts: Parts, wrappers: list[type[Wrapper]]) -> list[str]:
@@ -343,6 +429,15 @@ def _with(compression: Compressor, old: Compressor, new: Compressor) -> Compress
         return new
     assert isinstance(compression, Wrapper)
     return dataclasses.replace(compression, inner=_with(compression.inner, old, new))
+
+
+def _ever_sums(compression: Compressor) -> bool:
+    """Whether some round of an exchange is a sum: at the start of training, or later."""
+    return any(
+        round.kind == "sum"
+        for moment in (Moment(world_size=4), Moment.steady(4))
+        for round in compression.rounds(_SAMPLE, moment)
+    )
 
 
 def _in_words(kind: type[Method]) -> str:

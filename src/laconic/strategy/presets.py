@@ -26,11 +26,16 @@ PRESETS: dict[str, tuple[str, str]] = {
     "choco-sgd": ("bsp / choco / topk / fusion", "gossip that sends 1% of the entries"),
     "downpour": ("asp / parameter_server / none / fusion", "servers apply each gradient as it comes"),
     "ssp": ("ssp / parameter_server / none / fusion", "the fastest worker waits when it is 3 steps ahead"),
-    "bsp-ps": ("bsp / parameter_server / none / sequential", "servers form the mean after the backward pass"),
     "ddp-fp16": ("bsp / all_reduce / fp16 / fusion", "DDP with its fp16 communication hook"),
     "ddp-bf16": ("bsp / all_reduce / bf16 / fusion", "DDP with its bf16 communication hook"),
     "ddp-bf16-ef": ("bsp / all_reduce / bf16 + error_feedback / fusion", "the same, keeping what rounding lost"),
     "bsp-a2a": ("bsp / all_reduce / none / sequential", "one all-reduce after the backward pass"),
+    "bsp-ps": ("bsp / parameter_server / none / sequential", "servers form the mean after the backward pass"),
+    "wfbp-ps": ("bsp / parameter_server / none / wfbp", "servers form the mean tensor by tensor"),
+    "mg-wfbp": ("bsp / all_reduce / none / mg_wfbp", "gradients merged as measured times say"),
+    "bytescheduler-a2a": ("bsp / all_reduce / none / priority", "pieces, front layers first, waiting layer by layer"),
+    "bytescheduler-ps": ("bsp / parameter_server / none / priority", "the same with servers"),
+    "dear": ("bsp / all_reduce / none / dear", "half of each all-reduce in the next forward pass"),
     "wfbp-a2a": ("bsp / all_reduce / none / wfbp", "one all-reduce per tensor during the backward pass"),
     "powersgd": ("bsp / all_reduce / powersgd + error_feedback / fusion", "PowerSGD of rank 4, as published"),
     "topk-ef": ("bsp / all_reduce / topk + error_feedback / fusion", "the largest 1% of the entries, the others later"),
@@ -43,3 +48,6 @@ PRESETS: dict[str, tuple[str, str]] = {
 
 A preset that has the name of a method is what the literature calls so: that method with all it needs.
 """
+
+SEVEN = ("bsp-ps", "bsp-a2a", "wfbp-ps", "wfbp-a2a", "mg-wfbp", "bytescheduler-ps", "bytescheduler-a2a")
+"""The lossless methods that the quantitative survey compares, under its names."""

@@ -1,4 +1,4 @@
-"""Modules that need numba, where it can be used."""
+"""Modules that need numba or Triton, where those can be used."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from laconic.errors import one_line
 
 @cache
 def compiled(name: str) -> ModuleType | None:
-    """The module of kernels/ with this name, imported when first asked for; None where numba cannot be used."""
-    if find_spec("numba") is None:
+    """The module of kernels/ with this name, imported when first asked for; None where it cannot be used.
+
+    What it needs is the last part of its name: topk_numba, topk_triton.
+    """
+    package = name.rpartition("_")[2]
+    if find_spec(package) is None:
         return None
     try:
         return import_module(f"laconic.compression.kernels.{name}")
     except (ImportError, RuntimeError) as exc:  # another numpy than it was made for; nowhere to keep compiled code
         warnings.warn(
-            f"numba is installed but cannot be used ({one_line(exc)}); compression runs in plain torch, which is "
-            "slower. Repair or uninstall numba.",
+            f"{package} is installed but cannot be used ({one_line(exc)}); compression runs in plain torch, which is "
+            f"slower. Repair or uninstall {package}.",
             stacklevel=2,
         )
         return None

@@ -17,6 +17,8 @@ _SMALL = 2048
 _BLOCK = 16
 """Values looked at together: most blocks hold nothing large and cost one vectorised comparison."""
 _DIGIT_BITS = 11
+LARGEST_KEY = np.iinfo(np.int32).max
+"""The bits of a float32 without its sign."""
 
 _WHOLE_NUMBERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -47,7 +49,7 @@ def _topk(bits, k):
     if n > _SMALL:
         low, expected = _lower_bound(bits, mask, k)
         candidates = np.empty(min(n, expected + expected // 2 + 64), np.int64)
-        count = _collect(bits, mask, low, candidates)
+        count = collect(bits, mask, low, candidates)
         if count >= k:
             keys = np.empty(count, bits.dtype)
             for i in range(count):
@@ -113,7 +115,7 @@ def _lower_bound(bits, mask, k):
 
 
 @njit(nogil=True, cache=True)
-def _collect(bits, mask, low, found):
+def collect(bits, mask, low, found):
     """Fill `found` with the places of keys that reach `low`; how many there are, or -1 if they do not fit."""
     count, whole = 0, len(bits) // _BLOCK * _BLOCK
     for begin in range(0, whole, _BLOCK):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
@@ -54,4 +54,17 @@ class Seam(Protocol):
 
     def detach(self) -> None:
         """Take every hook off and leave gradients as ordinary tensors."""
+        ...
+
+
+@runtime_checkable
+class WithoutBarrier(Protocol):
+    """What a seam promises beside that if no step brings all ranks together."""
+
+    def at_rest(self) -> AbstractContextManager[object]:
+        """Inside, no rank is in a step and parameters are as others see them; every rank comes and goes."""
+        ...
+
+    def leave(self) -> None:
+        """Say goodbye to other ranks and stay as long as they need this one; not called after an error."""
         ...

@@ -36,18 +36,18 @@ class LocalSeam:
                 if end == num_steps:
                     self._apply(part)
             for part in self._rule.due(num_steps):
-                self._start(part)
+                self._start(part, after=num_steps)
                 self._ends[part] = num_steps + self._rule.delay
                 if not self._rule.delay:
                     self._apply(part)
 
-    def _start(self, part: int) -> None:
+    def _start(self, part: int, *, after: int) -> None:
         buckets = self._rounds.parts[part]
         for index, state in enumerate(buckets.states):
             for name, anchor in buckets.views_of(index, state.flat[self._rule.anchor]).items():
                 torch.sub(anchor, self._job.parameters[name], out=buckets.views[name])
             buckets.flats[index] *= self._share
-        self._rounds.start(part)
+        self._rounds.start(part, after=after)
 
     def _apply(self, part: int) -> None:
         del self._ends[part]

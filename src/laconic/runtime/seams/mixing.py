@@ -35,15 +35,17 @@ class MixingSeam:
 
     def after_step(self) -> None:
         """See Seam."""
-        if self._overlapped:
-            with torch.no_grad():
+        with torch.no_grad():
+            if self._job.strategy.architecture.follows_steps:
+                self._rounds.follow_step()
+            if self._overlapped:
                 self._start_due(self._job.step + 1)
 
     def _start_due(self, num_steps: int) -> None:
         for part in self._job.strategy.synchronization.due(num_steps) if num_steps else ():
             for name, view in self._rounds.parts[part].views.items():
                 view.copy_(self._job.parameters[name])
-            self._rounds.start(part)
+            self._rounds.start(part, after=num_steps)
 
     def wait(self) -> None:
         """See Seam."""
@@ -79,7 +81,8 @@ class MixingSeam:
         self._rounds.load(saved)
 
     def adopt(self) -> None:
-        """See Seam; nothing else holds parameters."""
+        """See Seam; all replicas are equal again, so what was remembered of their differences is not true any more."""
+        self._rounds.begin()
 
     def detach(self) -> None:
         """See Seam."""

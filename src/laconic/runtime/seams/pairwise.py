@@ -14,7 +14,9 @@ from __future__ import annotations
 import os
 import random
 import threading
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -25,14 +27,16 @@ from laconic.core.listener import Listener, ReplyTo
 from laconic.core.paced import PacedTransport
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
-from laconic.errors import CommunicationError, PeerLost
-from laconic.runtime.agreement import gather_addresses, gather_bytes, meet
+from laconic.errors import CommunicationError, PeerLost, one_line
+from laconic.runtime.agreement import gather_addresses, gather_bytes, meet, raise_last_words
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.edges import Edges, make_edges
 from laconic.runtime.job import Job
 from laconic.runtime.seams.rounds import nothing_to_accumulate
 
 _AVERAGE, _BYE = 1, 2
+_MOST_DIGITS = 15
+_LOOK_S = 0.2
 
 
 class PairwiseSeam:
@@ -56,6 +60,7 @@ class PairwiseSeam:
         self._error: CommunicationError | None = None
         self._said_goodbye: set[int] = set()
         self._all_said_goodbye = threading.Event()
+        self._heard_s = time.monotonic()
         self._stopping = False
         self._ready = threading.Event()
         self._idle = threading.Event()
@@ -65,7 +70,7 @@ class PairwiseSeam:
         try:
             self._connect()
         except BaseException:
-            self._close()
+            self.detach()
             raise
 
     def _connect(self) -> None:
@@ -74,9 +79,11 @@ class PairwiseSeam:
         host = "127.0.0.1" if transport.in_process else local_address(os.environ.get("MASTER_ADDR"))
         link = transport.link if isinstance(transport, PacedTransport) else None
 
+        traffic = transport.traffic
+
         def count(payload: int, overhead: int) -> None:
-            transport.traffic.count("payload", "average", payload)
-            transport.traffic.count("control", "frames", overhead)
+            traffic.count("payload", "average", payload)
+            traffic.count("control", "frames", overhead)
 
         name = f"replica {transport.rank}"
         self._listener = Listener(self, address=(host, 0), token=token, name=name, count=count, link=link)
@@ -89,7 +96,7 @@ class PairwiseSeam:
                 token=token,
                 rank=transport.rank,
                 timeout_s=transport.timeout_s,
-                name=f"replica {peer}",
+                name=f"rank {peer}",
                 count=count,
                 link=link,
             )
@@ -108,38 +115,53 @@ class PairwiseSeam:
                 return
             peer = self._choose.choice(list(self._callers))
             try:
-                with self._lock, torch.no_grad():
-                    step = self._job.step
-                    sent = self._edges.ask(peer, step)
-                what = f"averaging with replica {peer}"
-                answer = self._callers[peer].call(_AVERAGE, tensors=sent, note=str(step), what=what).frame
-                with self._lock, torch.no_grad():
-                    self._edges.take(peer, sent, answer.tensors, _step_of(answer))
+                self._average_with(peer)
             except CommunicationError as exc:
-                self._error = exc
-                self._idle.set()
-                return
+                self._error = self._error or exc
+            except Exception as exc:  # noqa: BLE001 - carried to the training thread by before_step()
+                self._error = CommunicationError(
+                    f"averaging with rank {peer} failed on rank {self._job.transport.rank}: {type(exc).__name__}: "
+                    f"{one_line(exc)}."
+                )
             self._idle.set()
+            if self._error is not None:
+                return
+
+    def _average_with(self, peer: int) -> None:
+        with self._lock, torch.no_grad():
+            step = self._job.step
+            said = self._edges.say(peer, step)
+        what = f"averaging with rank {peer} in step {step}"
+        answer = self._callers[peer].call(_AVERAGE, tensors=said, note=str(step), what=what).frame
+        with self._lock, torch.no_grad():
+            self._edges.take(peer, said, self._edges.read(peer, answer.tensors, _step_of(answer)))
 
     def frame(self, frame: Frame, reply: ReplyTo) -> None:
         """See Handler: a neighbour asks."""
+        self._heard_s = time.monotonic()
         if frame.kind == _BYE:
             self._said_goodbye.add(frame.sender)
             if self._said_goodbye >= set(self._edges.answers):
                 self._all_said_goodbye.set()
             reply(frame.answer())
             return
+        rank = self._job.transport.rank
+        if frame.kind != _AVERAGE:
+            raise CommunicationError(f"rank {rank} knows no request of kind {frame.kind}.")
         if frame.sender not in self._edges.answers:
-            raise CommunicationError(f"replica {self._job.transport.rank} has no neighbour {frame.sender}.")
+            raise CommunicationError(f"rank {rank} has no neighbour {frame.sender} that it answers.")
         with self._lock, torch.no_grad():
+            # Whatever can be wrong is looked at before anything changes.
+            meant = self._edges.read(frame.sender, frame.tensors, _step_of(frame))
             step = self._job.step
-            own = self._edges.ask(frame.sender, step)
-            self._edges.take(frame.sender, own, frame.tensors, _step_of(frame))
-        reply(frame.answer(own, str(step)))
+            said = self._edges.say(frame.sender, step)
+            self._edges.take(frame.sender, said, meant)
+        reply(frame.answer(said, str(step)))
 
     def left(self, sender: int, reason: str) -> None:
         """See Handler: a neighbour that goes without a word ends training here too."""
-        if sender not in self._said_goodbye and not self._stopping and self._error is None:
+        outsider = sender not in self._edges.answers
+        if not outsider and sender not in self._said_goodbye and not self._stopping and self._error is None:
             self._error = PeerLost(
                 f"averaging on rank {self._job.transport.rank} cannot go on: rank {sender} {reason} before the end of "
                 "training."
@@ -150,11 +172,17 @@ class PairwiseSeam:
 
     def before_step(self, *, closure: bool) -> None:
         """See Seam."""
-        if self._error is not None:
-            raise self._error
+        self._check()
         with torch.no_grad():
             for name, view in self._before_views.items():
                 view.copy_(self._job.parameters[name])
+
+    def _check(self) -> None:
+        """Raise what went wrong in the background."""
+        if isinstance(self._error, PeerLost):
+            raise_last_words(self._job.transport)
+        if self._error is not None:
+            raise self._error
 
     def after_step(self) -> None:
         """Add this step to what others see, and take over what they have made of it."""
@@ -171,8 +199,7 @@ class PairwiseSeam:
         deadline = self._job.transport.timeout_s
         if not self._idle.wait(deadline + 5.0):
             raise CommunicationError(f"{what}: averaging with a neighbour did not end in {deadline:g} s.")
-        if self._error is not None:
-            raise self._error
+        self._check()
         meet(self._job.transport, what)
 
     def wait(self) -> None:
@@ -200,12 +227,17 @@ class PairwiseSeam:
         """See Seam."""
         return self._shared.plan
 
-    def state(self) -> ParameterState:
-        """See Seam; every rank calls it at the same time, so that no pair is half-way."""
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """See WithoutBarrier."""
         self.settle()
-        state = self._edges.state()
+        yield
         meet(self._job.transport, "all states being saved")
-        return state
+
+    def state(self) -> ParameterState:
+        """See Seam."""
+        with self._lock:
+            return self._edges.state()
 
     def order(self) -> list[str]:
         """See Seam; there is no order to know."""
@@ -219,29 +251,38 @@ class PairwiseSeam:
             self._edges.load(saved)
         meet(self._job.transport, "all states being loaded")
 
-    def detach(self) -> None:
-        """Say goodbye; answer neighbours until they have, too."""
-        timeout_s = self._job.transport.timeout_s
-        try:
-            if self._error is None and self._thread is not None and self._idle.wait(timeout_s):
-                for caller in self._callers.values():
-                    caller.call(_BYE, what="goodbye").wait()
-                self._all_said_goodbye.wait(timeout_s)
-        finally:
-            self._close()
+    def leave(self) -> None:
+        """Say goodbye; answer neighbours until they have, too, as long as they make steps."""
+        limit_s, rank = self._job.transport.timeout_s, self._job.transport.rank
+        self._idle.wait(limit_s + 5.0)
+        self._check()
+        for caller in self._callers.values():
+            caller.call(_BYE, what="goodbye").wait()
+        while not self._all_said_goodbye.wait(_LOOK_S):
+            if time.monotonic() - self._heard_s > limit_s:
+                late = ", ".join(str(peer) for peer in self._edges.answers if peer not in self._said_goodbye)
+                raise CommunicationError(
+                    f"detaching on rank {rank}: rank {late} has not detached, nor asked for anything for {limit_s:g} s."
+                )
+        self._check()
 
-    def _close(self) -> None:
+    def detach(self) -> None:
+        """See Seam; neighbours that were not told goodbye take it for a loss."""
         self._stopping = True
         self._ready.set()
         for caller in self._callers.values():
             caller.close()
-        if self._listener is not None:
-            self._listener.close()
+        # Taken out, because it holds this seam, and that the transport.
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
 
 
 def _step_of(frame: Frame) -> int:
-    if not frame.note.isdigit():
-        raise CommunicationError(f'replica {frame.sender} did not say in which step it is, but "{frame.note[:40]}".')
+    if not (frame.note.isascii() and frame.note.isdigit() and len(frame.note) <= _MOST_DIGITS):
+        raise CommunicationError(
+            f'rank {frame.sender} did not say in which step it is, but "{one_line(frame.note, 40)}".'
+        )
     return int(frame.note)

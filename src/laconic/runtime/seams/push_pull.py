@@ -5,7 +5,8 @@ The optimizer of the worker finds no gradients and does nothing; the one on the 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ from laconic.core.payload import Payload
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
 from laconic.errors import CommunicationError
+from laconic.runtime.agreement import meet
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
 from laconic.runtime.job import Job
@@ -30,6 +32,12 @@ class PushPullSeam:
         self._job = job
         self._fleet = fleet
         self._buckets = Buckets(job.fixed_plans()[0], job.strategy, job.parameters, {})
+        # In the order of indices, as servers hold them, whatever a parameter's strides are here.
+        self._views = {
+            tensor.name: flat[place].view(tensor.shape)
+            for bucket, flat in zip(self._buckets.plan.buckets, self._buckets.flats, strict=True)
+            for tensor, place in bucket.segments()
+        }
         back = job.strategy.compression.back().forgetful()
         # What is a direction only cannot move parameters: those then come as they are.
         self._back = None if back.lossless or not all(layer.keeps_scale for layer in back.layers()) else back
@@ -43,13 +51,16 @@ class PushPullSeam:
                 f'with "{job.strategy.synchronization}" gradients are sent when optimizer.step() is called, so it '
                 "takes no closure. Call backward() before."
             )
+        scale, overflow = _amp_scaling(job.optimizer)
         self._gradients = {name: parameter.grad for name, parameter in job.parameters.items()}
+        if overflow:
+            return
         with torch.no_grad():
             for name, gradient in self._gradients.items():
                 if gradient is None:
-                    self._buckets.views[name].zero_()
+                    self._views[name].zero_()
                 else:
-                    self._buckets.views[name].copy_(gradient)
+                    self._views[name].copy_(gradient if scale == 1.0 else gradient / scale)
             groups = [group_settings(group) for group in job.optimizer.param_groups]
             count = len(self._buckets.flats)
             tasks = [job.engine.submit(self._task(number, groups, count)) for number in range(count)]
@@ -58,7 +69,7 @@ class PushPullSeam:
             for task in tasks:
                 job.engine.wait(task)
             job.stopwatch.note("wait", job.step, began, job.stopwatch.mark(device))
-            for name, view in self._buckets.views.items():
+            for name, view in self._views.items():
                 if self._back is None:
                     job.parameters[name].copy_(view)
                 else:
@@ -133,8 +144,27 @@ class PushPullSeam:
         """See Seam; takes the servers' parameters."""
         self._fleet.meet_and_pull()
 
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """See WithoutBarrier."""
+        self._fleet.meet_and_pull()
+        yield
+        meet(self._job.transport, "all states being saved")
+
+    def leave(self) -> None:
+        """See WithoutBarrier; the fleet does so."""
+
     def adopt(self) -> None:
         """See Seam; nothing else holds parameters."""
 
     def detach(self) -> None:
         """See Seam."""
+
+
+def _amp_scaling(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+    """By what a GradScaler has multiplied gradients that the optimizer is to divide itself, and whether they overflow.
+
+    Optimizers made with fused=True do both inside step(), which is too late for what is sent before it.
+    """
+    scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    return (1.0 if scale is None else float(scale)), overflow is not None and bool(overflow)

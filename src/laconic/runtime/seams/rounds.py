@@ -24,25 +24,31 @@ class Rounds:
         self._plans = job.fixed_plans()
         self.parts = [Buckets(plan, job.strategy, job.parameters, {}) for plan in self._plans]
         self._open: dict[int, list[Task]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Let the architecture start from the parameters as they are, the same on all ranks."""
         with torch.no_grad():
             for buckets in self.parts:
                 for index, state in enumerate(buckets.states):
                     values = torch.empty_like(buckets.flats[index])
                     for name, view in buckets.views_of(index, values).items():
-                        view.copy_(job.parameters[name])
-                    job.strategy.architecture.begin(state, values)
+                        view.copy_(self._job.parameters[name])
+                    self._job.strategy.architecture.begin(state, values)
 
     def is_open(self, part: int) -> bool:
         """Whether this part is on its way, or has arrived and was not taken in."""
         return part in self._open
 
-    def start(self, part: int) -> None:
-        """Exchange what has been written into the views of this part."""
+    def start(self, part: int, *, after: int) -> None:
+        """Exchange what has been written into the views of this part when `after` steps were complete."""
         buckets, job = self.parts[part], self._job
         first = sum(len(other.flats) for other in self.parts[:part])
         count = len(buckets.flats)
         self._open[part] = [
-            job.engine.submit(job.bucket_task(buckets, index, last=index == count - 1, first_bucket=first))
+            job.engine.submit(
+                job.bucket_task(buckets, index, last=index == count - 1, first_bucket=first, step=after - 1)
+            )
             for index in range(count)
         ]
 
@@ -54,6 +60,19 @@ class Rounds:
         for task in tasks:
             job.engine.wait(task)
         job.stopwatch.note("wait", job.step, began, job.stopwatch.mark(device))
+
+    def follow_step(self) -> None:
+        """Let the architecture correct what the optimizer has done to the parameters."""
+        job = self._job
+        for buckets in self.parts:
+            for index, state in enumerate(buckets.states):
+                values = torch.empty_like(buckets.flats[index])
+                views = buckets.views_of(index, values)
+                for name, view in views.items():
+                    view.copy_(job.parameters[name])
+                job.strategy.architecture.follow_step(state, values)
+                for name, view in views.items():
+                    job.parameters[name].copy_(view)
 
     def wait(self) -> None:
         """Return when nothing is on its way."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 
@@ -12,11 +14,37 @@ from laconic.compression import Compressor
 from laconic.core.frames import Frame
 from laconic.core.listener import ReplyTo
 from laconic.core.moment import Moment
-from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
-from laconic.core.stateful import BucketState
-from laconic.errors import CommunicationError
-from laconic.runtime.servers.protocol import read_note
+from laconic.core.stateful import ParameterState
+from laconic.errors import CommunicationError, one_line
+from laconic.runtime.servers.protocol import UNDECODABLE, decode_payload, flag, read_note, whole
+
+_MOST_WAITING = 8
+"""Requests of one rank that wait at a time; it sends one and waits for the answer."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one rank has sent for a sum."""
+
+    frame: Frame
+    reply: ReplyTo
+    step: int
+    round: int
+    decoded: bool
+    """Else it is summed as it is."""
+    came_s: float
+
+    def about(self) -> str:
+        sizes = ", ".join(
+            f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}" for tensor in self.frame.tensors
+        )
+        what = "a payload" if self.decoded else "plain tensors"
+        return f"rank {self.frame.sender} {what} of step {self.step}, round {self.round} ({sizes})"
+
+    def fits(self, other: _Part) -> bool:
+        mine, theirs = ([(tensor.shape, tensor.dtype) for tensor in part.frame.tensors] for part in (self, other))
+        return mine == theirs and (self.step, self.round, self.decoded) == (other.step, other.round, other.decoded)
 
 
 class Aggregator:
@@ -29,79 +57,117 @@ class Aggregator:
         self._world_size = world_size
         self._server = server
         self._lock = threading.Lock()
-        self._came: list[deque[tuple[Frame, ReplyTo]]] = [deque() for _ in range(world_size)]
+        self._came: list[deque[_Part]] = [deque() for _ in range(world_size)]
+        self._gone: set[int] = set()
+        self._over: str | None = None
         self._read = compression.init(bucket)
         # A state of its own: with error feedback it holds what this server still owes to all workers.
         self._write = self._back.init(bucket)
 
-    @property
-    def owed(self) -> BucketState:
-        """What is remembered about sums that were sent back."""
-        return self._write
-
     def add(self, frame: Frame, reply: ReplyTo) -> None:
         """Take one rank's part; with the last one, answer all."""
+        note = read_note(frame.note)
+        place = (whole(note, "step"), whole(note, "round"), flag(note, "decoded"))
+        part = _Part(frame, reply, *place, came_s=time.monotonic())
         with self._lock:
-            self._came[frame.sender].append((frame, reply))
+            if self._over is not None:
+                raise CommunicationError(self._over)
+            if len(self._came[frame.sender]) >= _MOST_WAITING:
+                raise CommunicationError(f"rank {frame.sender} asks for one sum after the other and waits for none.")
+            never = next((rank for rank in sorted(self._gone) if not self._came[rank]), None)
+            if never is not None:
+                raise CommunicationError(_gone(never))
+            self._came[frame.sender].append(part)
             if not all(self._came):
                 return
             parts = [queue.popleft() for queue in self._came]
             try:
-                tensors = self._sum([frame for frame, _ in parts])
-            except CommunicationError as exc:
-                for asked, answer in parts:
-                    answer(asked.error(str(exc)))
-                return
-        for asked, answer in parts:
-            answer(asked.answer(tensors))
+                tensors = self._sum(parts)
+            except (CommunicationError, *UNDECODABLE) as exc:
+                answers = [part.frame.error(one_line(exc).rstrip(".")) for part in parts]
+            else:
+                answers = [part.frame.answer(tensors) for part in parts]
+        for part, answer in zip(parts, answers, strict=True):
+            part.reply(answer)
 
-    def waiting_for(self) -> list[int]:
-        """Ranks that others wait for."""
+    def waiting_for(self) -> tuple[float, list[int]]:
+        """Seconds the first of those who wait has waited, and the ranks they wait for; (0, []) if nobody does."""
         with self._lock:
-            return [rank for rank, queue in enumerate(self._came) if not queue] if any(self._came) else []
+            came_s = [queue[0].came_s for queue in self._came if queue]
+            missing = [rank for rank, queue in enumerate(self._came) if not queue]
+        return (time.monotonic() - min(came_s), missing) if came_s else (0.0, [])
+
+    def leave(self, sender: int) -> None:
+        """This rank takes part in no more sums than it has sent parts for."""
+        with self._lock:
+            self._gone.add(sender)
+            late = not self._came[sender] and any(self._came)
+        if late:
+            self.fail(_gone(sender))
+
+    def rest(self, sender: int) -> None:
+        """Nobody waits here for one rank more than for another."""
 
     def fail(self, reason: str) -> None:
-        """Answer everybody who waits that it is in vain."""
+        """Answer everybody who waits, and whoever comes, that it is in vain."""
         with self._lock:
-            waiting = [entry for queue in self._came for entry in queue]
+            self._over = reason
+            waiting = [part for queue in self._came for part in queue]
             for queue in self._came:
                 queue.clear()
-        for frame, reply in waiting:
-            reply(frame.error(reason))
+        for part in waiting:
+            part.reply(part.frame.error(reason))
 
-    def _sum(self, frames: list[Frame]) -> tuple[torch.Tensor, ...]:
-        first = frames[0]
-        note = read_note(first.note)
-        for frame in frames[1:]:
-            if frame.note != first.note or [t.shape for t in frame.tensors] != [t.shape for t in first.tensors]:
+    def state(self) -> dict[str, torch.Tensor]:
+        """What is owed to workers, as "parameter|field|number of dimensions"."""
+        with self._lock:
+            return {
+                f"{name}|{field}|1": value.detach().clone().view(-1)
+                for name, kept in self._write.by_parameter().items()
+                for field, value in kept.items()
+            }
+
+    def restore(self, tensors: tuple[torch.Tensor, ...], keys: list[str]) -> None:
+        """Continue from what was owed then; raises CommunicationError, with nothing changed, if it does not fit."""
+        saved: ParameterState = {}
+        with self._lock:
+            owed = self._write.by_parameter()
+            for key, value in zip(keys, tensors, strict=True):
+                name, field, _ = key.rsplit("|", 2)
+                if field not in owed.get(name, {}) or owed[name][field].numel() != value.numel():
+                    raise CommunicationError(
+                        f'a saved state has {value.numel()} values of "{one_line(key, 80)}", which this server has not.'
+                    )
+                saved.setdefault(name, {})[field] = value.view(owed[name][field].shape)
+            self._write.restore(saved)
+
+    def _sum(self, parts: list[_Part]) -> tuple[torch.Tensor, ...]:
+        first = parts[0]
+        for part in parts[1:]:
+            if not part.fits(first):
                 raise CommunicationError(
-                    f"ranks sent different things for bucket {first.key}: rank {first.sender} {_about(first)}, rank "
-                    f"{frame.sender} {_about(frame)}."
+                    f"ranks sent different things for bucket {first.frame.key}: {first.about()}, {part.about()}."
                 )
-        if not note["decoded"]:
-            totals = tuple(tensor.clone() for tensor in first.tensors)
-            for frame in frames[1:]:
-                for total, tensor in zip(totals, frame.tensors, strict=True):
-                    total += tensor
-            return totals
-        moment = Moment(int(note["step"]), 0, self._world_size, int(note["round"]))
-        return self._merge([Payload(frame.tensors) for frame in frames], moment)
+        if first.decoded:
+            return self._merge(parts)
+        totals = tuple(tensor.clone() for tensor in first.frame.tensors)
+        for part in parts[1:]:
+            for total, tensor in zip(totals, part.frame.tensors, strict=True):
+                total += tensor
+        return totals
 
-    def _merge(self, payloads: list[Payload], moment: Moment) -> tuple[torch.Tensor, ...]:
-        self._read.moment = moment
-        # Other random numbers than any worker's: what was rounded up once must not be rounded up again.
-        self._write.moment = dataclasses.replace(moment, rank=moment.world_size + self._server)
+    def _merge(self, parts: list[_Part]) -> tuple[torch.Tensor, ...]:
+        moment = Moment(parts[0].step, 0, self._world_size, parts[0].round)
         total, one = (torch.empty(self._bucket.numel, dtype=self._bucket.dtype) for _ in range(2))
-        try:
-            self._compression.decode(payloads[0], total, self._read)
-            for payload in payloads[1:]:
-                self._compression.decode(payload, one, self._read)
+        for rank, part in enumerate(parts):
+            self._read.moment = dataclasses.replace(moment, rank=rank)
+            decode_payload(part.frame.tensors, one if rank else total, self._compression, self._read)
+            if rank:
                 total += one
-        except (RuntimeError, ValueError, IndexError) as exc:
-            raise CommunicationError(f"a payload cannot be decoded: {exc}.") from exc
+        # Other random numbers than any worker's: what was rounded up once must not be rounded up again.
+        self._write.moment = dataclasses.replace(moment, rank=self._world_size + self._server)
         return self._back.encode(total, self._write).tensors
 
 
-def _about(frame: Frame) -> str:
-    sizes = ", ".join(f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}" for tensor in frame.tensors)
-    return f"{frame.note} with {sizes}"
+def _gone(rank: int) -> str:
+    return f"rank {rank} has detached and takes part in no more sums"

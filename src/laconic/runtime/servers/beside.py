@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import subprocess
 import sys
 import threading
+import time
 from typing import Protocol
 
 from laconic.core.connection import Address
@@ -13,78 +14,110 @@ from laconic.core.listener import Listener
 from laconic.errors import CommunicationError, one_line
 from laconic.runtime.servers.service import Service
 
-_LOG = logging.getLogger("laconic")
 _START_S = 120.0
 """A process must first import torch, and many may do so at the same time."""
-_END_S = 5.0
+_END_S = 10.0
+"""What a process needs to end when nobody is connected any more."""
 
 
 class Beside(Protocol):
-    """A server that this rank has started."""
+    """A server that this rank has started; `holds`: it is to hold parameters, not only to form sums."""
 
-    address: Address
+    @property
+    def address(self) -> Address:
+        """Where it listens, once it does."""
+        ...
 
-    def stop(self, timeout_s: float) -> None:
-        """Wait until all ranks have said goodbye, for at most `timeout_s`, then end it."""
+    def listens(self, wait_s: float) -> bool:
+        """Whether it does within `wait_s`; raises CommunicationError if it never will."""
+        ...
+
+    def stop(self, *, at_once: bool) -> None:
+        """End it: now, or when all ranks, which have said goodbye, have gone."""
         ...
 
 
 class ThreadServer:
     """A server in threads of this process."""
 
-    def __init__(self, host: str, name: str, token: bytes) -> None:
+    def __init__(self, host: str, name: str, token: bytes, *, max_connections: int, holds: bool) -> None:
         self._service = Service(name)
-        self._listener = Listener(self._service, address=(host, 0), token=token, name=name)
+        self._listener = Listener(
+            self._service, address=(host, 0), token=token, name=name, max_connections=max_connections
+        )
         self.address = self._listener.address
 
-    def stop(self, timeout_s: float) -> None:
+    def listens(self, wait_s: float) -> bool:
         """See Beside."""
-        self._service.finished.wait(timeout_s)
+        return True
+
+    def stop(self, *, at_once: bool) -> None:
+        """See Beside."""
+        if not at_once:
+            self._service.finished.wait(_END_S)
+        self._service.finished.set()
         self._listener.close()
 
 
 class ProcessServer:
     """A server in a child process."""
 
-    def __init__(self, host: str, name: str, token: bytes) -> None:
+    def __init__(self, host: str, name: str, token: bytes, *, max_connections: int, holds: bool) -> None:
         self._name = name
+        self._host = host
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "laconic.runtime.servers.process", host, name],
+            [
+                *(sys.executable, "-m", "laconic.runtime.servers.process", host, name, str(max_connections)),
+                "holds" if holds else "sums",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self._process.stdin is not None
+        self._began_s = time.monotonic()
+        self._first_line: list[str] = []
+        self._reader = threading.Thread(target=self._read, name=f"laconic-{name}-start", daemon=True)
+        self._reader.start()
         try:
+            assert self._process.stdin is not None
             self._process.stdin.write(token.hex() + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError as exc:
+        except OSError as exc:
+            self.stop(at_once=True)
             raise CommunicationError(f"{name} ended before it listened: {one_line(exc)}.") from exc
-        self.address = (host, self._read_port())
 
-    def _read_port(self) -> int:
-        lines: list[str] = []
-        stdout = self._process.stdout
-        assert stdout is not None
-        reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
-        reader.start()
-        reader.join(_START_S)
-        if not lines or not lines[0].strip().isdigit():
-            self._process.kill()
-            self._process.wait(_END_S)
-            raise CommunicationError(f"{self._name}, a child process of this rank, did not start in {_START_S:g} s.")
-        return int(lines[0])
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._first_line.append(self._process.stdout.readline().strip())
 
-    def stop(self, timeout_s: float) -> None:
+    @property
+    def address(self) -> Address:
+        """See Beside."""
+        return self._host, int(self._first_line[0])
+
+    def listens(self, wait_s: float) -> bool:
+        """See Beside."""
+        self._reader.join(wait_s)
+        if self._first_line and self._first_line[0].isdigit():
+            return True
+        if self._first_line:
+            raise CommunicationError(f"{self._name}, a child process, ended before it listened; it has said why.")
+        if time.monotonic() - self._began_s > _START_S:
+            raise CommunicationError(f"{self._name}, a child process, did not listen in {_START_S:g} s.")
+        return False
+
+    def stop(self, *, at_once: bool) -> None:
         """See Beside."""
         try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            if timeout_s > 0:
-                _LOG.warning("%s was ended: not all ranks said goodbye in %g s.", self._name, timeout_s)
+            if not at_once:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_END_S)
+            # Everybody who needs it has said goodbye, or the job is over: nothing is lost with it.
             self._process.kill()
             self._process.wait(_END_S)
+            self._reader.join(_END_S)
         finally:
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(OSError):
+                        pipe.close()

@@ -14,13 +14,17 @@ from laconic.core.moment import Moment
 from laconic.core.paced import PacedLink
 from laconic.core.plan import Bucket
 from laconic.core.transport import Transport
-from laconic.errors import CommunicationError
+from laconic.errors import CommunicationError, PeerLost
+from laconic.runtime.agreement import raise_last_words
 from laconic.runtime.servers.protocol import (
     BYE,
     CONFIGURE,
+    JOIN,
+    MISSING,
     PULL,
     PUSH,
     REDUCE,
+    REST,
     RESTORE,
     STATE,
     Configuration,
@@ -31,13 +35,19 @@ from laconic.runtime.servers.protocol import (
 class ServerAnswer:
     """A request to a server; see core/exchange.py."""
 
-    def __init__(self, reply: Reply, device: torch.device) -> None:
+    def __init__(self, reply: Reply, device: torch.device, transport: Transport) -> None:
         self._reply = reply
         self._device = device
+        self._transport = transport
 
     def wait(self) -> None:
         """See Work."""
-        self._reply.wait()
+        try:
+            self._reply.wait()
+        except PeerLost:
+            # A server ends with the rank that started it, and that rank may have said why.
+            raise_last_words(self._transport)
+            raise
 
     def done(self) -> bool:
         """See Work."""
@@ -80,13 +90,19 @@ class Client:
         placement: Placement,
         transport: Transport,
         *,
+        job: str,
         token: bytes,
         timeout_s: float,
+        beside: bool,
         link: PacedLink | None = None,
     ) -> None:
+        """`job`: a name no other job has. `beside`: servers were started by the ranks, in turn."""
         self._transport = transport
-        self._placement = placement
+        self.placement = placement
+        """Where each bucket is served."""
         self._callers: list[Caller] = []
+        # Not the transport: callers are freed late, and would keep its connection to the job's store.
+        traffic = transport.traffic
         try:
             for number, address in enumerate(addresses):
                 self._callers.append(
@@ -95,15 +111,21 @@ class Client:
                         token=token,
                         rank=transport.rank,
                         timeout_s=timeout_s,
-                        name=f"server {number}",
+                        name=f"server {number}" + (f" of rank {number % transport.world_size}" if beside else ""),
                         connect_timeout_s=min(60.0, timeout_s),
-                        count=lambda payload, overhead: transport.traffic.count("control", "frames", overhead),
+                        count=lambda payload, overhead: traffic.count("control", "frames", overhead),
                         link=link,
                     )
                 )
+            self._ask_all(JOIN, job, what="joining")
         except CommunicationError:
             self.hang_up()
             raise
+
+    def _ask_all(self, kind: int, note: str = "", *, what: str) -> None:
+        replies = [caller.call(kind, note=note, what=what) for caller in self._callers]
+        for reply in replies:
+            reply.wait()
 
     def configure(self, about: Sequence[Configuration], values: Mapping[int, torch.Tensor]) -> None:
         """Tell every server about the job; one rank does."""
@@ -120,7 +142,7 @@ class Client:
             reply.wait()
 
     def _caller(self, bucket: int) -> Caller:
-        return self._callers[self._placement.owners[bucket]]
+        return self._callers[self.placement.owners[bucket]]
 
     def _count(self, operation: str, tensors: Sequence[torch.Tensor]) -> None:
         self._transport.traffic.count("payload", operation, sum(tensor.nbytes for tensor in tensors))
@@ -135,6 +157,7 @@ class Client:
         return ServerAnswer(
             self._caller(bucket).call(REDUCE, key=bucket, tensors=sent, note=note, what=f"sum of {what}"),
             tensors[0].device if tensors else torch.device("cpu"),
+            self._transport,
         )
 
     def push(
@@ -154,6 +177,7 @@ class Client:
         return ServerAnswer(
             self._caller(bucket).call(PUSH, key=bucket, tensors=sent, note=note, what=f"push of {what}"),
             tensors[0].device if tensors else torch.device("cpu"),
+            self._transport,
         )
 
     def pull(self, bucket: int) -> torch.Tensor:
@@ -172,11 +196,18 @@ class Client:
         what = f"restoring bucket {bucket}"
         self._caller(bucket).call(RESTORE, key=bucket, tensors=tensors, note=json.dumps(list(state)), what=what).wait()
 
+    def rest(self) -> None:
+        """Tell every server that this rank is about to wait for the others elsewhere."""
+        self._ask_all(REST, what="rest")
+
     def leave(self) -> None:
         """Say goodbye to every server."""
-        replies = [caller.call(BYE, what="goodbye") for caller in self._callers]
-        for reply in replies:
-            reply.wait()
+        self._ask_all(BYE, what="goodbye")
+
+    def missing(self, server: int) -> tuple[list[int], float]:
+        """Ranks that have not said goodbye to a server, and for how many seconds it has heard of nobody."""
+        note = json.loads(self._callers[server].call(MISSING, what="goodbye of the others").frame.note)
+        return note["ranks"], note["quiet_s"]
 
     def hang_up(self) -> None:
         """Close all connections."""

@@ -1,13 +1,17 @@
-"""A server in a process of its own, started by a worker: `python -m laconic.runtime.servers.process HOST NAME`.
+"""A server in a process of its own, as a worker starts it:
+
+    python -m laconic.runtime.servers.process HOST NAME MAX_CONNECTIONS holds|sums
 
 The token comes as the first line of standard input, in hex, so that no list of processes shows it. The first line of
-standard output says at which port the server listens. It ends when all ranks have said goodbye, or when standard input
-does: with the worker that started it.
+standard output says at which port the server listens. It ends when all ranks have said goodbye, or soon after the
+worker that started it, which shows in the end of standard input.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -19,31 +23,42 @@ from laconic.core.paced import link_from_environment
 from laconic.errors import LaconicError
 from laconic.runtime.servers.service import Service
 
+_LOOK_S = 1.0
+
 
 def main() -> int:
     """Serve until the job ends."""
     # Ctrl-C reaches the whole group; the workers decide when the job ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    host, name = sys.argv[1:3]
+    parent = os.getppid()
+    host, name, most, work = sys.argv[1:5]
     token = bytes.fromhex(sys.stdin.readline().strip())
+    if work == "holds":
+        # The first optimizer would load it, for as long as torch itself takes, while all ranks wait.
+        importlib.import_module("torch._dynamo")
     service = Service(name)
     try:
         link = link_from_environment(os.environ)
-        listener = Listener(service, address=(host, 0), token=token, name=name, link=link)
+        listener = Listener(service, address=(host, 0), token=token, name=name, max_connections=int(most), link=link)
     except LaconicError as exc:
         print(exc, file=sys.stderr, flush=True)  # noqa: T201 - read by the worker that started this
         return 2
     with listener:
         print(listener.address[1], flush=True)  # noqa: T201 - likewise
-        threading.Thread(target=_until_parent_ends, args=(service,), daemon=True).start()
+        threading.Thread(target=_until_parent_ends, args=(service, parent), daemon=True).start()
         service.finished.wait()
     return 0
 
 
-def _until_parent_ends(service: Service) -> None:
-    sys.stdin.read()
-    service.finished.set()
+def _until_parent_ends(service: Service, parent: int) -> None:
+    # What the parent has forked may hold its end of the pipe open, so the pipe alone would not tell.
+    while os.getppid() == parent and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+        pass
+    if service.about is None:
+        service.finished.set()
+    # Else it stays for a moment: others may still have to be told.
+    service.lose(f"{service.name} ends, because the rank that started it has ended")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """What workers and servers say to each other: kinds of frames, and what their notes hold.
 
+    JOIN        every rank, first     note: the job's name
     CONFIGURE   rank 0, once          note: Configuration     tensors: parameters of each bucket, if servers hold them
     REDUCE      every rank, a round   note: step, decoded     tensors: a payload; the answer: the sum
     PUSH        a rank, a step        note: step, groups ...  tensors: a payload; the answer: parameters
-    STATE       rank 0                the answer: parameters and what the optimizer remembers
-    RESTORE     rank 0                tensors: the same
+    REST        every rank            it waits for the others elsewhere, so nobody needs to wait for it here
+    STATE       rank 0                the answer: what the optimizer, or the sum, remembers
+    RESTORE     rank 0                tensors: parameters, if servers hold them, and the same
     PULL        a rank                the answer: parameters as they are
     BYE         every rank, at last
+    MISSING     a rank, afterwards    the answer's note: who has not said goodbye, and how long nobody has come
 
 A note is JSON and checked field by field: what comes from a network is not to be trusted, even with the right token.
 """
@@ -14,17 +17,27 @@ A note is JSON and checked field by field: what comes from a network is not to b
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from laconic.compression import Compressor
+from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
 from laconic.errors import CommunicationError, one_line
 
-CONFIGURE, REDUCE, PUSH, STATE, RESTORE, PULL, BYE = range(1, 8)
+JOIN, CONFIGURE, REDUCE, PUSH, REST, STATE, RESTORE, PULL, BYE, MISSING = range(1, 11)
+
+_MOST_RANKS = 2**16
+_LATEST = 2**53
+"""Steps and sizes: as far as JSON numbers are exact everywhere."""
+UNDECODABLE = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+"""What compressors and torch raise for tensors that are not what they take them for."""
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind
@@ -61,7 +74,9 @@ class Configuration:
     """The optimizer it runs; empty: it only forms sums."""
     groups: tuple[GroupSettings, ...] = ()
     group_of: tuple[tuple[str, int], ...] = ()
-    """The parameter group of each parameter."""
+    """The parameter group of each parameter; -1: in none, so it stays as it is."""
+    timeout_s: float = 300.0
+    """How long a rank may wait for others."""
 
     def write(self) -> str:
         """As a note."""
@@ -73,8 +88,12 @@ class Configuration:
                 "optimizer": self.optimizer,
                 "groups": self.groups,
                 "group_of": self.group_of,
+                "timeout_s": self.timeout_s,
                 "buckets": {
-                    str(number): [[t.name, list(t.shape), str(t.dtype).removeprefix("torch.")] for t in bucket.tensors]
+                    str(number): [
+                        [t.name, list(t.shape), str(t.dtype).removeprefix("torch."), t.part_of, t.start]
+                        for t in bucket.tensors
+                    ]
                     for number, bucket in self.buckets.items()
                 },
             }
@@ -91,25 +110,42 @@ class Configuration:
             }
             configuration = cls(
                 str(document["strategy"]),
-                int(document["world_size"]),
-                int(document["server"]),
+                whole(document, "world_size", at_least=1, at_most=_MOST_RANKS),
+                whole(document, "server"),
                 buckets,
                 str(document["optimizer"]),
                 tuple(group_settings(group) for group in document["groups"]),
                 tuple((str(name), int(index)) for name, index in document["group_of"]),
+                float(document["timeout_s"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise CommunicationError(f"a server was given a configuration it cannot read: {one_line(exc)}.") from exc
-        if configuration.optimizer and configuration.optimizer not in OPTIMIZERS:
-            raise CommunicationError(f'a server cannot run the optimizer "{one_line(configuration.optimizer, 60)}".')
+        configuration._check()
         return configuration
 
+    def _check(self) -> None:
+        if self.optimizer and self.optimizer not in OPTIMIZERS:
+            raise CommunicationError(f'a server cannot run the optimizer "{one_line(self.optimizer, 60)}".')
+        if not 0 < self.timeout_s < math.inf:
+            raise CommunicationError(f"a server was given a time limit of {self.timeout_s:g} s; it must be > 0.")
+        for number, bucket in self.buckets.items():
+            if not bucket.tensors or len({tensor.dtype for tensor in bucket.tensors}) > 1:
+                raise CommunicationError(f"a server was given bucket {number} without tensors, or with several dtypes.")
+        known = dict(self.group_of)
+        held = [tensor.name for bucket in self.buckets.values() for tensor in bucket.tensors] if self.optimizer else []
+        for name in held:
+            if not -1 <= known.get(name, -2) < len(self.groups):
+                raise CommunicationError(f'a server was not told the parameter group of "{one_line(name, 60)}".')
 
-def _spec(name: str, shape: list[int], dtype: str) -> TensorSpec:
+
+def _spec(name: str, shape: list[int], dtype: str, part_of: str, start: int) -> TensorSpec:
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ValueError(f'"{one_line(dtype, 40)}" is no type of parameter')
-    return TensorSpec(str(name), tuple(int(size) for size in shape), kind)
+    sizes = tuple(int(size) for size in shape)
+    if any(size < 0 for size in sizes) or math.prod(sizes) > _LATEST:
+        raise ValueError(f'parameter "{one_line(name, 40)}" has the shape {one_line(sizes, 60)}')
+    return TensorSpec(str(name), sizes, kind, part_of=str(part_of), start=int(start))
 
 
 def read_note(note: str) -> Mapping[str, Any]:
@@ -123,20 +159,65 @@ def read_note(note: str) -> Mapping[str, Any]:
     return document
 
 
+def whole(document: Mapping[str, Any], key: str, *, at_least: int = 0, at_most: int = _LATEST) -> int:
+    """A whole number of a note; raises CommunicationError if it is missing, something else or out of range."""
+    value = document.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= at_most:
+        raise CommunicationError(
+            f'a note must have a whole number from {at_least} to {at_most} as "{key}", got {one_line(value, 40)}.'
+        )
+    return value
+
+
+def wholes(document: Mapping[str, Any], key: str) -> list[int]:
+    """A list of whole numbers of a note."""
+    values = document.get(key)
+    if not isinstance(values, list) or any(type(value) is not int for value in values):
+        raise CommunicationError(f'a note must have a list of whole numbers as "{key}", got {one_line(values, 40)}.')
+    return values
+
+
+def flag(document: Mapping[str, Any], key: str) -> bool:
+    """A truth value of a note."""
+    value = document.get(key)
+    if not isinstance(value, bool):
+        raise CommunicationError(f'a note must have true or false as "{key}", got {one_line(value, 40)}.')
+    return value
+
+
+def decode_payload(
+    tensors: tuple[torch.Tensor, ...], out: torch.Tensor, compression: Compressor, state: BucketState
+) -> None:
+    """Write what a rank's payload stands for into `out`; raises CommunicationError if it is none of this bucket."""
+    rank = state.moment.rank
+    expected = compression.payload_bytes(state.bucket, state.moment)
+    found = sum(tensor.nbytes for tensor in tensors)
+    # Before decoding: compiled loops trust the size of what they read.
+    if found != expected:
+        raise CommunicationError(f"a payload of rank {rank} has {found} bytes, expected are {expected}.")
+    try:
+        compression.decode(Payload(tensors), out, state)
+    except UNDECODABLE as exc:
+        raise CommunicationError(f"a payload of rank {rank} cannot be decoded: {one_line(exc)}.") from exc
+
+
 def group_settings(group: Mapping[str, object]) -> GroupSettings:
     """The settings of a parameter group that can be sent; raises CommunicationError for one that cannot."""
     found: GroupSettings = {}
     for key, value in group.items():
         if key == "params":
             continue
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.item()
-        if isinstance(value, list | tuple):
-            value = tuple(cast(float, item) for item in value)
-        elif value is not None and not isinstance(value, bool | int | float | str):
+        value = tuple(map(_number, value)) if isinstance(value, list | tuple) else _number(value)
+        items = value if isinstance(value, tuple) else (value,)
+        if not all(item is None or isinstance(item, bool | int | float | str) for item in items):
             raise CommunicationError(
                 f'the optimizer has a {type(value).__name__} as "{one_line(key, 40)}", which cannot be sent to a '
                 "server. Use a number."
             )
         found[str(key)] = value
     return found
+
+
+def _number(value: object) -> object:
+    """A tensor of one number, such as a learning rate on a GPU, as that number."""
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -1,137 +1,249 @@
-"""One server: it is told about the job, then serves every rank until the last has said goodbye."""
+"""One server: it is told about the job, then serves every rank until the last has said goodbye.
+
+A rank that goes without a word, or keeps others waiting beyond the job's time limit, ends the job for all of them. The
+server then stays for a moment, so that everybody can be told who it was.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
-
-import torch
 
 from laconic.core.frames import Frame
 from laconic.core.listener import ReplyTo
-from laconic.errors import CommunicationError
+from laconic.errors import CommunicationError, one_line
 from laconic.runtime.servers.aggregator import Aggregator
-from laconic.runtime.servers.protocol import BYE, CONFIGURE, PULL, PUSH, REDUCE, RESTORE, STATE, Configuration
+from laconic.runtime.servers.protocol import (
+    BYE,
+    CONFIGURE,
+    JOIN,
+    MISSING,
+    PULL,
+    PUSH,
+    REDUCE,
+    REST,
+    RESTORE,
+    STATE,
+    Configuration,
+)
 from laconic.runtime.servers.shelf import Shelf
 from laconic.strategy import Strategy
 from laconic.synchronization import Asynchronous
 
 _LOG = logging.getLogger("laconic")
+_STAY_S = 10.0
+"""How long a server stays after a rank was lost, for the others to learn of it."""
+_FORE_S = 5.0
+"""A wait that is too long is ended this much before the workers would end it themselves, or a tenth of their limit."""
 
 
 class Service:
     """Handles the frames of one server; see core/listener.py."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._lock = threading.Lock()
+        self._job = ""
         self._about: Configuration | None = None
-        self._aggregators: dict[int, Aggregator] = {}
-        self._shelves: dict[int, Shelf] = {}
-        self._left: set[int] = set()
+        self._parts: dict[int, Aggregator | Shelf] = {}
+        self._present: set[int] = set()
+        self._strangers: Counter[int] = Counter()
+        self._goodbyes: set[int] = set()
         self._lost: str | None = None
+        self._lost_s = 0.0
+        self._heard_s = time.monotonic()
+        self.configured = threading.Event()
+        """Set when rank 0 has told about the job."""
         self.finished = threading.Event()
-        """Set when every rank has said goodbye, or one was lost and nothing more can be done."""
+        """Set when every rank has said goodbye and gone, or nothing more can be done."""
         self._serve: dict[int, Callable[[Frame, ReplyTo], None]] = {
+            JOIN: self._join,
             CONFIGURE: self._configure,
             REDUCE: lambda frame, reply: self._aggregator(frame).add(frame, reply),
             PUSH: lambda frame, reply: self._shelf(frame).push(frame, reply),
             PULL: lambda frame, reply: reply(frame.answer((self._shelf(frame).pull(frame.sender),))),
+            REST: self._rest,
             STATE: self._state,
             RESTORE: self._restore,
             BYE: self._bye,
+            MISSING: self._missing,
         }
+
+    @property
+    def about(self) -> Configuration | None:
+        """What rank 0 has said about the job."""
+        return self._about
+
+    @property
+    def lost(self) -> str | None:
+        """Why the job cannot go on, if it cannot."""
+        return self._lost
 
     def frame(self, frame: Frame, reply: ReplyTo) -> None:
         """See Handler."""
         serve = self._serve.get(frame.kind)
         if serve is None:
-            raise CommunicationError(f"{self._name} knows no request of kind {frame.kind}.")
-        if frame.kind != CONFIGURE:
-            if self._about is None:
-                raise CommunicationError(f"{self._name} has not been told about the job yet.")
-            if not 0 <= frame.sender < self._about.world_size:
-                raise CommunicationError(
-                    f"{self._name} serves {self._about.world_size} ranks, not rank {frame.sender}."
-                )
+            raise CommunicationError(f"{self.name} knows no request of kind {frame.kind}.")
+        if frame.kind != JOIN:
+            self._check_sender(frame)
+        if frame.kind != MISSING:
+            self._heard_s = time.monotonic()
+        serve(frame, reply)
+
+    def _check_sender(self, frame: Frame) -> None:
+        sender, about = frame.sender, self._about
+        if about is not None and sender >= about.world_size:
+            raise CommunicationError(f"{self.name} serves {about.world_size} ranks, not rank {sender}.")
+        if sender not in self._present:
+            raise CommunicationError(f"rank {sender} has not joined the job of {self.name}.")
+        if about is None and frame.kind != CONFIGURE:
+            raise CommunicationError(f"{self.name} has not been told about the job yet.")
         if self._lost is not None and frame.kind != BYE:
             raise CommunicationError(self._lost)
-        serve(frame, reply)
+        if sender in self._goodbyes and frame.kind not in (BYE, MISSING):
+            raise CommunicationError(f"rank {sender} has said goodbye to {self.name} already.")
 
     def left(self, sender: int, reason: str) -> None:
         """See Handler; a rank that goes without a word takes the others with it."""
         with self._lock:
-            if self._about is None or sender in self._left or self._lost is not None:
+            if self._strangers[sender]:
+                self._strangers[sender] -= 1
                 return
-            self._lost = f"rank {sender} {reason} before the end of training"
-        _LOG.error("%s: %s", self._name, self._lost)
-        for part in (*self._aggregators.values(), *self._shelves.values()):
-            part.fail(self._lost)
-        self.finished.set()
+            if sender not in self._present:
+                return
+            self._present.discard(sender)
+        if self._about is None:
+            return
+        if sender not in self._goodbyes:
+            self.lose(f"rank {sender} {reason} before the end of training")
+        if not self._present and (self._lost is not None or not self._awaited()):
+            self.finished.set()
+
+    def lose(self, reason: str) -> None:
+        """Tell everybody, now or when they come, that the job cannot go on; the first reason stays."""
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost, self._lost_s = reason, time.monotonic()
+        _LOG.error("%s: %s", self.name, reason)
+        for part in self._parts.values():
+            part.fail(reason)
+        if not self._present:
+            self.finished.set()
+
+    def _awaited(self) -> list[int]:
+        """Ranks that have not said goodbye."""
+        assert self._about is not None
+        return [rank for rank in range(self._about.world_size) if rank not in self._goodbyes]
+
+    def _join(self, frame: Frame, reply: ReplyTo) -> None:
+        with self._lock:
+            if self._about is None and not self._present:
+                self._job = frame.note
+            if frame.note != self._job or frame.sender in self._present:
+                # Its connection will end; that must not be taken for the end of the rank that is served.
+                self._strangers[frame.sender] += 1
+                raise CommunicationError(f"{self.name} serves another job. Wait for its end, or use other servers.")
+            self._present.add(frame.sender)
+        reply(frame.answer())
 
     def _configure(self, frame: Frame, reply: ReplyTo) -> None:
         about = Configuration.read(frame.note)
-        strategy = Strategy.parse(about.strategy)
-        rule, compression = strategy.synchronization, strategy.compression
+        parts = self._make_parts(about, frame)
         with self._lock:
-            if self._about is not None:
-                raise CommunicationError(f"{self._name} already serves a job.")
-            if isinstance(rule, Asynchronous):
-                for (number, bucket), values in zip(about.buckets.items(), frame.tensors, strict=True):
-                    if values.numel() != bucket.numel or values.dtype != bucket.dtype:
-                        raise CommunicationError(f"bucket {number} has {bucket.numel} values, got {values.numel()}.")
-                    self._shelves[number] = Shelf(number, about, compression, rule, values)
-            else:
-                for number, bucket in about.buckets.items():
-                    self._aggregators[number] = Aggregator(
-                        bucket, compression, world_size=about.world_size, server=about.server
-                    )
-            self._about = about
+            # Sums may be told anew which buckets there are; who holds parameters keeps them.
+            told = self._about
+            if told is not None and (told.optimizer or about.strategy != told.strategy):
+                raise CommunicationError(f"{self.name} already serves a job.")
+            self._about, self._parts = about, parts
+        if told is None:
+            threading.Thread(target=self._watch, name=f"laconic-{self.name}-watch", daemon=True).start()
+            self.configured.set()
         reply(frame.answer())
 
+    def _make_parts(self, about: Configuration, frame: Frame) -> dict[int, Aggregator | Shelf]:
+        strategy = Strategy.parse(about.strategy)
+        rule, compression = strategy.synchronization, strategy.compression
+        parts: dict[int, Aggregator | Shelf] = {}
+        held = len(about.buckets) if isinstance(rule, Asynchronous) else 0
+        if len(frame.tensors) != held or isinstance(rule, Asynchronous) != bool(about.optimizer):
+            raise CommunicationError(f"{self.name} is to hold {held} buckets and was sent {len(frame.tensors)}.")
+        for place, (number, bucket) in enumerate(about.buckets.items()):
+            if isinstance(rule, Asynchronous):
+                values = frame.tensors[place]
+                if values.numel() != bucket.numel or values.dtype != bucket.dtype:
+                    raise CommunicationError(f"bucket {number} has {bucket.numel} values, got {values.numel()}.")
+                parts[number] = Shelf(number, about, compression, rule, values)
+            else:
+                parts[number] = Aggregator(bucket, compression, world_size=about.world_size, server=about.server)
+        return parts
+
+    def _watch(self) -> None:
+        """End waits that are too long, and a job that was lost a while ago."""
+        assert self._about is not None
+        limit_s = self._about.timeout_s
+        patience_s = limit_s - min(_FORE_S, 0.1 * limit_s)
+        while not self.finished.wait(min(1.0, limit_s / 50)):
+            if self._lost is not None:
+                if time.monotonic() - self._lost_s > _STAY_S:
+                    self.finished.set()
+                continue
+            for number, part in self._parts.items():
+                waited_s, ranks = part.waiting_for()
+                if waited_s > patience_s:
+                    who = ", ".join(map(str, ranks))
+                    self.lose(
+                        f"rank {who} kept the others waiting at bucket {number} for {waited_s:.3g} s; the limit is "
+                        f"{limit_s:g} s"
+                    )
+
     def _aggregator(self, frame: Frame) -> Aggregator:
-        if frame.key not in self._aggregators:
-            raise CommunicationError(f"{self._name} forms no sums of bucket {frame.key}.")
-        return self._aggregators[frame.key]
+        part = self._parts.get(frame.key)
+        if not isinstance(part, Aggregator):
+            raise CommunicationError(f"{self.name} forms no sums of bucket {frame.key}.")
+        return part
 
     def _shelf(self, frame: Frame) -> Shelf:
-        if frame.key not in self._shelves:
-            raise CommunicationError(f"{self._name} holds no parameters of bucket {frame.key}.")
-        return self._shelves[frame.key]
+        part = self._parts.get(frame.key)
+        if not isinstance(part, Shelf):
+            raise CommunicationError(f"{self.name} holds no parameters of bucket {frame.key}.")
+        return part
+
+    def _part(self, frame: Frame) -> Aggregator | Shelf:
+        if frame.key not in self._parts:
+            raise CommunicationError(f"{self.name} has no bucket {frame.key}.")
+        return self._parts[frame.key]
+
+    def _rest(self, frame: Frame, reply: ReplyTo) -> None:
+        for part in self._parts.values():
+            part.rest(frame.sender)
+        reply(frame.answer())
 
     def _state(self, frame: Frame, reply: ReplyTo) -> None:
-        if frame.key in self._aggregators:
-            owed = self._aggregators[frame.key].owed.by_parameter()
-            fields = {f"{name}|{field}|1": value for name, kept in owed.items() for field, value in kept.items()}
-        else:
-            fields = self._shelf(frame).state()
-        reply(frame.answer([value.reshape(-1).clone() for value in fields.values()], json.dumps(list(fields))))
+        fields = self._part(frame).state()
+        reply(frame.answer(tuple(fields.values()), json.dumps(list(fields))))
 
     def _restore(self, frame: Frame, reply: ReplyTo) -> None:
         try:
-            keys = [str(key) for key in json.loads(frame.note)]
-        except ValueError as exc:
-            raise CommunicationError(f"{self._name} was sent a state it cannot read: {exc}.") from exc
-        if frame.key in self._aggregators:
-            saved: dict[str, dict[str, torch.Tensor]] = {}
-            for key, value in zip(keys, frame.tensors, strict=True):
-                name, field, _ = key.rsplit("|", 2)
-                saved.setdefault(name, {})[field] = value
-            self._aggregators[frame.key].owed.restore(saved)
-        else:
-            values, rest = frame.tensors[0], frame.tensors[1:]
-            self._shelf(frame).restore(values, dict(zip(keys, rest, strict=True)))
+            keys = json.loads(frame.note)
+        except (ValueError, RecursionError) as exc:
+            raise CommunicationError(f"{self.name} was sent a state it cannot read: {one_line(exc)}.") from exc
+        if not isinstance(keys, list) or not all(isinstance(key, str) and key.count("|") >= 2 for key in keys):
+            raise CommunicationError(f"{self.name} was sent a state whose fields have no names.")
+        self._part(frame).restore(frame.tensors, keys)
         reply(frame.answer())
 
     def _bye(self, frame: Frame, reply: ReplyTo) -> None:
-        assert self._about is not None
         with self._lock:
-            self._left.add(frame.sender)
-            last = len(self._left) == self._about.world_size
-        for shelf in self._shelves.values():
-            shelf.leave(frame.sender)
+            self._goodbyes.add(frame.sender)
+        for part in self._parts.values():
+            part.leave(frame.sender)
         reply(frame.answer())
-        if last:
-            self.finished.set()
+
+    def _missing(self, frame: Frame, reply: ReplyTo) -> None:
+        quiet_s = time.monotonic() - self._heard_s
+        reply(frame.answer(note=json.dumps({"ranks": self._awaited(), "quiet_s": quiet_s})))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from laconic.compression import Compressor
 from laconic.core.frames import Frame
 from laconic.core.listener import ReplyTo
 from laconic.core.moment import Moment
-from laconic.core.payload import Payload
-from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
-from laconic.errors import CommunicationError, one_line
-from laconic.runtime.servers.protocol import OPTIMIZERS, Configuration, GroupSettings, group_settings, read_note
+from laconic.errors import CommunicationError
+from laconic.runtime.servers.held import HeldParameters
+from laconic.runtime.servers.protocol import Configuration, decode_payload, read_note, whole, wholes
 from laconic.synchronization import Asynchronous
 
 
@@ -31,11 +28,25 @@ class _Worker:
     """The parameters it has, where that is needed."""
     answers: BucketState
     """The state of what is sent to it."""
+    step: int = 0
+    """The step of its last push, as it counts them."""
     clock: int = 0
-    """Steps it has pushed."""
+    """Steps it has pushed since all workers last rested."""
     version: int = 0
     """Updates applied when it last got parameters."""
+    resting: bool = False
+    """It waits for the others elsewhere."""
     gone: bool = False
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A worker that has pushed and has not been answered."""
+
+    frame: Frame
+    reply: ReplyTo
+    staleness: int
+    came_s: float
 
 
 class Shelf:
@@ -44,107 +55,88 @@ class Shelf:
     def __init__(
         self, number: int, about: Configuration, compression: Compressor, rule: Asynchronous, values: torch.Tensor
     ) -> None:
-        self._number = number
-        self._bucket: Bucket = about.buckets[number]
+        self._bucket = about.buckets[number]
         self._compression = compression
         self._rule = rule
         self._world_size = about.world_size
         self._server = about.server
         self._lock = threading.Lock()
-        self._values = values.clone()
-        self._parameters = {
-            tensor.name: nn.Parameter(self._values[place].view(tensor.shape))
-            for tensor, place in self._bucket.segments()
-        }
-        self._optimizer, self._places = self._make_optimizer(about)
+        self._held = HeldParameters(number, about, values)
         self._read = compression.init(self._bucket)
         # The difference to what a worker has is what it is still owed; no other residual is needed.
         back = compression.back().forgetful()
         self._back = None if back.lossless or not all(layer.keeps_scale for layer in back.layers()) else back
         remember = self._back is not None or rule.compensation > 0
         self._workers = [
-            _Worker(self._values.clone() if remember else None, (self._back or compression).init(self._bucket))
+            _Worker(values.clone() if remember else None, (self._back or compression).init(self._bucket))
             for _ in range(about.world_size)
         ]
         self._version = 0
-        self._waiting: list[tuple[Frame, ReplyTo, dict[str, int]]] = []
-
-    def _make_optimizer(self, about: Configuration) -> tuple[torch.optim.Optimizer, dict[int, int]]:
-        group_of = dict(about.group_of)
-        members: dict[int, list[nn.Parameter]] = {}
-        for name, parameter in self._parameters.items():
-            members.setdefault(group_of[name], []).append(parameter)
-        places = {group: place for place, group in enumerate(sorted(members))}
-        groups = [{"params": members[group], **about.groups[group]} for group in sorted(members)]
-        kind = OPTIMIZERS[about.optimizer]
-        try:
-            return kind(groups), places  # pyrefly: ignore[missing-argument] - every kind has its own
-        except (TypeError, ValueError, KeyError) as exc:
-            raise CommunicationError(f"a server cannot make a {about.optimizer}: {one_line(exc)}.") from exc
+        self._over: str | None = None
+        self._waiting: list[_Waiting] = []
 
     def push(self, frame: Frame, reply: ReplyTo) -> None:
         """Apply a worker's gradient; the answer comes when the worker may go on."""
         note = read_note(frame.note)
+        step, unused = whole(note, "step"), wholes(note, "unused")
         worker = self._workers[frame.sender]
         with self._lock:
+            if self._over is not None:
+                raise CommunicationError(self._over)
+            if any(waiting.frame.sender == frame.sender for waiting in self._waiting):
+                raise CommunicationError(f"rank {frame.sender} pushes again before it was answered.")
+            # Whatever can be wrong is looked at before anything changes.
+            settings = self._held.read_groups(note.get("groups"))
             staleness = self._version - worker.version
-            self._apply(Payload(frame.tensors), worker, note, staleness, frame.sender)
+            gradient = self._gradient(frame, step, worker)
+            self._held.apply(gradient, settings, unused=unused, rate=self._rule.rate(self._world_size, staleness))
             self._version += 1
-            worker.clock += 1
-            worker.version = self._version
-            self._waiting.append((frame, reply, {"staleness": staleness}))
+            worker.clock, worker.step = worker.clock + 1, step
+            worker.resting = False
+            self._waiting.append(_Waiting(frame, reply, staleness, time.monotonic()))
             self._answer_ready()
 
-    def _apply(
-        self, payload: Payload, worker: _Worker, note: Mapping[str, object], staleness: int, sender: int
-    ) -> None:
-        gradient = torch.empty_like(self._values)
-        self._read.moment = Moment(int(str(note["step"])), sender, self._world_size)
-        try:
-            self._compression.decode(payload, gradient, self._read)
-        except (RuntimeError, ValueError, IndexError) as exc:
-            raise CommunicationError(f"a gradient of rank {sender} cannot be decoded: {one_line(exc)}.") from exc
+    def _gradient(self, frame: Frame, step: int, worker: _Worker) -> torch.Tensor:
+        values = self._held.values
+        gradient = torch.empty_like(values)
+        self._read.moment = Moment(step, frame.sender, self._world_size, step)
+        decode_payload(frame.tensors, gradient, self._compression, self._read)
         if self._rule.compensation and worker.known is not None:
-            gradient.addcmul_(gradient * gradient, self._values - worker.known, value=self._rule.compensation)
-        groups, unused = note["groups"], note["unused"]
-        assert isinstance(groups, list)
-        assert isinstance(unused, list)
-        rate = self._rule.rate(self._world_size, staleness)
-        for group, place in self._places.items():
-            settings: GroupSettings = group_settings(groups[group])
-            self._optimizer.param_groups[place].update(settings)
-            self._optimizer.param_groups[place]["lr"] = float(str(settings["lr"])) * rate
-        for index, (tensor, place) in enumerate(self._bucket.segments()):
-            used = index not in unused
-            self._parameters[tensor.name].grad = gradient[place].view(tensor.shape) if used else None
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+            gradient.addcmul_(gradient * gradient, values - worker.known, value=self._rule.compensation)
+        return gradient
+
+    def _slowest(self) -> int | None:
+        """The clock of the worker that has pushed least among those still to push."""
+        return min((worker.clock for worker in self._workers if not worker.gone and not worker.resting), default=None)
 
     def _answer_ready(self) -> None:
         """Answer everybody who is not too far ahead."""
-        slowest = min((worker.clock for worker in self._workers if not worker.gone), default=0)
-        still: list[tuple[Frame, ReplyTo, dict[str, int]]] = []
-        for frame, reply, facts in self._waiting:
-            ahead = self._workers[frame.sender].clock - slowest
+        slowest = self._slowest()
+        still: list[_Waiting] = []
+        for waiting in self._waiting:
+            sender = waiting.frame.sender
+            ahead = 0 if slowest is None else self._workers[sender].clock - slowest
             if self._rule.lead is not None and ahead > self._rule.lead:
-                still.append((frame, reply, facts))
+                still.append(waiting)
                 continue
-            self._workers[frame.sender].version = self._version
-            reply(frame.answer(self._for(frame.sender), json.dumps({**facts, "lead": ahead})))
+            self._workers[sender].version = self._version
+            facts = json.dumps({"staleness": waiting.staleness, "lead": ahead})
+            waiting.reply(waiting.frame.answer(self._for(sender), facts))
         self._waiting = still
 
     def _for(self, sender: int) -> tuple[torch.Tensor, ...]:
         """Parameters as they are sent to a worker: all, or how they differ from what it has."""
-        worker = self._workers[sender]
+        worker, values = self._workers[sender], self._held.values
         if self._back is None:
             if worker.known is not None:
-                worker.known.copy_(self._values)
-            return (self._values.clone(),)
+                worker.known.copy_(values)
+            return (values.clone(),)
         assert worker.known is not None
-        moment = Moment(worker.clock, self._world_size + self._server, self._world_size)
-        worker.answers.moment = dataclasses.replace(moment, rank=moment.rank + sender)
-        payload = self._back.encode(self._values - worker.known, worker.answers)
-        sent = torch.empty_like(self._values)
+        # The worker's step, which it decodes by; other random numbers than those of any worker.
+        rank = self._world_size * (1 + self._server) + sender
+        worker.answers.moment = Moment(worker.step, rank, self._world_size, worker.step)
+        payload = self._back.encode(values - worker.known, worker.answers)
+        sent = torch.empty_like(values)
         self._back.decode(payload, sent, worker.answers)
         worker.known += sent
         return payload.tensors
@@ -155,31 +147,32 @@ class Shelf:
             worker = self._workers[sender]
             worker.version = self._version
             if worker.known is not None:
-                worker.known.copy_(self._values)
-            return self._values.clone()
+                worker.known.copy_(self._held.values)
+            return self._held.values.clone()
 
     def state(self) -> dict[str, torch.Tensor]:
         """What the optimizer remembers, as "parameter|field|number of dimensions"."""
         with self._lock:
-            return {
-                f"{name}|{field}|{torch.as_tensor(value).dim()}": torch.as_tensor(value).detach().clone().view(-1)
-                for name, parameter in self._parameters.items()
-                for field, value in self._optimizer.state.get(parameter, {}).items()
-                if isinstance(value, torch.Tensor | float | int)
-            }
+            return self._held.state()
 
-    def restore(self, values: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from other parameters and what the optimizer remembered then."""
+    def restore(self, tensors: tuple[torch.Tensor, ...], keys: list[str]) -> None:
+        """Continue from other parameters, the first tensor, and what the optimizer remembered then."""
+        if len(tensors) != len(keys) + 1:
+            raise CommunicationError(f"a saved state has {len(keys)} fields and {len(tensors)} tensors.")
         with self._lock:
-            self._values.copy_(values)
-            self._optimizer.state.clear()
-            for key, value in state.items():
-                name, field, dims = key.rsplit("|", 2)
-                parameter = self._parameters[name]
-                self._optimizer.state[parameter][field] = value.clone().view(() if dims == "0" else parameter.shape)
+            self._held.restore(tensors[0], dict(zip(keys, tensors[1:], strict=True)))
             for worker in self._workers:
                 if worker.known is not None:
-                    worker.known.copy_(self._values)
+                    worker.known.copy_(self._held.values)
+
+    def rest(self, sender: int) -> None:
+        """Nobody has to wait for this worker before it pushes again; when all rest, all clocks start anew."""
+        with self._lock:
+            self._workers[sender].resting = True
+            if self._slowest() is None:
+                for worker in self._workers:
+                    worker.clock, worker.resting = 0, False
+            self._answer_ready()
 
     def leave(self, sender: int) -> None:
         """Nobody has to wait for this worker any more."""
@@ -187,17 +180,23 @@ class Shelf:
             self._workers[sender].gone = True
             self._answer_ready()
 
-    def waiting_for(self) -> list[int]:
-        """Ranks that others wait for: the slowest ones."""
+    def waiting_for(self) -> tuple[float, list[int]]:
+        """Seconds the first of those who wait has waited, and the slowest ranks; (0, []) if nobody waits."""
         with self._lock:
             if not self._waiting:
-                return []
-            slowest = min(worker.clock for worker in self._workers if not worker.gone)
-            return [rank for rank, worker in enumerate(self._workers) if worker.clock == slowest and not worker.gone]
+                return 0.0, []
+            slowest = self._slowest()
+            ranks = [
+                rank
+                for rank, worker in enumerate(self._workers)
+                if worker.clock == slowest and not worker.gone and not worker.resting
+            ]
+            return time.monotonic() - min(waiting.came_s for waiting in self._waiting), ranks
 
     def fail(self, reason: str) -> None:
-        """Answer everybody who waits that it is in vain."""
+        """Answer everybody who waits, and whoever comes, that it is in vain."""
         with self._lock:
+            self._over = reason
             waiting, self._waiting = self._waiting, []
-        for frame, reply, _ in waiting:
-            reply(frame.error(reason))
+        for one in waiting:
+            one.reply(one.frame.error(reason))

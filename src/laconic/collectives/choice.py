@@ -1,0 +1,73 @@
+"""Which algorithm is the fastest for a tensor of some size, judging by measured times."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+NATIVE = "native"
+"""The backend's own all-reduce."""
+
+_MARGIN = 0.1
+"""Another algorithm must have been faster than the backend's own by this share: less may be chance."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured times, the same on every rank."""
+
+    sizes: tuple[int, ...]
+    """Bytes of the tensors, in ascending order."""
+    seconds: tuple[tuple[str, tuple[float, ...]], ...]
+    """algorithm, and how long it took for each size; the backend's own is among them."""
+
+    def estimate(self, algorithm: str, nbytes: int) -> float:
+        """Seconds `algorithm` takes for `nbytes`.
+
+        On the line between the nearest sizes measured; on that through the last two beyond them, and as long as for the
+        smallest below it.
+        """
+        times = dict(self.seconds)[algorithm]
+        if nbytes <= self.sizes[0] or len(self.sizes) == 1:
+            return times[0]
+        right = min(bisect_left(self.sizes, nbytes), len(self.sizes) - 1)
+        low, high = self.sizes[right - 1], self.sizes[right]
+        per_byte = (times[right] - times[right - 1]) / (high - low)
+        return times[right - 1] + (nbytes - low) * per_byte
+
+
+def fastest(costs: Costs | None, nbytes: int) -> str:
+    """The algorithm for a tensor of `nbytes`: the backend's own, unless another one is clearly faster.
+
+    Beyond the sizes measured nothing is known but how times grow, so there it must have been clearly faster for the
+    largest two as well.
+    """
+    if costs is None:
+        return NATIVE
+    looked_at = [nbytes]
+    if nbytes > costs.sizes[-1]:
+        if len(costs.sizes) == 1:
+            return NATIVE
+        looked_at += costs.sizes[-2:]
+    best = NATIVE
+    for algorithm, _ in costs.seconds:
+        clearly = all(
+            costs.estimate(algorithm, size) < (1 - _MARGIN) * costs.estimate(NATIVE, size) for size in looked_at
+        )
+        if clearly and costs.estimate(algorithm, nbytes) < costs.estimate(best, nbytes):
+            best = algorithm
+    return best
+
+
+def in_words(costs: Costs) -> str:
+    """What is used from which size on, e.g. "tree from 0 B, native from 1048576 B"."""
+    # Between two sizes the choice changes at most a few times; a fine scale finds where.
+    scale = sorted({0, *(2**power for power in range(8, 33)), *costs.sizes})
+    changes: list[str] = []
+    before = ""
+    for nbytes in scale:
+        chosen = fastest(costs, nbytes)
+        if chosen != before:
+            changes.append(f"{chosen} from {nbytes} B")
+        before = chosen
+    return ", ".join(changes)

@@ -1,0 +1,39 @@
+"""Recursive halving-doubling: pairs at half the distance swap half as much, then all of it backwards."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from laconic.collectives.schedule import Collective, Table, in_turn, no_rows, table_of
+
+
+@lru_cache(maxsize=64)
+def halving_doubling(world_size: int) -> Collective:
+    """Reduce-scatter by recursive halving, all-gather by recursive doubling.
+
+        2 log2(n) steps,   2 (n-1)/n N bytes from each rank
+
+    If n is no power of two, the ranks beyond the largest power p begin by handing everything to rank r - p and end by
+    getting the result from it: two steps and N bytes more.
+
+    Reference: Thakur, Rabenseifner & Gropp 2005, doi:10.1177/1094342005051521.
+    """
+    inside = 1 << (world_size.bit_length() - 1)
+    guests, everything = np.arange(inside, world_size)[:, None], np.arange(inside)[None, :]
+    fold_in = table_of(0, guests, guests - inside, everything, reduce=True)
+    fold_out = table_of(0, guests - inside, guests, everything, reduce=False)
+    halves = [inside >> level for level in range(1, inside.bit_length())]
+    halving = [_swap(inside, half, reduce=True) for half in halves]
+    doubling = [_swap(inside, half, reduce=False) for half in reversed(halves)]
+    rows = in_turn(fold_in, *halving, *doubling, fold_out) if world_size > 1 else no_rows()
+    return Collective.of("halving_doubling", world_size, inside, rows)
+
+
+def _swap(inside: int, half: int, *, reduce: bool) -> Table:
+    """Pairs at distance `half` swap as many chunks: those of the other one's block, or those of their own."""
+    ranks, chunks = np.arange(inside)[:, None], np.arange(half)[None, :]
+    peers = ranks ^ half
+    block = (peers if reduce else ranks) // half * half
+    return table_of(0, ranks, peers, block + chunks, reduce=reduce)

@@ -1,0 +1,44 @@
+"""Hierarchical all-reduce: inside each host, then between hosts, then inside each host again."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from laconic.collectives.passes import across, ring_all_gather, ring_reduce_scatter, tree_broadcast, tree_reduce
+from laconic.collectives.schedule import Collective, in_turn, side_by_side
+from laconic.core.hosts import Hosts
+
+
+@lru_cache(maxsize=64)
+def hierarchical(hosts: Hosts) -> Collective:
+    """Add up inside the host, all-reduce between hosts, hand out inside the host.
+
+        equally many ranks k on each of h hosts:  2 (k-1) + 2 (h-1) steps,   2 (n-1)/n N bytes from each rank
+        else, over the first rank of each host:   2 ceil(log2 k) + 2 (h-1) steps,   2 (h-1)/h N between hosts
+
+    With equal hosts each rank carries its own share between hosts: no link carries more than 2 (h-1)/h N/k.
+
+    Reference: Jia et al. 2018, arXiv:1807.11205.
+    """
+    world_size = sum(map(len, hosts))
+    if len({len(host) for host in hosts}) == 1:
+        return Collective.of("hierarchical", world_size, world_size, across(hosts))
+    leaders = [host[0] for host in hosts]
+    pieces = [[chunk] for chunk in range(len(hosts))]
+    between = in_turn(ring_reduce_scatter(leaders, pieces), ring_all_gather(leaders, pieces))
+    table = in_turn(to_leaders(hosts).table, between, from_leaders(hosts).table)
+    return Collective.of("hierarchical", world_size, len(hosts), table)
+
+
+@lru_cache(maxsize=64)
+def to_leaders(hosts: Hosts) -> Collective:
+    """The first part alone: the first rank of each host ends with the sum of its host, in every chunk."""
+    table = side_by_side([tree_reduce(host, range(len(hosts))) for host in hosts])
+    return Collective.of("to_leaders", sum(map(len, hosts)), len(hosts), table)
+
+
+@lru_cache(maxsize=64)
+def from_leaders(hosts: Hosts) -> Collective:
+    """The last part alone: all ranks of a host end with what its first rank has, in every chunk."""
+    table = side_by_side([tree_broadcast(host, range(len(hosts))) for host in hosts])
+    return Collective.of("from_leaders", sum(map(len, hosts)), len(hosts), table)

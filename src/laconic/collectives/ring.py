@@ -1,0 +1,24 @@
+"""Ring all-reduce: chunks go around once to be added up, and once more to be handed out."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from laconic.collectives.passes import ring_all_gather, ring_reduce_scatter
+from laconic.collectives.schedule import Collective, in_turn
+
+
+@lru_cache(maxsize=64)
+def ring(world_size: int) -> Collective:
+    """A reduce-scatter around the ring, then an all-gather.
+
+        2 (n-1) steps,   2 (n-1)/n N bytes from each rank
+
+    The fewest bytes an all-reduce can send, in the most steps; every rank talks to its two neighbours only.
+
+    Reference: Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.
+    """
+    members = range(world_size)
+    pieces = [[chunk] for chunk in members]
+    rows = in_turn(ring_reduce_scatter(members, pieces), ring_all_gather(members, pieces))
+    return Collective.of("ring", world_size, world_size, rows)

@@ -1,0 +1,160 @@
+"""A collective as data: which rank sends which chunk to whom in which step, and whether it is added up there.
+
+A tensor is cut into `num_chunks` chunks of nearly equal size. In every step a rank sends the chunks its rows name, as
+they were when the step began, and takes in what the others send it: added to its own chunk, or in place of it. What is
+proved about the rows (check.py) is what is executed (execution.py) and priced (price.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Table = npt.NDArray[np.int32]
+"""Rows of a collective; the columns are those of Row."""
+
+_ALIGNED_BYTES = 16
+"""Chunks begin at multiples of this, so that no element of any dtype is cut and sizes in bytes say where they begin."""
+
+
+class Row(NamedTuple):
+    """One chunk on its way from one rank to another."""
+
+    step: int
+    source: int
+    destination: int
+    chunk: int
+    reduce: bool
+    """Added to what the destination has; else in place of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collective:
+    """An all-reduce among `world_size` ranks, step by step."""
+
+    algorithm: str
+    world_size: int
+    num_chunks: int
+    table: Table
+    """One line per Row, in the order of steps."""
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps it takes."""
+        return _num_steps(self.table)
+
+    def rows(self) -> Iterator[Row]:
+        """Its rows one by one."""
+        for step, source, destination, chunk, reduce in self.table.tolist():
+            yield Row(step, source, destination, chunk, bool(reduce))
+
+    @classmethod
+    def of(cls, algorithm: str, world_size: int, num_chunks: int, table: Table) -> Collective:
+        """A collective of these rows, put in the order of steps; nobody can change them any more."""
+        ordered = table[np.argsort(table[:, 0], kind="stable")]
+        ordered.flags.writeable = False
+        return cls(algorithm, world_size, num_chunks, ordered)
+
+
+class Message(NamedTuple):
+    """Neighbouring chunks that travel between two ranks in one step."""
+
+    peer: int
+    first: int
+    stop: int
+    """The chunks first <= chunk < stop."""
+    reduce: bool
+
+
+class Turn(NamedTuple):
+    """What one rank does in one step: all of this at the same time."""
+
+    sends: tuple[Message, ...] = ()
+    receives: tuple[Message, ...] = ()
+
+
+@lru_cache(maxsize=512)
+def program(collective: Collective, rank: int) -> tuple[Turn, ...]:
+    """What `rank` does, one turn per step; empty turns where it has nothing to do.
+
+    Messages are in the order of peers, those of one peer in the order of chunks: so both ends of every pair name them
+    in the same order, and what is added up on a rank is added up in the order of ranks.
+    """
+    table = collective.table
+    sends = _messages(table[table[:, 1] == rank], peer_column=2)
+    receives = _messages(table[table[:, 2] == rank], peer_column=1)
+    return tuple(
+        Turn(tuple(sends.get(step, ())), tuple(receives.get(step, ()))) for step in range(collective.num_steps)
+    )
+
+
+def _messages(table: Table, peer_column: int) -> dict[int, list[Message]]:
+    """The messages of each step, neighbouring chunks together."""
+    steps: dict[int, list[Message]] = {}
+    order = np.lexsort((table[:, 3], table[:, peer_column], table[:, 0]))
+    for row in table[order].tolist():
+        step, peer, chunk, reduce = row[0], row[peer_column], row[3], bool(row[4])
+        messages = steps.setdefault(step, [])
+        last = messages[-1] if messages else None
+        if last is not None and (last.peer, last.stop, last.reduce) == (peer, chunk, reduce):
+            messages[-1] = Message(peer, last.first, chunk + 1, reduce)
+        else:
+            messages.append(Message(peer, chunk, chunk + 1, reduce))
+    return steps
+
+
+@lru_cache(maxsize=64)
+def halves_of(collective: Collective) -> tuple[Collective, Collective]:
+    """The steps up to the last that adds something up, and those that only hand out the result."""
+    table = collective.table
+    sums = table[table[:, 4] == 1]
+    middle = _num_steps(sums)
+    first, second = table[table[:, 0] < middle], table[table[:, 0] >= middle].copy()
+    second[:, 0] -= middle
+    name, size, chunks = collective.algorithm, collective.world_size, collective.num_chunks
+    return Collective.of(name, size, chunks, first), Collective.of(name, size, chunks, second)
+
+
+@lru_cache(maxsize=4096)
+def chunk_bounds(nbytes: int, num_chunks: int) -> tuple[int, ...]:
+    """Where each chunk of `nbytes` begins, and where the last one ends, in bytes."""
+    units = -(-nbytes // _ALIGNED_BYTES)
+    return tuple(min(nbytes, _ALIGNED_BYTES * (chunk * units // num_chunks)) for chunk in range(num_chunks + 1))
+
+
+def table_of(
+    step: npt.ArrayLike, source: npt.ArrayLike, destination: npt.ArrayLike, chunk: npt.ArrayLike, *, reduce: bool
+) -> Table:
+    """Rows from columns; shorter ones are repeated as numpy does."""
+    columns = np.broadcast_arrays(step, source, destination, chunk, np.int32(reduce))
+    return np.stack([column.astype(np.int32).ravel() for column in columns], axis=1)
+
+
+def no_rows() -> Table:
+    """Nothing to do."""
+    return np.empty((0, 5), dtype=np.int32)
+
+
+def side_by_side(tables: Sequence[Table]) -> Table:
+    """Passes that begin at the same time."""
+    return np.concatenate([no_rows(), *tables])
+
+
+def in_turn(*tables: Table) -> Table:
+    """Passes of which each begins when the one before has ended."""
+    moved, begins = [], 0
+    for table in tables:
+        later = table.copy()
+        later[:, 0] += begins
+        moved.append(later)
+        begins += _num_steps(table)
+    return side_by_side(moved)
+
+
+def _num_steps(table: Table) -> int:
+    return int(table[:, 0].max()) + 1 if len(table) else 0

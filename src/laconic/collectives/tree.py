@@ -1,0 +1,23 @@
+"""Tree all-reduce: sums move up a tree, the result moves down."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from laconic.collectives.passes import tree_broadcast, tree_reduce
+from laconic.collectives.schedule import Collective, in_turn
+
+
+@lru_cache(maxsize=64)
+def tree(world_size: int) -> Collective:
+    """Pairs, then pairs of pairs, hand their sum to one of them; the result takes the same way back.
+
+        2 ceil(log2 n) steps,   N bytes over one link in each:  2 N ceil(log2 n) one after the other
+
+    The whole tensor moves in every step, so this is for small ones. The tree is binomial: no rank has to take in two
+    tensors in one step.
+
+    Reference: Thakur, Rabenseifner & Gropp 2005, doi:10.1177/1094342005051521.
+    """
+    members = range(world_size)
+    return Collective.of("tree", world_size, 1, in_turn(tree_reduce(members, [0]), tree_broadcast(members, [0])))

@@ -1,0 +1,115 @@
+"""Settings that differ from their defaults, wherever in a strategy they are, and what to compare each with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from laconic.errors import StrategyError
+from laconic.settings import Method, Setting, Value
+from laconic.strategy import AXES, Strategy
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting that somebody has chosen."""
+
+    path: tuple[str, ...]
+    """Fields that lead from the strategy to the method: an axis, then what it wraps or holds."""
+    key: str
+
+    def method(self, strategy: Strategy) -> Method:
+        """The method that has the setting."""
+        found: object = strategy
+        for field in self.path:
+            found = getattr(found, field)
+        assert isinstance(found, Method)
+        return found
+
+    def setting(self, strategy: Strategy) -> Setting:
+        """The declaration of the setting."""
+        return self.method(strategy).declared()[self.key]
+
+    def value(self, strategy: Strategy) -> Value:
+        """What has been chosen."""
+        return self.method(strategy).settings()[self.key]
+
+    def default(self, strategy: Strategy) -> Value:
+        """What it is if nobody chooses."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self.method(strategy))}
+        return cast(Value, defaults[self.key])
+
+    def text(self, strategy: Strategy) -> str:
+        """As it is written: topk.density=0.1."""
+        method = self.method(strategy)
+        return f"{method.name}.{self.key}={self.setting(strategy).show(self.value(strategy))}"
+
+    def undone(self, strategy: Strategy, value: Value | None = None) -> Strategy | None:
+        """The strategy with another value, the default if none is given; None if that is refused."""
+        other = self.default(strategy) if value is None else value
+        try:
+            return _with(strategy, self.path, self.key, other)
+        except StrategyError:
+            return None
+
+
+def _with(holder: Strategy, path: tuple[str, ...], key: str, value: Value) -> Strategy:
+    """The same strategy with one setting replaced, however deep it lies."""
+    chain: list[object] = [holder]
+    for field in path:
+        chain.append(getattr(chain[-1], field))
+    new: object = value
+    for part, field in zip(reversed(chain), reversed([*path, key]), strict=True):
+        assert dataclasses.is_dataclass(part)
+        assert not isinstance(part, type)
+        new = dataclasses.replace(part, **{field: new})
+    assert isinstance(new, Strategy)
+    return new
+
+
+def changes(strategy: Strategy) -> list[Change]:
+    """Every setting of every method, wrapped and nested ones included, that differs from its default."""
+    return [change for axis in AXES for change in _of(getattr(strategy, axis), (axis,))]
+
+
+def _of(method: Method, path: tuple[str, ...]) -> Iterator[Change]:
+    for key in method.changed_settings():
+        yield Change(path, key)
+    for field in dataclasses.fields(method):
+        held = getattr(method, field.name)
+        if isinstance(held, Method):
+            yield from _of(held, (*path, field.name))
+
+
+def comparisons(strategy: Strategy, change: Change) -> Iterator[tuple[Strategy, Strategy]]:
+    """Pairs of strategies that differ in this setting alone; any difference between them is its effect.
+
+    First the strategy itself beside the same with the default. Where that is refused because another chosen setting
+    asks for this one, both without the other; where there is no such pair either, beside the nearest value that is
+    allowed. What a default of "auto" takes by itself may be what was chosen, so then it is set beside other choices.
+    """
+    usual = change.undone(strategy)
+    setting = change.setting(strategy)
+    if usual is not None:
+        yield strategy, usual
+        if setting.kind == "choice" and change.default(strategy) == "auto":
+            yield from _beside(strategy, change, [choice for choice in setting.choices if choice != "auto"])
+        return
+    for other in changes(strategy):
+        without = other.undone(strategy) if other != change else None
+        bare = change.undone(without) if without is not None and change in changes(without) else None
+        if without is not None and bare is not None:
+            yield without, bare
+            return
+    value = change.value(strategy)
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield from list(_beside(strategy, change, [value + 1, value - 1, 2 * value]))[:1]
+
+
+def _beside(strategy: Strategy, change: Change, values: Sequence[Value]) -> Iterator[tuple[Strategy, Strategy]]:
+    for value in values:
+        other = change.undone(strategy, value) if value != change.value(strategy) else None
+        if other is not None:
+            yield strategy, other

@@ -1,0 +1,68 @@
+"""Which steps a check watches: enough for everything a strategy does to happen, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laconic.core.moment import Moment
+from laconic.core.tensor import TensorSpec
+from laconic.strategy import Strategy
+from laconic.synchronization import LocalUpdates
+
+_FEW = 6
+"""Steps that show what happens in every step."""
+_MANY = 48
+"""More steps than this are made only if nothing shorter shows a round."""
+_LATE = 2**20
+"""Beyond any warm-up of a compressor."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """Some steps in a row."""
+
+    start: int
+    """Steps that count as made before the first of these."""
+    count: int
+
+    @property
+    def steps(self) -> range:
+        """The number of each step."""
+        return range(self.start, self.start + self.count)
+
+
+def course(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -> Course:
+    """Steps in which everything happens that happens again and again.
+
+    A compressor that warms up is watched when it has: what it does before is not what it is there for.
+    """
+    late = warms_up(strategy, tensors, world_size)
+    rule = strategy.synchronization
+    if not isinstance(rule, LocalUpdates):
+        return Course(_LATE if late else 0, _FEW)
+    two_periods = 2 * rule.period + rule.delay + 1
+    first = -(-max(_LATE, rule.warmup) // rule.period) * rule.period if late else 0
+    if two_periods > _MANY:
+        # One round: shortly before the first that is not part of a warm-up, until it has taken effect.
+        return Course(max(first, (rule.warmup // rule.period + 1) * rule.period) - 3, 3 + rule.delay + 2)
+    if late:
+        return Course(first, two_periods)
+    start = max(0, rule.warmup - 2)
+    return Course(start, rule.warmup - start + two_periods)
+
+
+def opening(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -> Course | None:
+    """The first steps, if a compressor does something else in them than later on."""
+    if not warms_up(strategy, tensors, world_size):
+        return None
+    rule = strategy.synchronization
+    period = rule.period if isinstance(rule, LocalUpdates) else 1
+    return Course(0, max(_FEW, min(period, 1000)))
+
+
+def warms_up(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -> bool:
+    """Whether as many bytes are to be sent in the first step as later on."""
+    plans = strategy.plans(tensors, world_size)
+    early, steady = Moment(0, 0, world_size), Moment.steady(world_size)
+    return any(strategy.plan_bytes(plan, early) != strategy.plan_bytes(plan, steady) for plan in plans)

@@ -1,0 +1,115 @@
+"""All that can be seen of a strategy at work, so that two strategies can be told apart, or not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+import torch
+
+from laconic.core.tensor import TensorSpec
+from laconic.experiments.verification.stage import Stage
+from laconic.experiments.verification.trainee import Size, Trainee, digest
+from laconic.strategy import Strategy
+
+_FACTOR = 100
+"""Runs that are not reproducible must differ this much more than two of the same kind do."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen of one run; the same on every rank."""
+
+    parameters: list[str]
+    """A digest of every rank's parameters at the end."""
+    values: list[list[float]]
+    """A few numbers that follow from every rank's parameters, to say how much two runs differ."""
+    sent: list[int]
+    """Payload bytes of every rank."""
+    buckets: list[list[str]]
+    """What travelled together in the last step."""
+    plan: str
+    """A digest of the buckets of a model with very many parameters."""
+    staleness: int
+    """The largest of all ranks."""
+
+    def as_fact(self) -> dict[str, object]:
+        """Plain containers."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which two strategies are looked at."""
+
+    world_size: int
+    size: Size
+    start: int
+    steps: int
+    in_turns: bool
+    """One rank after the other, so that the outcome can be repeated where nobody waits for anybody."""
+
+
+def observe(stage: Stage, strategy: Strategy, under: Conditions) -> Observation:
+    """Make some steps and look at everything."""
+    trainee = Trainee(stage, strategy, under.size)
+    steps = range(under.start, under.start + under.steps)
+    with trainee.attach(under.start) as session:
+        if under.in_turns:
+            for step in steps:
+                for rank in range(stage.world_size):
+                    if rank == stage.rank:
+                        trainee.train([step])
+                    if not strategy.architecture.has_servers:
+                        session.state_dict()  # returns when no pair averages any more
+                    stage.meet()
+        else:
+            trainee.train(steps)
+            session.state_dict()  # returns when nothing is on its way any more
+        sent, staleness = session.traffic.sent_bytes("payload"), session.staleness
+        buckets = [[tensor.name for tensor in bucket.tensors] for bucket in session.plan.buckets]
+        stage.meet()
+    return Observation(
+        stage.gather(digest(trainee.parameters().values())),
+        stage.gather([_fingerprint(value) for value in trainee.parameters().values()]),
+        stage.gather(sent),
+        buckets,
+        _large_plan(strategy, stage.world_size),
+        max(stage.gather(staleness)),
+    )
+
+
+def _fingerprint(value: torch.Tensor) -> float:
+    flat = value.reshape(-1).double()
+    return float((flat * torch.arange(flat.numel(), dtype=torch.float64).cos()).sum())
+
+
+@lru_cache(maxsize=64)
+def _large_plan(strategy: Strategy, world_size: int) -> str:
+    """A digest of the buckets of 4096 tensors of 32 KiB: limits of many megabytes show there."""
+    tensors = [TensorSpec(f"layers.{number}.weight", (128, 64)) for number in range(4096)]
+    plans = strategy.plans(tensors, world_size)
+    return digest([torch.tensor([len(bucket.tensors) for plan in plans for bucket in plan.buckets])])
+
+
+def noise(one: Observation, same: Observation) -> float:
+    """How much two runs of the same strategy differ, relative to the values themselves."""
+    return 0.0 if one.parameters == same.parameters else _distance(one, same)
+
+
+def difference(one: Observation, other: Observation, floor: float) -> str | None:
+    """What is not the same, in words; None if nothing can be told apart."""
+    if one.sent != other.sent:
+        return f"{one.sent[0]} payload bytes instead of {other.sent[0]}"
+    if one.buckets != other.buckets or one.plan != other.plan:
+        return "other buckets"
+    if one.parameters != other.parameters and _distance(one, other) > _FACTOR * floor:
+        return "other parameters"
+    if one.staleness != other.staleness and not floor:
+        return f"staleness {one.staleness} instead of {other.staleness}"
+    return None
+
+
+def _distance(one: Observation, other: Observation) -> float:
+    left, right = torch.tensor(one.values), torch.tensor(other.values)
+    return ((left - right).abs().max() / left.abs().max().clamp_min(1e-12)).item()

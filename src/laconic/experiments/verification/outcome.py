@@ -1,0 +1,64 @@
+"""What came out of a check, and of all checks of one strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["passed", "failed", "not applicable"]
+Where = Literal["threads", "processes"]
+"""Whether the ranks were threads of one process, or processes that talk over Gloo."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdict of one check, and what was seen, with figures."""
+
+    verdict: Verdict
+    words: str
+
+
+def passed(words: str) -> Outcome:
+    """What was promised is what was seen."""
+    return Outcome("passed", words)
+
+
+def failed(words: str) -> Outcome:
+    """Something else was seen, or nothing at all."""
+    return Outcome("failed", words)
+
+
+def not_applicable(words: str) -> Outcome:
+    """The strategy promises nothing of the kind."""
+    return Outcome("not applicable", words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All checks of one strategy with one number of workers."""
+
+    strategy: str
+    workers: int
+    where: Where
+    outcomes: dict[str, Outcome]
+    """By the name of the check, in the order in which they were made."""
+    seconds: float
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The checks that failed, and what was seen."""
+        return {name: outcome.words for name, outcome in self.outcomes.items() if outcome.verdict == "failed"}
+
+    def as_json(self) -> dict[str, object]:
+        """Plain containers."""
+        return {
+            "strategy": self.strategy,
+            "workers": self.workers,
+            "where": self.where,
+            "passed": not self.failures,
+            "seconds": round(self.seconds, 3),
+            "checks": [
+                {"check": name, "verdict": outcome.verdict, "words": outcome.words}
+                for name, outcome in self.outcomes.items()
+            ],
+        }

@@ -1,0 +1,127 @@
+"""The same checks on processes that talk over Gloo: one launch for all checks of one number of workers.
+
+Started once per rank as `python -m laconic.experiments.verification.processes STRATEGIES.json`. Rank 0 prints one JSON
+line per check.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from laconic.errors import LaconicError, one_line
+from laconic.experiments.verification.all_checks import CHECKS, check_possible, raised
+from laconic.experiments.verification.outcome import Findings, Outcome, failed
+from laconic.experiments.verification.stage import on_this_process
+from laconic.lab.launch import RankFailed, places_here, run_ranks
+from laconic.strategy import Strategy
+
+_LIMIT_S = 300.0
+"""How long all checks of one strategy may take."""
+
+
+def verify_on_processes(
+    strategies: Sequence[Strategy],
+    workers: int,
+    *,
+    on_check: Callable[[int, str, Outcome], None] = lambda number, name, outcome: None,
+) -> list[Findings]:
+    """Make every check of every strategy with that many processes as workers.
+
+    on_check: told the number of the strategy, the check and what came out, as soon as that is known.
+    """
+    for strategy in strategies:
+        check_possible(strategy, workers)
+    outcomes: list[dict[str, Outcome]] = [{} for _ in strategies]
+    ended_s = [time.monotonic()] * (len(strategies) + 1)
+
+    def on_line(rank: int, line: str) -> None:
+        if rank == 0 and line.startswith('{"strategy"'):
+            told = json.loads(line)
+            number, name, outcome = int(told["strategy"]), str(told["check"]), Outcome(**told["outcome"])
+            outcomes[number][name] = outcome
+            ended_s[number + 1 :] = [time.monotonic()] * (len(strategies) - number)
+            on_check(number, name, outcome)
+
+    problem = "was not made"
+    with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
+        path = Path(scratch) / "strategies.json"
+        path.write_text(json.dumps([str(strategy) for strategy in strategies]), encoding="utf-8")
+        try:
+            run_ranks(
+                [sys.executable, "-m", "laconic.experiments.verification.processes", str(path)],
+                places_here(workers),
+                timeout_s=_LIMIT_S * len(strategies),
+                environment={"OMP_NUM_THREADS": "1"},
+                on_line=on_line,
+            )
+        except RankFailed as exc:
+            problem = f"was not made: {one_line(exc, 300)}"
+    for number, found in enumerate(outcomes):
+        for name in CHECKS:
+            if name not in found:
+                found[name] = failed(problem)
+                on_check(number, name, found[name])
+    return [
+        Findings(
+            strategy=str(strategy),
+            workers=workers,
+            where="processes",
+            outcomes={name: outcomes[number][name] for name in CHECKS},
+            seconds=ended_s[number + 1] - ended_s[number],
+        )
+        for number, strategy in enumerate(strategies)
+    ]
+
+
+def _be_rank(strategies: list[Strategy]) -> int:
+    """Make all checks as one rank; the exit code."""
+    stage = on_this_process()
+    for number, strategy in enumerate(strategies):
+        for name, check in CHECKS.items():
+            going_on = True
+            try:
+                outcome = check(stage, strategy)
+            except Exception as exc:  # noqa: BLE001 - a method may fail in any way; that is what the check has found
+                outcome, going_on = failed(raised(exc)), False
+            if stage.rank == 0:
+                line = {"strategy": number, "check": name, "outcome": asdict(outcome)}
+                print(json.dumps(line), flush=True)  # noqa: T201 - read by whoever started this rank
+            if not going_on:
+                # Other ranks may still be in the middle of it: nothing that follows would mean anything.
+                print(outcome.words, flush=True)  # noqa: T201 - likewise
+                return 1
+    return 0
+
+
+def main() -> int:
+    """Run one rank."""
+    torch.set_num_threads(1)
+    texts = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    try:
+        dist.init_process_group("gloo")
+    except (RuntimeError, ValueError) as exc:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        print(f"cannot start the process group at {where}: {one_line(exc)}", flush=True)  # noqa: T201
+        return 2
+    try:
+        code = _be_rank([Strategy.parse(text) for text in texts])
+    except LaconicError as exc:
+        print(f"{type(exc).__name__}: {exc}", flush=True)  # noqa: T201
+        return 2
+    if code == 0:
+        dist.destroy_process_group()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Every setting that was chosen has an effect: without it something that can be seen is not the same.
+
+Looked at are parameters, bytes, buckets and how far workers get ahead. A setting may need more workers, a larger model
+or a later step before it shows: those are tried before it is called silent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from laconic.errors import AttachError
+from laconic.experiments.verification.changes import Change, changes, comparisons
+from laconic.experiments.verification.course import course
+from laconic.experiments.verification.observation import Conditions, Observation, difference, noise, observe
+from laconic.experiments.verification.outcome import Outcome, failed, not_applicable, passed
+from laconic.experiments.verification.stage import Stage, on_threads
+from laconic.experiments.verification.staleness import hold_race
+from laconic.experiments.verification.trainee import Size, fitting_size, model_specs
+from laconic.strategy import Strategy
+from laconic.synchronization import Asynchronous
+
+_WIDER = (4, 5)
+"""Numbers of workers with which every topology differs from every other."""
+_RACE_STEPS = 16
+_PAUSES_S = (0.3, 3.0)
+
+_STEPS = 8
+_TURNS = 4
+"""Steps where each rank has to wait for its turn."""
+_LATEST = 2**30
+"""No step has a higher number here."""
+
+
+def check(stage: Stage, strategy: Strategy) -> Outcome:
+    """See the module."""
+    chosen = changes(strategy)
+    if not chosen:
+        return not_applicable("all settings have their defaults")
+    eye = _Eye(stage)
+    seen: list[str] = []
+    silent: list[str] = []
+    for change in chosen:
+        effect = _effect(eye, strategy, change)
+        text = change.text(strategy)
+        if effect is None:
+            silent.append(text)
+        else:
+            seen.append(f"{text}: {effect}")
+    if silent:
+        return failed(f"{', '.join(silent)}: without it everything is the same")
+    return passed("; ".join(seen))
+
+
+def _effect(eye: _Eye, strategy: Strategy, change: Change) -> str | None:
+    """What the setting changes, in words; None if nothing."""
+    pairs = list(comparisons(_repeatable(strategy, change), change))
+    for world_size in dict.fromkeys((eye.stage.world_size, *_WIDER)):
+        for one, other in pairs:
+            for look in eye.looks(one, other, change, world_size):
+                told = look()
+                if told is not None:
+                    return told if world_size == eye.stage.world_size else f"{told} with {world_size} workers"
+    return None
+
+
+def _repeatable(strategy: Strategy, change: Change) -> Strategy:
+    """The strategy, without a bound of zero on how far workers may be ahead: under that they cannot take turns."""
+    if _lead(strategy) != 0:
+        return strategy
+    without = [other.undone(strategy) for other in changes(strategy) if other != change]
+    return next((found for found in without if found is not None and _lead(found) != 0), strategy)
+
+
+class _Eye:
+    """Looks at pairs of strategies in several ways, and remembers what it has seen."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self._seen: dict[tuple[Strategy, Conditions, bool], Observation] = {}
+
+    def looks(
+        self, one: Strategy, other: Strategy, change: Change, world_size: int
+    ) -> Iterator[Callable[[], str | None]]:
+        """Ways to tell two strategies apart, the cheapest first."""
+        try:
+            sizes: list[Size] = [fitting_size(one), fitting_size(other)]
+        except AttachError:
+            return  # one of them does nothing on any model here, and would be refused
+        first, *later = _conditions(one, other, change, world_size, "large" if "large" in sizes else "small")
+        yield lambda: self._runs(one, other, first)
+        if world_size == self.stage.world_size and _lead(one) is not None and _lead(other) is not None:
+            yield lambda: self._races(one, other)
+        for under in later:
+            yield lambda under=under: self._runs(one, other, under)
+        if first.size == "small" and world_size == self.stage.world_size:
+            yield lambda: self._runs(one, other, dataclasses.replace(first, size="large"))
+
+    def _runs(self, one: Strategy, other: Strategy, under: Conditions) -> str | None:
+        here = self._observe(one, under)
+        floor = 0.0
+        if not one.synchronization.barrier:
+            floor = noise(here, self._observe(one, under, again=True))
+        return difference(here, self._observe(other, under), floor)
+
+    def _observe(self, strategy: Strategy, under: Conditions, *, again: bool = False) -> Observation:
+        key = (strategy, under, again)
+        if key not in self._seen:
+            here = under.world_size == self.stage.world_size
+            self._seen[key] = observe(self.stage, strategy, under) if here else self._elsewhere(strategy, under)
+        return self._seen[key]
+
+    def _elsewhere(self, strategy: Strategy, under: Conditions) -> Observation:
+        """With another number of workers: threads that rank 0 starts, while the others wait for what it has seen."""
+        mine: dict[str, object] = {}
+        if self.stage.rank == 0:
+            mine = on_threads(under.world_size, lambda stage: observe(stage, strategy, under))[0].as_fact()
+        return Observation(**self.stage.gather(mine)[0])  # pyrefly: ignore[bad-argument-type] - as_fact made it
+
+    def _races(self, one: Strategy, other: Strategy) -> str | None:
+        """How far the fastest gets ahead while one worker stands still."""
+        for pause_s in _PAUSES_S:
+            leads = [
+                hold_race(self.stage, strategy, pause_s=pause_s, steps=_RACE_STEPS).lead for strategy in (one, other)
+            ]
+            if leads[0] != leads[1]:
+                return f"{leads[0]} steps ahead instead of {leads[1]}"
+        return None
+
+
+def _lead(strategy: Strategy) -> int | None:
+    """By how many steps a worker may be ahead, if there is a bound."""
+    rule = strategy.synchronization
+    return rule.lead if isinstance(rule, Asynchronous) else None
+
+
+def _conditions(one: Strategy, other: Strategy, change: Change, world_size: int, size: Size) -> list[Conditions]:
+    """When to look: where rounds and warm-ups end, at the beginning, and where a chosen number of steps runs out."""
+    watched = [course(strategy, model_specs(size), world_size) for strategy in (one, other)]
+    starts = [each.start for each in watched] + [0]
+    if change.setting(one).kind == "count":
+        values = [value for strategy in (one, other) if isinstance(value := change.value(strategy), int)]
+        starts += [value - 2 for value in values if _STEPS - 2 < value < _LATEST]
+    in_turns = not one.synchronization.barrier and _lead(one) != 0 and _lead(other) != 0
+    steps = _TURNS if not one.synchronization.barrier else max(_STEPS, *(each.count for each in watched))
+    return [Conditions(world_size, size, start, steps, in_turns) for start in dict.fromkeys(starts)]

@@ -1,0 +1,135 @@
+"""What is saved in the middle of training and loaded into new objects continues as if nothing had happened.
+
+With a barrier the steps that follow are the same bit for bit. Without one, who comes first is not reproducible; there,
+what was loaded is what was saved, field by field.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from laconic.experiments.verification.course import course
+from laconic.experiments.verification.outcome import Outcome, failed, passed
+from laconic.experiments.verification.stage import Stage
+from laconic.experiments.verification.trainee import Trainee, digest
+from laconic.runtime import Session
+from laconic.strategy import Strategy
+from laconic.synchronization import LocalUpdates
+
+_AFTER = 3
+"""Steps made after loading."""
+
+
+def check(stage: Stage, strategy: Strategy) -> Outcome:
+    """See the module."""
+    return _continues(stage, strategy) if strategy.synchronization.barrier else _is_the_same(stage, strategy)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Everything a rank writes to disk."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    session: dict[str, Any]
+
+    @classmethod
+    def of(cls, trainee: Trainee, session: Session) -> _Saved:
+        # First the session: what is on its way may still change parameters.
+        about = session.state_dict()
+        return cls(copy.deepcopy(trainee.model.state_dict()), copy.deepcopy(trainee.optimizer.state_dict()), about)
+
+    def into(self, trainee: Trainee, session: Session) -> None:
+        trainee.model.load_state_dict(copy.deepcopy(self.model))
+        trainee.optimizer.load_state_dict(copy.deepcopy(self.optimizer))
+        session.load_state_dict(copy.deepcopy(self.session))
+
+    def leaves(self) -> dict[str, object]:
+        found = {"model": self.model, "optimizer": self.optimizer, "session": self.session}
+        return dict(_leaves("", found))
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(f"{path}/{key}", inner)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _leaves(f"{path}/{index}", inner)
+    else:
+        yield path.lstrip("/"), digest([value]) if isinstance(value, torch.Tensor) else value
+
+
+def _continues(stage: Stage, strategy: Strategy) -> Outcome:
+    trainee = Trainee(stage, strategy)
+    watched = course(strategy, trainee.specs(), stage.world_size)
+    points = _points(strategy, watched.steps)
+    last = max(points) + _AFTER
+    saved: dict[int, _Saved] = {}
+    right: dict[int, str] = {}
+    with trainee.attach(watched.start) as session:
+        for step in range(watched.start, last):
+            trainee.train([step])
+            right[step] = digest(trainee.parameters().values())
+            if step + 1 in points:
+                saved[step + 1] = _Saved.of(trainee, session)
+        stage.meet()
+    for point in points:
+        again = Trainee(stage, strategy)
+        found: dict[int, str] = {}
+        with again.attach() as session:
+            saved[point].into(again, session)
+            for step in range(point, point + _AFTER):
+                again.train([step])
+                found[step] = digest(again.parameters().values())
+            stage.meet()
+        wrong = next((step for step in found if found[step] != right[step]), None)
+        for rank, step in enumerate(stage.gather(wrong)):
+            if step is not None:
+                return failed(
+                    f"saved after {point} steps and loaded: step {step} of rank {rank} gives other parameters"
+                )
+    where = " and ".join(f"{point} ({words})" for point, words in points.items())
+    return passed(f"saved after {where} steps and loaded: the next {_AFTER} steps bit-identical")
+
+
+def _points(strategy: Strategy, steps: range) -> dict[int, str]:
+    """After how many steps to save, and what is special about it."""
+    rule = strategy.synchronization
+    if not isinstance(rule, LocalUpdates):
+        return {steps.start + 3: "between two rounds"}
+    rounds = [count for count in range(steps.start + 1, steps.stop + 1) if rule.due(count)]
+    if rule.delay:
+        # The exchange has begun and takes effect later.
+        begun = rounds[len(rounds) // 2]
+        return {begun: "a part on its way", begun + rule.delay - 1: "just before it is applied"}
+    return {rounds[-1] - 1: "a step before a round", rounds[-1]: "right after one"}
+
+
+def _is_the_same(stage: Stage, strategy: Strategy) -> Outcome:
+    trainee = Trainee(stage, strategy)
+    watched = course(strategy, trainee.specs(), stage.world_size)
+    with trainee.attach(watched.start) as session:
+        trainee.train(watched.steps)
+        stage.meet()
+        saved = _Saved.of(trainee, session)
+        stage.meet()
+    again = Trainee(stage, strategy)
+    with again.attach() as session:
+        saved.into(again, session)
+        stage.meet()
+        found = _Saved.of(again, session).leaves()
+        stage.meet()
+        again.train([watched.steps[-1] + 1])
+        stage.meet()
+    wanted = saved.leaves()
+    wrong = next((key for key in {**wanted, **found} if wanted.get(key) != found.get(key)), None)
+    for rank, key in enumerate(stage.gather(wrong)):
+        if key is not None:
+            return failed(f"saved and loaded on rank {rank}: {key} is not what it was")
+    return passed(f"saved and loaded: all {len(wanted)} values as they were on every rank, and training goes on")

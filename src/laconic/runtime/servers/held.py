@@ -1,0 +1,138 @@
+"""The parameters a server holds of one bucket, and the torch optimizer that moves them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from laconic.errors import CommunicationError, one_line
+from laconic.runtime.servers.protocol import OPTIMIZERS, Configuration, GroupSettings, group_settings
+
+_HERE: GroupSettings = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
+"""How the optimizer computes, not what: a worker's choice is for its own device."""
+
+
+class HeldParameters:
+    """Parameters as views of one flat tensor, and their optimizer; settings come anew with every gradient."""
+
+    def __init__(self, number: int, about: Configuration, values: torch.Tensor) -> None:
+        self._bucket = about.buckets[number]
+        self._num_groups = len(about.groups)
+        self.values = values.clone()
+        """All of them, flat."""
+        self._parameters = {
+            tensor.name: nn.Parameter(self.values[place].view(tensor.shape))
+            for tensor, place in self._bucket.segments()
+        }
+        group_of = dict(about.group_of)
+        members: dict[int, list[nn.Parameter]] = {}
+        for name, parameter in self._parameters.items():
+            if group_of[name] >= 0:
+                members.setdefault(group_of[name], []).append(parameter)
+        self._places = {group: place for place, group in enumerate(sorted(members))}
+        kind = OPTIMIZERS[about.optimizer]
+        known = set(inspect.signature(kind).parameters) | {"decoupled_weight_decay"}
+        groups = [
+            {
+                "params": members[group],
+                **{key: value for key, value in about.groups[group].items() if key in known},
+                **{key: value for key, value in _HERE.items() if key in known},
+            }
+            for group in self._places
+        ]
+        self._optimizer: torch.optim.Optimizer | None = None
+        try:
+            if groups:
+                self._optimizer = kind(groups)  # pyrefly: ignore[missing-argument] - every kind has its own
+        except (TypeError, ValueError, KeyError) as exc:
+            raise CommunicationError(f"a server cannot make a {about.optimizer}: {one_line(exc)}.") from exc
+
+    def read_groups(self, groups: object) -> dict[int, GroupSettings]:
+        """Settings of this bucket's parameter groups, by place; raises CommunicationError for one that does not fit."""
+        if self._optimizer is None:
+            return {}
+        if not isinstance(groups, list) or len(groups) != self._num_groups:
+            raise CommunicationError(f"a push must have the settings of {self._num_groups} parameter groups.")
+        found: dict[int, GroupSettings] = {}
+        for group, place in self._places.items():
+            if not isinstance(groups[group], dict):
+                raise CommunicationError(f"the settings of parameter group {group} are no table.")
+            settings = group_settings(groups[group])
+            now = self._optimizer.param_groups[place]
+            # What is not the optimizer's is a scheduler's, which has done its work on the worker.
+            found[place] = {key: value for key, value in settings.items() if key in now and key not in _HERE}
+            for key, value in found[place].items():
+                if not _alike(now[key], value):
+                    raise CommunicationError(
+                        f'parameter group {group} has {one_line(value, 40)} as "{one_line(key, 40)}", which was '
+                        f"{one_line(now[key], 40)}."
+                    )
+            if "lr" not in found[place]:
+                raise CommunicationError(f"parameter group {group} has no learning rate.")
+        return found
+
+    def apply(
+        self, gradient: torch.Tensor, settings: Mapping[int, GroupSettings], *, unused: Sequence[int], rate: float
+    ) -> None:
+        """One step; parameters in `unused` got no gradient, but may be owed part of an earlier one."""
+        if self._optimizer is None:
+            return
+        for place, group in settings.items():
+            self._optimizer.param_groups[place].update(group)
+            self._optimizer.param_groups[place]["lr"] = float(str(group["lr"])) * rate
+        for index, (tensor, place) in enumerate(self._bucket.segments()):
+            part = gradient[place].view(tensor.shape)
+            used = index not in unused or bool(part.any())
+            self._parameters[tensor.name].grad = part if used else None
+        self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the optimizer remembers, as "parameter|field|number of dimensions"."""
+        if self._optimizer is None:
+            return {}
+        return {
+            f"{name}|{field}|{torch.as_tensor(value).dim()}": torch.as_tensor(value).detach().clone().view(-1)
+            for name, parameter in self._parameters.items()
+            for field, value in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(value, torch.Tensor | float | int)
+        }
+
+    def restore(self, values: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from other parameters and what the optimizer remembered; raises, with nothing changed, if unfit."""
+        if values.numel() != self.values.numel() or values.dtype != self.values.dtype:
+            raise CommunicationError(f"a bucket has {self.values.numel()} values, a saved one {values.numel()}.")
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for key, value in state.items():
+            name, field, dims = key.rsplit("|", 2)
+            numel = 1 if dims == "0" else self._parameters[name].numel() if name in self._parameters else -1
+            if value.numel() != numel:
+                raise CommunicationError(
+                    f'a saved state has {value.numel()} values of "{one_line(key, 80)}", which this server has not.'
+                )
+            shape = torch.Size() if dims == "0" else self._parameters[name].shape
+            found.setdefault(name, {})[field] = value.clone().view(shape)
+        if not found.keys() <= self._parameters.keys():
+            raise CommunicationError("a saved state is of parameters this server does not hold.")
+        self.values.copy_(values)
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+            for name, fields in found.items():
+                self._optimizer.state[self._parameters[name]] = fields
+
+
+def _alike(old: object, new: object) -> bool:
+    """Whether a setting can take the place of another: numbers of numbers, and as many of them."""
+    if isinstance(old, tuple | list):
+        return isinstance(new, tuple) and len(old) == len(new) and all(map(_alike, old, new))
+    if old is None or isinstance(old, bool):
+        return new is None or isinstance(new, bool)
+    if isinstance(old, int | float):
+        # One that is not finite would make every parameter so.
+        return isinstance(new, int | float) and not isinstance(new, bool) and math.isfinite(new)
+    return type(old) is type(new)

@@ -1,0 +1,42 @@
+"""What methods say about how well they train is what the benchmark printed, and their pages say it too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from laconic.compression import COMPRESSORS, Compressor, Wrapper
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+LOSSY: list[type[Compressor]] = [
+    method for method in COMPRESSORS if not issubclass(method, Wrapper) and not method.lossless
+]
+every_lossy_method = pytest.mark.parametrize("method", LOSSY, ids=lambda method: method.name)
+
+
+def printed() -> dict[str, str]:
+    """The change of the loss on text that each method's row shows; of several rows the first: its defaults."""
+    page = (DOCS / "results" / "convergence.md").read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    for name, change in re.findall(r"^text +(\w+)(?: \+ error_feedback)? +[0-9.]+ +([-+][0-9.]+%)", page, re.MULTILINE):
+        found.setdefault(name, change)
+    return found
+
+
+@every_lossy_method
+def test_a_lossy_method_declares_what_was_measured(method: type[Compressor]) -> None:
+    assert method.loss_gap is not None, "run python -m benchmarks.convergence, keep its table, and declare what it says"
+    assert f"{method.loss_gap:+.1%}" == printed()[method.name].replace("-0.0%", "+0.0%")
+
+
+@pytest.mark.parametrize("method", [method for method in LOSSY if (method.loss_gap or 0) > 0.02], ids=lambda m: m.name)
+def test_the_page_of_a_method_that_misses_says_by_how_much(method: type[Compressor]) -> None:
+    pages = [path.read_text(encoding="utf-8") for path in (DOCS / "compression").glob("*.md")]
+    figure = f"{method.loss_gap:+.1%}"
+    assert any(re.search(rf"`{method.name}[^`]*`[^\n]*{re.escape(figure)}", page) for page in pages), figure
+
+
+def test_what_loses_nothing_has_no_gap() -> None:
+    assert all(method.loss_gap is None for method in COMPRESSORS if method.lossless or issubclass(method, Wrapper))
