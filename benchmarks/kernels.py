@@ -2,11 +2,12 @@
 
     python -m benchmarks.kernels [--device cuda] [--elements 5000000] [--only int8]
 
-One float32 gradient of one parameter, one CPU thread. Times are medians; on a GPU those of the device, with the host
-kept ahead of it, and "with host" is what one call takes when nothing else is going on. "of copy" is the bytes that
-encode + decode read and write each second (values and packed bytes, each twice) as a share of what a copy of the
-gradient moves in that time; "x reference" is how much faster the fused kernels are than plain torch; "extra" is the
-most memory an encode needs beyond its input, payload included, as a share of the input.
+One float32 gradient of one parameter, one CPU thread. Times are medians: of the processor's time in that thread, so
+that other work on the machine hardly shows; on a GPU of the device's, with the host kept ahead of it. "with host" is
+how long one call takes by the clock when nothing else is going on. "of copy" is the bytes that encode + decode read and
+write each second (values and packed bytes, each twice) as a share of what a copy of the gradient moves in that time; "x
+reference" is how much faster the fused kernels are than plain torch; "extra" is the most memory an encode needs beyond
+its input, payload included, as a share of the input.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ CASES = [
 
 
 def median_s(run: Callable[[], object], device: str, repeats: int) -> float:
-    """Seconds one run takes: the median, after one that does not count; on a GPU, of the device alone."""
+    """Seconds one run takes: the median, after one that does not count; of the device or processor alone."""
     run()
     times = []
     if device == "cuda":
@@ -146,9 +147,9 @@ def median_s(run: Callable[[], object], device: str, repeats: int) -> float:
             times.append(began.elapsed_time(ended) / 1e3)
         return statistics.median(times)
     for _ in range(repeats):
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         run()
-        times.append(time.perf_counter() - began_s)
+        times.append(time.thread_time() - began_s)
     return statistics.median(times)
 
 
@@ -162,15 +163,8 @@ def extra_bytes(case: Case, trial: Trial, options: argparse.Namespace) -> int | 
     if sys.platform != "linux":
         return None
     # In a new process: memory that an earlier row has freed would serve again, and nothing would be seen.
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.kernels",
-        "--elements",
-        str(options.elements),
-        "--memory-of",
-        case.label,
-    ]
+    settings = ["--elements", str(options.elements), "--memory-of", case.label]
+    command = [sys.executable, "-m", "benchmarks.kernels", *settings]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

@@ -77,5 +77,53 @@ _GENTLER = (
     "dct_topk + error_feedback + warmup(steps=QUARTER)",
 )
 
-GROUPS: dict[str, Callable[[int], list[Row]]] = {"compression": compression, "gentler": gentler}
+
+def cells(steps: int) -> list[Row]:
+    """Every cell of synchronization and architecture, beside bsp with an all-reduce."""
+    rows = []
+    for text in _CELLS:
+        strategy = Strategy.parse(text.replace("QUARTER", str(max(1, steps // 4))))
+        parts = (strategy.synchronization, strategy.architecture, strategy.compression)
+        # Signs are steps of length one per parameter, as AdamW's nearly are.
+        recipe = _SIGNS if strategy.synchronization.name == "demo" else None
+        title = " / ".join(map(str, parts))
+        rows.append(
+            Row(
+                group="cells",
+                method=strategy.synchronization.name,
+                title=title,
+                strategy=strategy,
+                recipe=recipe,
+                beside=_ADAM if recipe else None,
+            )
+        )
+    return rows
+
+
+_SIGNS = Recipe(optimizer="sgd", learning_rate=3e-3)
+_CELLS = (
+    "bsp / parameter_server",
+    "ssp / parameter_server",
+    "asp / parameter_server",
+    "local_sgd(period=8) / parameter_server",
+    "local_sgd(period=8)",
+    "local_sgd(period=8, post_local=QUARTER)",
+    "slowmo(period=8)",
+    "diloco(period=32)",
+    "streaming_diloco(period=32)",
+    "streaming_diloco(period=32) / all_reduce / int4 + error_feedback",
+    "diloco(period=32) / all_reduce / topk(density=3%) + chain(second=int4) + error_feedback",
+    "decoupled_momentum(period=32) / all_reduce / dct_topk",
+    "demo / all_reduce / dct_topk",
+    "bsp / gossip",
+    "bsp / gossip(topology=one_peer_exponential)",
+    "bsp / push_sum",
+    "bsp / choco / int8",
+    "bsp / choco / topk(density=10%)",
+    "local_sgd(period=8) / gossip",
+    "asp / gossip",
+    "asp / choco / int8",
+)
+
+GROUPS: dict[str, Callable[[int], list[Row]]] = {"compression": compression, "gentler": gentler, "cells": cells}
 """name -> its rows for a run of so many steps, in the order in which they are run"""

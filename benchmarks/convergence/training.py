@@ -96,6 +96,8 @@ class Trainer:
                     if transport.rank == 0:
                         self.progress(step + 1)
                 sent = session.traffic.sent_bytes("payload")
+                if not (strategy.exchanges_gradients() and strategy.synchronization.replicas_identical):
+                    session.average()
             return losses, replica, sent
 
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import laconic
-from laconic.architecture.topologies import TOPOLOGIES
+from laconic.architecture.graphs.topologies import TOPOLOGIES
 from tests.least_squares import NAMES, Replicas, assert_close, each, gradient, largest, trained
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")]

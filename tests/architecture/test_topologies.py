@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.architecture.topologies import RANDOM_TARGETS, TOPOLOGIES, Topology, mixing_matrix
+from laconic.architecture.graphs.topologies import RANDOM_TARGETS, TOPOLOGIES, Topology, mixing_matrix
 from laconic.errors import LaconicError
 
 BALANCED = [topology for topology in TOPOLOGIES.values() if topology.balanced]

@@ -28,9 +28,9 @@ def test_text_names_every_method_setting_and_preset(
             for key, setting in method.declared().items():
                 default = setting.show(method.__dataclass_fields__[key].default)
                 assert any(f"{line} ".startswith(f"{key}={default} ") for line in lines)
+    whole = " ".join(" ".join(lines).split())
     for name, (text, what) in PRESETS.items():
-        assert any(line.startswith(f"{name} ") and text in line for line in lines)
-        assert what in lines
+        assert f" {name} {text} {what}" in whole
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "120"])

@@ -7,8 +7,6 @@ import copy
 import functools
 import io
 import threading
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from torch import nn
 import laconic
 from laconic.core.in_process import InProcessTransport
 from laconic.errors import AttachError, LaconicError, PeerLost, StrategyError
-from laconic.synchronization import Bsp
 from tests.runtime.replicas import mlp, mlp_loss, sgd, snapshot
 
 
@@ -76,19 +73,6 @@ def test_a_transport_carries_one_session_at_a_time() -> None:
         laconic.attach(second, sgd(second), "bsp", transport=transport).detach()
 
     laconic.InProcessCluster(2).run(one_rank)
-
-
-def test_a_synchronization_this_runtime_cannot_run_is_refused() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class EveryEighth(Bsp):
-        name: ClassVar[str] = "every_eighth"
-
-        def rounds_per_step(self) -> float:
-            return 1 / 8
-
-    model = mlp()
-    strategy = laconic.Strategy(synchronization=EveryEighth())
-    assert '"every_eighth" cannot be run yet' in refused(AttachError, model, sgd(model), strategy)
 
 
 def test_attaching_twice() -> None:

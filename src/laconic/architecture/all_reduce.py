@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
-from laconic.architecture.halves import Halves, halves_sent
 from laconic.collectives import ALGORITHMS, Collective
 from laconic.collectives.choice import NATIVE, Costs, fastest
 from laconic.collectives.execution import WholeExchange, idle, run, unrolled
+from laconic.collectives.halves import Halves, halves_sent
 from laconic.collectives.hierarchical import from_leaders, to_leaders
 from laconic.collectives.members import Members
 from laconic.collectives.price import price

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
-from laconic.architecture.topologies import TOPOLOGIES, Neighbourhood
+from laconic.architecture.graphs.topologies import TOPOLOGIES, Neighbourhood
 from laconic.core.exchange import Exchange, Wire
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload

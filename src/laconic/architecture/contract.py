@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Protocol
 
 import torch
 
-from laconic.architecture.topologies import Neighbourhood
+from laconic.architecture.graphs.topologies import Neighbourhood
 from laconic.core.exchange import Exchange, Group, Round, Wire
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
-from laconic.architecture.topologies import TOPOLOGIES, Neighbourhood, Topology, check_seed
+from laconic.architecture.graphs.topologies import TOPOLOGIES, Neighbourhood, Topology, check_seed
 from laconic.core.exchange import Exchange, Wire
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket

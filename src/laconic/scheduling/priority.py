@@ -10,8 +10,7 @@ from typing import ClassVar
 from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
-from laconic.scheduling.contract import Schedule, one_bucket_per_kind
-from laconic.scheduling.partition import partitions
+from laconic.scheduling.contract import Schedule, one_bucket_per_kind, partitions
 from laconic.settings import size
 
 MIB = 1024**2

@@ -183,3 +183,9 @@ class LocalUpdates(Synchronization):
         memory: this method's fields for the same elements. rate: the optimizer's learning rate for them.
         """
         raise NotImplementedError
+
+
+def nesterov(anchor: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor, lr: float, beta: float) -> None:
+    """One step of SGD with Nesterov momentum, as torch.optim.SGD takes it."""
+    momentum.mul_(beta).add_(change)
+    anchor.add_(change, alpha=-lr).add_(momentum, alpha=-lr * beta)

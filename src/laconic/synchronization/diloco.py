@@ -10,15 +10,9 @@ import torch
 
 from laconic.core.stateful import Resize
 from laconic.settings import number
-from laconic.synchronization.contract import LocalUpdates
+from laconic.synchronization.contract import LocalUpdates, nesterov
 
 _MOMENTUM = "diloco.momentum"
-
-
-def nesterov(anchor: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor, lr: float, beta: float) -> None:
-    """One step of SGD with Nesterov momentum, as torch.optim.SGD takes it."""
-    momentum.mul_(beta).add_(change)
-    anchor.add_(change, alpha=-lr).add_(momentum, alpha=-lr * beta)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ import torch
 from laconic.core.stateful import Resize
 from laconic.errors import InvalidSetting
 from laconic.settings import count, number, share
-from laconic.synchronization.contract import LocalUpdates
-from laconic.synchronization.diloco import nesterov
+from laconic.synchronization.contract import LocalUpdates, nesterov
 
 _MOMENTUM = "streaming_diloco.momentum"
 

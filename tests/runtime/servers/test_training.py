@@ -352,3 +352,28 @@ def test_what_a_server_cannot_do_is_said_at_once() -> None:
     attached = laconic.attach(model, optimizer, FULL, transport=transport)
     with attached, pytest.raises(CommunicationError, match="takes no closure"):
         optimizer.step(lambda: 0.0)
+
+
+def test_servers_are_told_of_other_buckets_and_lose_nothing() -> None:
+    strategy = "bsp / parameter_server / topk(0.5) + error_feedback / priority(partition_bytes=1KiB)"
+
+    def one(transport: InProcessTransport) -> tuple[dict, dict, int]:
+        model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 3))
+        optimizer = sgd(model)
+        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
+            steps(model, optimizer, 4, rank=transport.rank)
+            saved = copy.deepcopy(session.state_dict())
+            steps(model, optimizer, 2, first=4, rank=transport.rank)
+            session.load_state_dict(saved)
+            again = copy.deepcopy(session.state_dict())
+            return saved["ranks"][str(transport.rank)], again["ranks"][str(transport.rank)], len(session.plan.buckets)
+
+    for rank, (saved, again, num_buckets) in enumerate(laconic.InProcessCluster(2, timeout_s=10).run(one)):
+        assert num_buckets > 4, "parameters are cut into pieces"
+        assert saved.keys() == again.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+        for name, fields in saved.items():
+            assert_equal(fields, again[name])
+            owed = fields.get("server.error_feedback.residual|1")
+            assert (owed is None) == (rank == 1)
+            assert owed is None or owed.numel() == fields["error_feedback.residual"].numel()
+            assert owed is None or "bias" in name or bool(owed.any())

@@ -23,20 +23,25 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 def check(stage: Stage, strategy: Strategy) -> Outcome:
     """See the module."""
-    _visit(stage, Trainee(stage, strategy))  # what is loaded or opened once and kept is no trace of this session
     trainee = Trainee(stage, strategy)
     hooks, keys = _hooks(trainee), _keys(trainee)
+    _visit(stage, trainee)
+    problem = _left_on(trainee, hooks, keys) or _left_in_training(stage, trainee)
+    if any(stage.gather(problem)):
+        return _told(stage, problem, "")
+    # Only now: what is loaded or opened once and kept is no trace of a session.
     before = _Held.now(stage)
     _visit(stage, trainee)
-    problem = _left_on(trainee, hooks, keys)
     after = _Held.once_settled(stage, before)
-    problem = problem or before.problem_with(after)
-    problem = problem or _left_in_training(stage, trainee)
-    for rank, told in enumerate(stage.gather(problem)):
-        if told is not None:
-            return failed(f"on rank {rank} {told}")
+    problem = _left_on(trainee, hooks, keys) or before.problem_with(after)
     counted = f"{after.num_threads} threads" + (f" and {after.num_files} open files" if after.num_files else "")
-    return passed(f"no hook left, {counted} as before, states and gradients ordinary, attached a second time")
+    return _told(stage, problem, f"no hook left, {counted} as before, states and gradients ordinary, attached twice")
+
+
+def _told(stage: Stage, problem: str | None, else_words: str) -> Outcome:
+    found = ((rank, told) for rank, told in enumerate(stage.gather(problem)) if told is not None)
+    rank, told = next(found, (None, None))
+    return passed(else_words) if told is None else failed(f"on rank {rank} {told}")
 
 
 def _visit(stage: Stage, trainee: Trainee) -> None:
@@ -131,7 +136,7 @@ def _left_on(trainee: Trainee, hooks: dict[str, int], keys: list[list[str]]) -> 
 
 
 def _left_in_training(stage: Stage, trainee: Trainee) -> str | None:
-    """What goes wrong when training goes on alone, then attached again, in words."""
+    """What goes wrong when training goes on without laconic, in words."""
     before = trainee.flat()
     trainee.train([_STEPS])
     if bool((trainee.flat() == before).all()):
@@ -141,5 +146,4 @@ def _left_in_training(stage: Stage, trainee: Trainee) -> str | None:
     kept, usual = trainee.optimizer.state_dict()["state"], twin.optimizer.state_dict()["state"]
     if {key: sorted(fields) for key, fields in kept.items()} != {key: sorted(usual[key]) for key in usual}:
         return "the optimizer's state has other fields than without laconic"
-    _visit(stage, trainee)
     return None

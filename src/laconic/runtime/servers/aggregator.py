@@ -15,7 +15,6 @@ from laconic.core.frames import Frame
 from laconic.core.listener import ReplyTo
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
-from laconic.core.stateful import ParameterState
 from laconic.errors import CommunicationError, one_line
 from laconic.runtime.servers.protocol import UNDECODABLE, decode_payload, flag, read_note, whole
 
@@ -129,17 +128,18 @@ class Aggregator:
 
     def restore(self, tensors: tuple[torch.Tensor, ...], keys: list[str]) -> None:
         """Continue from what was owed then; raises CommunicationError, with nothing changed, if it does not fit."""
-        saved: ParameterState = {}
         with self._lock:
             owed = self._write.by_parameter()
+            places: list[torch.Tensor] = []
             for key, value in zip(keys, tensors, strict=True):
                 name, field, _ = key.rsplit("|", 2)
                 if field not in owed.get(name, {}) or owed[name][field].numel() != value.numel():
                     raise CommunicationError(
                         f'a saved state has {value.numel()} values of "{one_line(key, 80)}", which this server has not.'
                     )
-                saved.setdefault(name, {})[field] = value.view(owed[name][field].shape)
-            self._write.restore(saved)
+                places.append(owed[name][field])
+            for place, value in zip(places, tensors, strict=True):
+                place.copy_(value.view(place.shape))
 
     def _sum(self, parts: list[_Part]) -> tuple[torch.Tensor, ...]:
         first = parts[0]
