@@ -93,6 +93,12 @@ def one_line(text: object, limit: int = 200) -> str:
 def did_you_mean(found: str, known: Iterable[str]) -> str:
     """The tail of an "unknown name" message: the nearest name, then everything allowed."""
     names = list(known)
-    nearest = difflib.get_close_matches(found.lower(), names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(found.lower(), names, n=3, cutoff=0.6)
+    # Of names that are as near, the one that is as long: "bps" is rather bsp than bsp-ps.
+    nearest = sorted(near, key=lambda name: (-_likeness(found, name), abs(len(name) - len(found))))
     hint = f'Did you mean "{nearest[0]}"? ' if nearest else ""
     return f"{hint}Known: {', '.join(names) if names else 'none'}."
+
+
+def _likeness(found: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, name, found.lower()).ratio()

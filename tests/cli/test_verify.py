@@ -65,8 +65,8 @@ def test_the_matrix_is_one_table(capsys: pytest.CaptureFixture[str], monkeypatch
     assert ["none", "-", "ok"] in rows
     assert ["choco", "/", "int8", "-", "ok"] in rows
     assert ["powersgd", "refused"] in rows
-    assert "bsp / gossip / int8 is checked as choco / int8: gossip would lose something" in out
-    assert "bsp / gossip / powersgd is refused: choco cannot read it" in out
+    assert "bsp / gossip / int8 - checked as choco / int8: gossip would lose something." in out
+    assert "bsp / gossip / powersgd - refused: choco cannot read it." in out
     monkeypatch.setitem(CHECKS, "bytes", _fails)
     assert main(["verify", "--matrix", "--workers", "2,3"]) == 1
     assert "FAILED 2,3" in capsys.readouterr().out

@@ -156,6 +156,7 @@ def test_every_field_is_treated_as_its_method_says(before: int, after: int) -> N
             "powersgd.q": "copy",
             "error_feedback.residual": "sum",
             "momentum_correction.velocity": "sum",
+            "rounds.pending": "reset",
         }
     for q in field(new, "powersgd.q"):
         assert torch.equal(q, field(old, "powersgd.q")[0])

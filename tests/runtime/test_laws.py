@@ -62,6 +62,7 @@ def test_bytes_are_as_predicted(strategy: Strategy, world_size: int) -> None:
                 mlp_loss(model, step, transport.rank).backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                session.wait()
                 counted = session.traffic.sent_bytes("payload") - before
                 specs = [laconic.TensorSpec.of(name, p) for name, p in model.named_parameters()]
                 if step:  # the first step does not know the order yet, so its buckets may differ

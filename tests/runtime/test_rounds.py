@@ -357,3 +357,43 @@ def test_gossip_with_local_steps_keeps_no_anchor() -> None:
             return session.state_dict()["ranks"][str(transport.rank)]
 
     assert _by_rank(2, one_rank) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        f"streaming_diloco(period={PERIOD}, overlap=3, fragments=2) / all_reduce / int4 + error_feedback",
+        f"slowmo(period={PERIOD})",
+        "demo / all_reduce / dct_topk",
+        "bsp / push_sum(random_targets)",
+        "bsp / choco / int8",
+    ],
+)
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
+def test_another_number_of_workers_goes_on_from_a_saved_state(strategy: str, before: int, after: int) -> None:
+    def first(transport: InProcessTransport, model: torch.nn.Module) -> tuple:
+        optimizer = _sgd(model)
+        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
+            for step in range(PERIOD + 2):
+                _step(model, optimizer, step, transport.rank)
+            return copy.deepcopy((session.state_dict(), model.state_dict()))
+
+    saved = _by_rank(before, first)
+    states = laconic.runtime.redistribute([state for state, _ in saved], after)
+
+    def second(transport: InProcessTransport, model: torch.nn.Module) -> tuple:
+        optimizer = _sgd(model)
+        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
+            model.load_state_dict(saved[min(transport.rank, before - 1)][1])
+            session.load_state_dict(states[transport.rank])
+            for step in range(PERIOD + 2, 3 * PERIOD):
+                _step(model, optimizer, step, transport.rank)
+            apart = session.consensus_distance()
+            session.average()
+            return apart, _parameters(model)
+
+    found = _by_rank(after, second)
+    for apart, values in found:
+        assert apart < 1
+        assert_equal(values, found[0][1])
+        assert all(bool(value.isfinite().all()) for value in values.values())

@@ -124,7 +124,7 @@ def findings_tables(findings: Sequence[Findings]) -> list[Text | Table]:
 def matrix_table(matrix: Sequence[Cell], findings: Sequence[Findings]) -> list[Text | Table]:
     """One table with a row per entry and a column per check, then what failed, and why some entries are others."""
     table = plain_table("strategy", *CHECKS)
-    notes: list[str] = []
+    notes: dict[str, list[str]] = {}
     heading = ""
     for cell in matrix:
         *first, what = cell.asked.split(" / ")
@@ -133,11 +133,11 @@ def matrix_table(matrix: Sequence[Cell], findings: Sequence[Findings]) -> list[T
             table.add_row(Text(heading, style="bold"))
         if cell.strategy is None:
             table.add_row(f"  {what}", Text("refused", style="dim"))
-            notes.append(f"{cell.asked} is refused: {cell.reason}")
+            notes.setdefault(f"refused: {cell.reason}", []).append(cell.asked)
             continue
         if cell.reason is not None:
             what = f"{cell.strategy.architecture} / {cell.strategy.compression}"
-            notes.append(f"{cell.asked} is checked as {what}: {cell.reason}")
+            notes.setdefault(f"checked as {what}: {cell.reason}", []).append(cell.asked)
         own = [one for one in findings if one.strategy == str(cell.strategy)]
         table.add_row(f"  {what}", *(_mark(own, name) for name in CHECKS))
     counts = ", ".join(dict.fromkeys(f"{one.workers} {one.where}" for one in findings))
@@ -150,7 +150,8 @@ def matrix_table(matrix: Sequence[Cell], findings: Sequence[Findings]) -> list[T
     made = sum(outcome.verdict != "not applicable" for one in findings for outcome in one.outcomes.values())
     summary = f"{made} checks of {len(findings)} runs ({counts}) in {seconds:.0f} s, {len(failures)} failed."
     style = "bold green" if not failures else "bold red"
-    return [table, *failures, Text(summary, style=style), Text("\n".join(notes), style="dim")]
+    told = "\n".join(f"{', '.join(asked)} - {words}." for words, asked in notes.items())
+    return [table, *failures, Text(summary, style=style), Text(told, style="dim")]
 
 
 def _mark(findings: Sequence[Findings], check: str) -> Text:

@@ -139,6 +139,27 @@ def uncompressed_rounds(bucket: Bucket) -> tuple[Round, ...]:
     return (Round("sum", (bucket.nbytes,)),)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Uncompressed(Compressor):
+    """Every value in its own precision."""
+
+    lossless: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (*Compressor.dtypes, torch.complex64, torch.complex128)
+
+    def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
+        """The tensor itself."""
+        return Payload((flat,))
+
+    def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Nothing to do if it was summed in place."""
+        if payload.tensors[0] is not out:
+            out.copy_(payload.tensors[0])
+
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
+        """One sum of the whole bucket."""
+        return uncompressed_rounds(bucket)
+
+
 Route = Literal["gather", "scatter"]
 
 

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from laconic.compression.contract import Compressor
-from laconic.compression.none import NoCompression
+from laconic.compression.contract import Compressor, Uncompressed
 from laconic.compression.wire.indices import CODINGS
 from laconic.compression.wire.sparse import Entries, num_kept
 from laconic.core.exchange import Exchange, Group, Round
@@ -92,7 +91,7 @@ class Dgc(Compressor):
 
     def back(self) -> Compressor:
         """As it is: momentum is already in what was sent."""
-        return NoCompression()
+        return Uncompressed()
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The largest of what has been added up, which is then forgotten."""

@@ -12,7 +12,7 @@ import torch
 from laconic.core.connection import Address
 from laconic.core.exchange import Exchange
 from laconic.core.transport import Purpose, Transport
-from laconic.errors import AttachError, one_line
+from laconic.errors import AttachError, PeerLost, one_line
 from laconic.runtime.job import Job
 
 _ADDRESS_BYTES = 256
@@ -104,12 +104,16 @@ def meet(transport: Transport, what: str) -> None:
     gather_bytes(transport, b"here", what)
 
 
-def raise_last_words(transport: Transport) -> None:
-    """Raise PeerLost if, within a moment, a rank turns out to have said why it has ended; call it where one is gone."""
+def with_last_words(error: PeerLost, transport: Transport) -> PeerLost:
+    """The error, and why a rank has ended if one turns out, within a moment, to have said so."""
     deadline_s = time.monotonic() + _LAST_WORDS_S
     while time.monotonic() < deadline_s:
-        transport.check()
+        try:
+            transport.check()
+        except PeerLost as words:
+            return PeerLost(f"{error} Also: {words}")
         time.sleep(0.1)
+    return error
 
 
 def gather_addresses(transport: Transport, mine: Sequence[Address], total: int) -> list[Address]:

@@ -82,7 +82,8 @@ def test_a_worker_that_stalls_is_named_to_those_who_wait() -> None:
     for waiting in (results[0], results[2]):
         assert "rank 1 kept the others waiting at bucket 0" in waiting.value["error"]
         assert "the limit is 4 s" in waiting.value["error"]
-        assert waiting.value["seconds"] < 5
+        assert waiting.value["error"].startswith("PeerLost")
+        assert waiting.value["seconds"] < 6
         assert waiting.value["unharmed"]
     assert "rank 1" in results[1].value["error"] or "rank 0" in results[1].value["error"]
 

@@ -51,4 +51,4 @@ def _cell(parts: Parts) -> Cell:
     # Another compressor would not be the same entry any more; a wrapper that is not needed may be missing.
     if near.synchronization != parts.synchronization or not isinstance(list(near.compression.layers())[-1], kind):
         return Cell(asked, None, reasons[-1])
-    return Cell(asked, Strategy(near.synchronization, near.architecture, near.compression), reasons[0])
+    return Cell(asked, Strategy(near.synchronization, near.architecture, near.compression), "; ".join(reasons))

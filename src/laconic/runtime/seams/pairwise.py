@@ -28,7 +28,7 @@ from laconic.core.paced import PacedTransport
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
 from laconic.errors import CommunicationError, PeerLost, one_line
-from laconic.runtime.agreement import gather_addresses, gather_bytes, meet, raise_last_words
+from laconic.runtime.agreement import gather_addresses, gather_bytes, meet, with_last_words
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.edges import Edges, make_edges
 from laconic.runtime.job import Job
@@ -180,7 +180,7 @@ class PairwiseSeam:
     def _check(self) -> None:
         """Raise what went wrong in the background."""
         if isinstance(self._error, PeerLost):
-            raise_last_words(self._job.transport)
+            raise with_last_words(self._error, self._job.transport) from self._error
         if self._error is not None:
             raise self._error
 

@@ -15,11 +15,13 @@ from laconic.core.paced import PacedLink
 from laconic.core.plan import Bucket
 from laconic.core.transport import Transport
 from laconic.errors import CommunicationError, PeerLost
-from laconic.runtime.agreement import raise_last_words
+from laconic.runtime.agreement import with_last_words
 from laconic.runtime.servers.protocol import (
     BYE,
     CONFIGURE,
+    GONE,
     JOIN,
+    LOST,
     MISSING,
     PULL,
     PUSH,
@@ -44,10 +46,13 @@ class ServerAnswer:
         """See Work."""
         try:
             self._reply.wait()
-        except PeerLost:
-            # A server ends with the rank that started it, and that rank may have said why.
-            raise_last_words(self._transport)
-            raise
+        except CommunicationError as exc:
+            if not isinstance(exc, PeerLost) and LOST not in str(exc):
+                raise
+            lost = PeerLost(str(exc))
+            # Who is gone may have said why, and a server ends with the rank that started it.
+            gone = isinstance(exc, PeerLost) or GONE in str(exc)
+            raise (with_last_words(lost, self._transport) if gone else lost) from exc
 
     def done(self) -> bool:
         """See Work."""

@@ -21,6 +21,7 @@ import torch
 from laconic.core.listener import Listener
 from laconic.core.paced import link_from_environment
 from laconic.errors import LaconicError
+from laconic.runtime.servers.protocol import GONE
 from laconic.runtime.servers.service import Service
 
 _LOOK_S = 1.0
@@ -58,7 +59,7 @@ def _until_parent_ends(service: Service, parent: int) -> None:
     if service.about is None:
         service.finished.set()
     # Else it stays for a moment: others may still have to be told.
-    service.lose(f"{service.name} ends, because the rank that started it has ended")
+    service.lose(f"{service.name} ends, because that rank has ended, {GONE}")
 
 
 if __name__ == "__main__":

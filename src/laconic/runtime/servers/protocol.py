@@ -33,6 +33,10 @@ from laconic.errors import CommunicationError, one_line
 
 JOIN, CONFIGURE, REDUCE, PUSH, REST, STATE, RESTORE, PULL, BYE, MISSING = range(1, 11)
 
+LOST = "job lost: "
+"""How an error begins that tells of a rank without which the job cannot go on."""
+GONE = "before the end of training"
+"""How it ends if that rank is gone."""
 _MOST_RANKS = 2**16
 _LATEST = 2**53
 """Steps and sizes: as far as JSON numbers are exact everywhere."""

@@ -20,7 +20,9 @@ from laconic.runtime.servers.aggregator import Aggregator
 from laconic.runtime.servers.protocol import (
     BYE,
     CONFIGURE,
+    GONE,
     JOIN,
+    LOST,
     MISSING,
     PULL,
     PUSH,
@@ -103,7 +105,7 @@ class Service:
         if about is None and frame.kind != CONFIGURE:
             raise CommunicationError(f"{self.name} has not been told about the job yet.")
         if self._lost is not None and frame.kind != BYE:
-            raise CommunicationError(self._lost)
+            raise CommunicationError(LOST + self._lost)
         if sender in self._goodbyes and frame.kind not in (BYE, MISSING):
             raise CommunicationError(f"rank {sender} has said goodbye to {self.name} already.")
 
@@ -119,7 +121,7 @@ class Service:
         if self._about is None:
             return
         if sender not in self._goodbyes:
-            self.lose(f"rank {sender} {reason} before the end of training")
+            self.lose(f"rank {sender} {reason} {GONE}")
         if not self._present and (self._lost is not None or not self._awaited()):
             self.finished.set()
 
@@ -131,7 +133,7 @@ class Service:
             self._lost, self._lost_s = reason, time.monotonic()
         _LOG.error("%s: %s", self.name, reason)
         for part in self._parts.values():
-            part.fail(reason)
+            part.fail(LOST + reason)
         if not self._present:
             self.finished.set()
 
