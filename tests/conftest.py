@@ -6,6 +6,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.processes import warm_up
+
 # The same examples on every machine and in every run: a red build means a change, not bad luck.
 hypothesis.settings.register_profile(
     "laconic",
@@ -27,3 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in ("dist", "lab", "gpu", "browser"):
             if item.get_closest_marker(mark) is not None:
                 item.user_properties.append(("mark", mark))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Load what real ranks need beside the tests that come before theirs."""
+    needed = any(item.get_closest_marker(mark) for item in session.items for mark in ("dist", "lab"))
+    if needed and not session.config.option.collectonly:
+        warm_up()

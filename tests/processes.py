@@ -9,7 +9,12 @@ comes back through torch.save, so it holds tensors and plain containers; a scrip
 write JSON or torch.save to the path in the global `result_file`. A rank that fails, or a run that outlasts `timeout_s`,
 fails the test with the output of all ranks; nothing that was started here survives the call.
 
-Processes are forked from one that has torch loaded already: loading it takes seconds, and there are few cores.
+Processes are forked from one that has torch loaded already: loading it takes seconds, and there are few cores. So are
+commands, which are `laconic` with some words as a shell would start it:
+
+    with Command(["lab", "--hosts", "2", "--", "sleep", "60"], tmp_path) as lab:
+        lab.send_signal(signal.SIGINT)
+        assert lab.wait(30) == 130
 """
 
 from __future__ import annotations
@@ -24,17 +29,23 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 _POLL_S = 0.02
 _SHOWN_CHARACTERS = 4000
 """How much of each rank's output a failure message carries, from its end."""
+# Starting a process also looks whether others have ended, and how one ended can be read only once.
+_children = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -86,14 +97,13 @@ def run_processes(
         try:
             for rank in range(world_size):
                 variables = {**_torchrun(rank, world_size, port), **(environment or {})}
-                processes.append(_nursery().Process(target=_be_rank, args=(folder, rank, variables)))
-                processes[-1].start()
+                processes.append(_start(_be_rank, folder, rank, variables))
             pending = send_signal
             # A rank that is stopped, not ended, by its signal is not waited for.
             stopped = {send_signal.rank} if send_signal and send_signal.signal == signal.SIGSTOP else set()
             while set(range(world_size)) - set(ended_s) - stopped:
                 for rank, process in enumerate(processes):
-                    if rank not in ended_s and process.exitcode is not None:
+                    if rank not in ended_s and _exit_code(process) is not None:
                         ended_s[rank] = time.monotonic() - started_s
                 if pending is not None and pending.line in _read(folder, pending.rank, "out").splitlines():
                     os.kill(_pid(processes[pending.rank]), pending.signal)
@@ -104,14 +114,15 @@ def run_processes(
         finally:
             for process in processes:
                 # A group of its own, so that what a rank has started ends with it.
-                if process.exitcode is None:
+                if _exit_code(process) is None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(_pid(process), signal.SIGKILL)
-                process.join()
+                while _exit_code(process) is None:
+                    time.sleep(_POLL_S)
         results = [
             RankResult(
                 rank=rank,
-                exit_code=_exit_code(process),
+                exit_code=_known(_exit_code(process)),
                 stdout=_read(folder, rank, "out"),
                 stderr=_read(folder, rank, "err"),
                 value=_value(folder / f"{rank}.result"),
@@ -129,6 +140,76 @@ def run_processes(
     if failed and not may_fail:
         raise AssertionError(f"ranks {failed} of {name} failed.{_shown(results)}")
     return results
+
+
+def start_together(runs: Mapping[str, Mapping[str, Any]], *, at_once: int = 3) -> dict[str, Future[list[RankResult]]]:
+    """Begin several runs, each given by the arguments of run_processes; for those that mostly wait for a time limit."""
+    with_threads = ThreadPoolExecutor(at_once)
+    begun = {name: with_threads.submit(run_processes, **arguments) for name, arguments in runs.items()}
+    with_threads.shutdown(wait=False)
+    return begun
+
+
+class Command:
+    """One `laconic` with words, its output in files under `folder`."""
+
+    def __init__(self, words: Sequence[str], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._process = _start(_be_command, folder, list(words))
+        self.pid = _pid(self._process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def stderr(self) -> str:
+        """What it has said so far."""
+        return _read(self._folder, 0, "err")
+
+    @property
+    def exit_code(self) -> int | None:
+        """As subprocess gives it; None while it runs."""
+        return _exit_code(self._process)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """To it alone."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it, if it still runs."""
+        self.send_signal(signal.SIGKILL)
+        self.wait(30)
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code, once it has ended."""
+        assert eventually(lambda: self.exit_code is not None, timeout_s), f"still running.\n{self.stderr}"
+        return _known(self.exit_code)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 30) -> bool:
+    """Whether something becomes true in time."""
+    until_s = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 @contextlib.contextmanager
@@ -161,8 +242,16 @@ def _nursery() -> ForkServerContext:
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
     context = multiprocessing.get_context("forkserver")
     # torch._dynamo: the first optimizer step would load it, for as long as torch itself takes.
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "laconic", "tests.processes"])
+    context.set_forkserver_preload(
+        ["torch", "torch.distributed", "torch._dynamo", "numba", "laconic", "tests.processes"]
+    )
     return context
+
+
+def warm_up() -> None:
+    """Begin to load what ranks need, and return at once."""
+    _nursery()
+    forkserver.ensure_running()
 
 
 def _torchrun(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -177,14 +266,25 @@ def _torchrun(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
+def _start(target: Callable[..., None], *arguments: object) -> ForkServerProcess:
+    with _children:
+        process = _nursery().Process(target=target, args=arguments)
+        process.start()
+    return process
+
+
 def _pid(process: ForkServerProcess) -> int:
-    assert process.pid is not None
-    return process.pid
+    return _known(process.pid)
 
 
-def _exit_code(process: ForkServerProcess) -> int:
-    assert process.exitcode is not None
-    return process.exitcode
+def _exit_code(process: ForkServerProcess) -> int | None:
+    with _children:
+        return process.exitcode
+
+
+def _known(number: int | None) -> int:
+    assert number is not None
+    return number
 
 
 def _read(folder: Path, rank: int, stream: str) -> str:
@@ -211,16 +311,30 @@ def _shown(results: list[RankResult]) -> str:
 
 
 def _be_rank(folder: Path, rank: int, variables: dict[str, str]) -> None:
-    """What every child process does: become a rank, then run the target."""
+    """What the process of a rank does: become one, then run the target."""
+    _stand_alone(folder, rank)
+    os.environ.update(variables)
+    _run_target(folder, folder / f"{rank}.result")
+
+
+def _be_command(folder: Path, words: list[str]) -> None:
+    """What the process of a command does."""
+    _stand_alone(folder, 0)
+    # A shell leaves it ignored in what it runs in the background, and so in all that comes from there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    from laconic.cli import main
+
+    sys.exit(main(words))
+
+
+def _stand_alone(folder: Path, rank: int) -> None:
     os.setsid()
     os.chdir(ROOT)
-    os.environ.update(variables)
     for number, stream in ((1, "out"), (2, "err")):
         with (folder / f"{rank}.{stream}").open("wb") as file:
             os.dup2(file.fileno(), number)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    _run_target(folder, folder / f"{rank}.result")
 
 
 def _run_target(folder: Path, result_file: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from tests.processes import SignalAfterLine, run_processes
+from tests.processes import Command, SignalAfterLine, is_running, run_processes, start_together
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
 
@@ -48,18 +49,32 @@ def test_timeout_fails_and_leaves_nothing_behind() -> None:
         run_processes(script, world_size=1, timeout_s=2)
     line = next(line for line in str(caught.value).splitlines() if line.startswith("started"))
     for pid in map(int, line.split()[1:]):
-        assert not _is_running(pid), f"process {pid} is still there"
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123 - /proc is not a path to build
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        assert not is_running(pid), f"process {pid} is still there"
 
 
 def test_own_process_is_untouched() -> None:
     # start_new_session: a kill of the group a rank leads must never reach the tests themselves.
     script = "import os\nresult_file.write_text(str(os.getpgid(0)))\n"
     assert run_processes(script, world_size=1, timeout_s=40)[0].value != os.getpgid(0)
+
+
+def test_runs_at_the_same_time_are_told_apart() -> None:
+    script = "import sys\nsys.exit(arguments['code'])\n"
+    codes = range(8)
+    begun = start_together(
+        {
+            str(code): {"target": script, "world_size": 2, "arguments": {"code": code}, "may_fail": True}
+            for code in codes
+        }
+    )
+    assert [[result.exit_code for result in begun[str(code)].result()] for code in codes] == [[n, n] for n in codes]
+
+
+def test_a_command_is_laconic_with_words(tmp_path: Path) -> None:
+    with Command(["explain", "bsp / all_redcue"], tmp_path) as command:
+        assert command.wait(40) == 2
+    assert 'Did you mean "all_reduce"?' in command.stderr
+    with Command(["lab", "--links", "paced", "--hosts", "1", "--", "sleep", "60"], tmp_path) as command:
+        assert is_running(command.pid)
+    assert command.exit_code == -signal.SIGKILL
+    assert not is_running(command.pid)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import run_processes
 
 import laconic
 from laconic.cli import main
@@ -17,18 +18,6 @@ from laconic.cli.dispatch import COMMANDS
 from laconic.cli.terminal import printable
 
 NAMES = [command.name for command in COMMANDS]
-
-
-def run_python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A real process, its output in a pipe."""
-    return subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **environment},
-    )
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -122,20 +111,22 @@ def test_control_characters_are_spelled_out() -> None:
 
 
 def test_a_real_process_gives_one_line_and_exit_2() -> None:
-    finished = run_python("-m", "laconic.cli", "explain", "bsp / all_redcue")
+    words = [sys.executable, "-m", "laconic.cli", "explain", "bsp / all_redcue"]
+    finished = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert finished.returncode == 2
     assert finished.stdout == ""
     assert finished.stderr.count("\n") == 1
     assert 'Did you mean "all_reduce"?' in finished.stderr
 
 
-def test_piped_output_is_plain_and_other_commands_are_not_imported() -> None:
+@pytest.mark.dist
+def test_output_into_a_file_is_plain_and_other_commands_are_not_imported() -> None:
     code = (
         "import sys; from laconic.cli import main; main(['list']);"
         "sys.exit(bool({'laconic.cli.doctor', 'laconic.cli.explain', 'laconic.lab', 'pyroute2'} & set(sys.modules)))"
     )
-    finished = run_python("-c", code, COLUMNS="80", TERM="xterm-256color")
-    assert finished.returncode == 0
+    terminal = {"COLUMNS": "80", "TERM": "xterm-256color"}
+    (finished,) = run_processes(code, world_size=1, environment=terminal)
     assert finished.stderr == ""
     assert finished.stdout.startswith("synchronization: ")
     assert finished.stdout.isascii()

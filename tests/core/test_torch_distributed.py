@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from laconic.core.torch_distributed import TorchTransport
 from laconic.errors import AttachError
 from tests.core.operations import CASES, Case, contribution
-from tests.processes import RankResult, SignalAfterLine, run_processes
+from tests.processes import RankResult, SignalAfterLine, run_processes, start_together
 
 gloo = [pytest.mark.dist, pytest.mark.timeout(100)]
 
@@ -73,8 +74,25 @@ class TestOperations:
 
 
 @pytest.fixture(scope="module")
-def trouble() -> list[RankResult]:
-    return run_processes("tests.core.gloo_ranks:trouble", world_size=3, timeout_s=80)
+def begun() -> dict[str, Future[list[RankResult]]]:
+    """What can go wrong, at the same time: most of it is waiting."""
+
+    def kill(victim: int) -> dict[str, object]:
+        return {
+            "target": "tests.core.gloo_ranks:wait_for_a_killed_rank",
+            "world_size": 3,
+            "arguments": {"victim": victim},
+            "timeout_s": 80,
+            "send_signal": SignalAfterLine(victim, "kill me", signal.SIGKILL),
+        }
+
+    trouble = {"target": "tests.core.gloo_ranks:trouble", "world_size": 3, "timeout_s": 80}
+    return start_together({"trouble": trouble, "kill 2": kill(2), "kill 0": kill(0)})
+
+
+@pytest.fixture(scope="module")
+def trouble(begun: dict[str, Future[list[RankResult]]]) -> list[RankResult]:
+    return begun["trouble"].result()
 
 
 class TestTrouble:
@@ -121,8 +139,8 @@ class TestTrouble:
 class TestKill:
     pytestmark = gloo
 
-    def test_kill_9_of_a_rank(self) -> None:
-        survivors, killed = _kill(2)
+    def test_kill_9_of_a_rank(self, begun: dict[str, Future[list[RankResult]]]) -> None:
+        survivors, killed = _without(2, begun["kill 2"].result())
         for ran in survivors:
             assert ran.value["kind"] == "PeerLost", ran.value
             assert ran.value["message"] == (
@@ -132,8 +150,8 @@ class TestKill:
             assert ran.ended_s - killed.ended_s < 10, "within a few seconds, not after the timeout of 60 s"
             assert ran.value["close_s"] < 5
 
-    def test_kill_9_of_the_rank_that_hosts_the_store(self) -> None:
-        survivors, killed = _kill(0)
+    def test_kill_9_of_the_rank_that_hosts_the_store(self, begun: dict[str, Future[list[RankResult]]]) -> None:
+        survivors, killed = _without(0, begun["kill 0"].result())
         for ran in survivors:
             assert ran.value["kind"] == "PeerLost", ran.value
             assert f"all_reduce(sum) of bucket 7 on rank {ran.rank} cannot finish: rank 0" in ran.value["message"]
@@ -142,14 +160,7 @@ class TestKill:
             assert ran.value["close_s"] < 5
 
 
-def _kill(victim: int) -> tuple[list[RankResult], RankResult]:
-    results = run_processes(
-        "tests.core.gloo_ranks:wait_for_a_killed_rank",
-        world_size=3,
-        arguments={"victim": victim},
-        timeout_s=50,
-        send_signal=SignalAfterLine(victim, "kill me", signal.SIGKILL),
-    )
+def _without(victim: int, results: list[RankResult]) -> tuple[list[RankResult], RankResult]:
     assert results[victim].exit_code == -signal.SIGKILL
     return [result for result in results if result.rank != victim], results[victim]
 

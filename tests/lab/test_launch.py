@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.processes import Command, eventually, is_running
 
 from laconic.errors import LaconicError
 from laconic.lab import launch
@@ -20,14 +19,6 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
 
 def python(script: str) -> list[str]:
     return [sys.executable, "-c", script]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_every_rank_gets_torchruns_environment() -> None:
@@ -62,7 +53,7 @@ time.sleep(60)
     ):
         run_ranks(python(script), places_here(3), timeout_s=50)
     assert time.monotonic() - began_s < 20
-    assert not [rank for rank in range(3) if alive(int((tmp_path / str(rank)).read_text()))]
+    assert not [rank for rank in range(3) if is_running(int((tmp_path / str(rank)).read_text()))]
 
 
 def test_a_signal_is_named() -> None:
@@ -84,24 +75,14 @@ def test_what_cannot_be_started() -> None:
 
 
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
-    script = f"""
-import sys
-from laconic.lab.launch import places_here, run_ranks
-body = "import os, time; open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
-run_ranks([sys.executable, "-c", body], places_here(2), timeout_s=50)
-"""
-    launcher = subprocess.Popen(python(script), stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 30
-        while len([path for path in tmp_path.iterdir() if path.read_text()]) < 2:
-            assert time.monotonic() < until, "the ranks never started"
-            time.sleep(0.05)
+    body = f"import os, time; open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
+    words = ["lab", "--links", "paced", "--hosts", "2", "--", *python(body)]
+    with Command(words, tmp_path / "output") as launcher:
+        ranks = [tmp_path / str(rank) for rank in range(2)]
+        assert eventually(lambda: all(path.exists() and path.read_text() for path in ranks)), "the ranks never started"
         launcher.send_signal(signal.SIGINT)
-        launcher.wait(timeout=20)
-    finally:
-        launcher.kill()
-        launcher.wait()
-    assert not [rank for rank in range(2) if alive(int((tmp_path / str(rank)).read_text()))]
+        assert launcher.wait(20) == 130
+    assert not [path for path in ranks if is_running(int(path.read_text()))]
 
 
 def test_a_pace_in_the_callers_shell_does_not_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

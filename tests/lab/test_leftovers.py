@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes import Command, eventually, is_running
 
 from laconic.cli import main
 from laconic.lab.leftovers import VARIABLE, end_leftovers, end_run, new_mark
@@ -29,30 +29,13 @@ time.sleep(60)
 """
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 30) -> bool:
-    until = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 class Lab:
     """A lab in a process of its own, whose one rank has detached a child."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir()
         words = ["lab", "--hosts", "1", *options, "--", sys.executable, "-c", DETACHES, str(folder)]
-        command = [sys.executable, "-m", "laconic.cli", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = Command(words, folder / "output")
         assert eventually((folder / "rank0").exists, 40), "the rank never started"
         self.rank, self.detached = map(int, (folder / "rank0").read_text().split())
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -61,7 +44,6 @@ class Lab:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.detached, signal.SIGKILL)
 
@@ -86,18 +68,17 @@ def test_what_a_killed_lab_leaves_is_ended_and_a_running_lab_is_not(
     killed, running = start_lab(), start_lab()
     host = Path(f"/proc/{killed.detached}/ns/net").readlink()
     killed.process.kill()
-    killed.process.wait()
     # The rank and the keeper of the namespaces go by themselves; what was detached stays, and its host with it.
-    assert eventually(lambda: not any(map(alive, killed.children)))
-    assert alive(killed.detached)
+    assert eventually(lambda: not any(map(is_running, killed.children)))
+    assert is_running(killed.detached)
     assert Path(f"/proc/{killed.detached}/ns/net").readlink() == host != Path("/proc/self/ns/net").readlink()
 
     assert main(["lab", "--clean"]) == 0
     told = capsys.readouterr().out
     assert f"{killed.detached}  {killed.process.pid}  sleep 70" in told
-    assert not alive(killed.detached)
+    assert not is_running(killed.detached)
     assert str(running.detached) not in told
-    assert all(map(alive, [running.process.pid, *running.children, running.detached]))
+    assert all(map(is_running, [running.process.pid, *running.children, running.detached]))
     assert len(running.children) == 2  # the rank and the keeper
 
     assert main(["lab", "--clean"]) == 0
@@ -109,18 +90,17 @@ def test_ctrl_c_and_the_time_limit_leave_nothing(start_lab: Callable[..., Lab]) 
     interrupted, late = start_lab(), start_lab("--timeout", "3s")
     interrupted.process.send_signal(signal.SIGINT)
     for lab, code in ((interrupted, 130), (late, 124)):
-        assert lab.process.wait(timeout=30) == code
-        assert not any(map(alive, [*lab.children, lab.detached]))
+        assert lab.process.wait(30) == code
+        assert not any(map(is_running, [*lab.children, lab.detached]))
 
 
 @pytest.mark.dist
 def test_ranks_without_virtual_hosts_die_with_their_lab_too(start_lab: Callable[..., Lab]) -> None:
     lab = start_lab("--links", "paced")
     lab.process.kill()
-    lab.process.wait()
-    assert eventually(lambda: not any(map(alive, lab.children)))
+    assert eventually(lambda: not any(map(is_running, lab.children)))
     assert lab.detached in [leftover.pid for leftover in end_leftovers()]
-    assert not alive(lab.detached)
+    assert not is_running(lab.detached)
 
 
 @contextlib.contextmanager

@@ -6,13 +6,12 @@ import dataclasses
 import os
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes import Command, eventually, is_running
 
 from laconic.cli import main
 from laconic.cluster import Cluster, Link
@@ -150,33 +149,17 @@ def test_a_keeper_that_dies_is_reported() -> None:
             hosts.counters()
 
 
-def _descendants_gone(pids: list[int], within_s: float = 10) -> bool:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if not [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_survives_the_end_of_the_command(how: signal.Signals, tmp_path: Path) -> None:
     body = f"import os, time; open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
-    words = ["lab", "--hosts", "2", "--", sys.executable, "-c", body]
-    lab = subprocess.Popen([sys.executable, "-m", "laconic.cli", *words], stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 40
-        while len([path for path in tmp_path.iterdir() if path.read_text()]) < 2:
-            assert time.monotonic() < until, "the ranks never started"
-            time.sleep(0.05)
-        pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+    with Command(["lab", "--hosts", "2", "--", sys.executable, "-c", body], tmp_path / "output") as lab:
+        ranks = [tmp_path / str(rank) for rank in range(2)]
+        assert eventually(lambda: all(path.exists() and path.read_text() for path in ranks)), "the ranks never started"
+        pids = [int(path.read_text()) for path in ranks]
         pids += [int(child) for child in Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()]
         lab.send_signal(how)
-        lab.wait(timeout=30)
-        assert _descendants_gone(pids)
-    finally:
-        lab.kill()
-        lab.wait()
+        assert lab.wait(30) == (130 if how == signal.SIGINT else -how)
+        assert eventually(lambda: not any(map(is_running, pids)), 10)
 
 
 def test_the_command_passes_output_and_the_worst_exit_code_on(capfd: pytest.CaptureFixture[str]) -> None:

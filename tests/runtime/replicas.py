@@ -72,6 +72,21 @@ def train(
     return laconic.InProcessCluster(world_size, timeout_s=10).run(one_rank)
 
 
+def loop(body, *, model=mlp, how="bsp", world_size=2, make_optimizer=sgd):
+    """Run `body(model, optimizer, session, rank)` on every rank; the states at the end."""
+
+    original = model()  # once: seeding and drawing in several threads would interleave
+
+    def one_rank(transport: InProcessTransport) -> dict[str, torch.Tensor]:
+        replica = copy.deepcopy(original)
+        optimizer = make_optimizer(replica)
+        with laconic.attach(replica, optimizer, how, transport=transport) as session:
+            body(replica, optimizer, session, transport.rank)
+        return snapshot(replica)
+
+    return laconic.InProcessCluster(world_size, timeout_s=10).run(one_rank)
+
+
 def reference(
     model: nn.Module,
     *,

@@ -1,9 +1,8 @@
-"""Models and loops that break naive gradient averaging, each against the average computed by hand."""
+"""Models that break naive gradient averaging, each against the average computed by hand."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -12,117 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 import laconic
 from laconic.core.in_process import InProcessTransport
-from laconic.errors import AttachError, CommunicationError, UnsupportedGradient
-from tests.runtime.replicas import assert_equal, data, mlp, mlp_loss, reference, sgd, snapshot, train
-
-SCHEDULES = ["sequential", "wfbp", "fusion", "fusion(100B, 50B)"]
-every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
-
-
-def strategy(schedule: str) -> str:
-    return f"bsp / all_reduce / none / {schedule}"
-
-
-class Branches(nn.Module):
-    """Three branches of which a forward pass uses some."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk = nn.Linear(5, 4)
-        self.left = nn.Linear(4, 3)
-        self.right = nn.Linear(4, 3)
-        self.never = nn.Linear(4, 3)
-
-    def forward(self, inputs: torch.Tensor, branches: str) -> torch.Tensor:
-        hidden = torch.tanh(self.trunk(inputs))
-        used = {"l": self.left, "r": self.right}
-        return sum((used[name](hidden) for name in branches), torch.zeros(4, 3) + hidden.sum())
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    # Decay and momentum tell "no gradient" from "a gradient of zero".
-    return torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
-
-
-@every_schedule
-@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
-def test_parameters_unused_in_some_steps_and_on_some_ranks(schedule: str, make_optimizer) -> None:
-    # Step by step, what ranks 0, 1 and 2 use: everything, unlike parts, nothing of one branch anywhere.
-    pattern = [("lr", "lr", "lr"), ("l", "r", "lr"), ("l", "l", "l"), ("", "r", ""), ("", "", ""), ("lr", "", "lr")]
-
-    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        return model(data(step, rank, 4, 5), pattern[step][rank]).square().mean()
-
-    arguments = {"loss": loss, "make_optimizer": make_optimizer, "world_size": 3, "steps": len(pattern)}
-    states = train(Branches(), strategy(schedule), **arguments)
-    expected = reference(Branches(), **arguments)
-    for state in states:
-        assert_equal(state, expected)
-
-
-def test_unused_parameters_first_seen_in_the_first_step() -> None:
-    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        return model(data(step, rank, 4, 5), "l" if rank == 0 else "r").square().mean()
-
-    states = train(Branches(), loss=loss)
-    assert_equal(states[0], reference(Branches(), loss=loss))
-    assert_equal(states[0], states[1])
-
-
-def test_a_gradient_that_is_zero_is_not_taken_for_a_missing_one() -> None:
-    # right's gradient is exactly zero, yet it is used: weight decay must act on it.
-    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        hidden = model.trunk(data(step, rank, 4, 5))
-        return (model.left(hidden) + 0.0 * model.right(hidden)).square().mean()
-
-    states = train(Branches(), loss=loss, make_optimizer=adamw)
-    assert_equal(states[0], reference(Branches(), loss=loss, make_optimizer=adamw))
-
-
-def test_asking_who_used_what_costs_control_bytes_only_when_it_matters() -> None:
-    def one_rank(transport: InProcessTransport) -> list[int]:
-        model = Branches()
-        optimizer = sgd(model)
-        costs = []
-        with laconic.attach(model, optimizer, "bsp", transport=transport) as session:
-            model.never.requires_grad_(False)
-            for step, used in enumerate(["lr", "lr", "l"]):
-                before = session.traffic.sent_bytes("control")
-                (model(data(step, transport.rank, 4, 5), used).square().mean() + model.never.weight.sum()).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                costs.append(session.traffic.sent_bytes("control") - before)
-        return costs
-
-    # `never` is frozen after attaching, so it gets no gradient: one byte per parameter is exchanged in every step.
-    num_parameters = len(list(Branches().parameters()))
-    costs = laconic.InProcessCluster(2).run(one_rank)[0]
-    assert costs[1:] == [num_parameters, num_parameters]
-
-    def whole_model(transport: InProcessTransport) -> list[int]:
-        model = mlp()
-        optimizer = sgd(model)
-        with laconic.attach(model, optimizer, "bsp", transport=transport) as session:
-            costs = []
-            for step in range(3):
-                before = session.traffic.sent_bytes("control")
-                mlp_loss(model, step, transport.rank).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                costs.append(session.traffic.sent_bytes("control") - before)
-        return costs
-
-    assert laconic.InProcessCluster(2).run(whole_model)[0][1:] == [0, 0]
-
-
-def test_a_broken_promise_that_all_parameters_are_used_is_named() -> None:
-    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        return model(data(step, rank, 4, 5), "l").square().mean()
-
-    with pytest.raises(CommunicationError, match=r"right\.weight.*find_unused_parameters=True"):
-        train(Branches(), loss=loss, find_unused_parameters=False)
-    train(mlp(), find_unused_parameters=False)
+from laconic.errors import CommunicationError, UnsupportedGradient
+from tests.runtime.awkward import SCHEDULES, Convolutions, every_schedule, strategy
+from tests.runtime.replicas import assert_equal, data, loop, mlp, reference, sgd, snapshot, train
 
 
 class Tied(nn.Module):
@@ -160,127 +51,6 @@ def test_tied_frozen_and_twice_used_parameters(schedule: str) -> None:
     assert_equal({"w": states[0]["frozen.weight"]}, {"w": Tied().frozen.weight})
 
 
-def _loop(body, *, model=mlp, how="bsp", world_size=2, make_optimizer=sgd):
-    """Run `body(model, optimizer, session, rank)` on every rank; the states at the end."""
-
-    original = model()  # once: seeding and drawing in several threads would interleave
-
-    def one_rank(transport: InProcessTransport) -> dict[str, torch.Tensor]:
-        replica = copy.deepcopy(original)
-        optimizer = make_optimizer(replica)
-        with laconic.attach(replica, optimizer, how, transport=transport) as session:
-            body(replica, optimizer, session, transport.rank)
-        return snapshot(replica)
-
-    return laconic.InProcessCluster(world_size, timeout_s=10).run(one_rank)
-
-
-@every_schedule
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_accumulation(schedule: str, set_to_none: bool) -> None:
-    def body(model, optimizer, session, rank):
-        for step in range(3):
-            with session.accumulate():
-                (mlp_loss(model, 10 * step, rank) / 2).backward()
-            sent = session.traffic.sent_bytes("payload")
-            assert sent == session.predicted_bytes_per_step() * step
-            (mlp_loss(model, 10 * step + 1, rank) / 2).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=set_to_none)
-
-    def loss(model, step, rank):
-        return (mlp_loss(model, 10 * step, rank) + mlp_loss(model, 10 * step + 1, rank)) / 2
-
-    states = _loop(body, how=strategy(schedule))
-    expected = reference(mlp(), loss=loss, steps=3)
-    for name, value in states[0].items():
-        torch.testing.assert_close(value, expected[name])
-    assert_equal(*states)
-
-
-def test_a_parameter_used_only_while_accumulating() -> None:
-    def body(model, optimizer, session, rank):
-        with session.accumulate():
-            model(data(0, rank, 4, 5), "l").square().mean().backward()
-        model(data(1, rank, 4, 5), "r").square().mean().backward()
-        optimizer.step()
-
-    def loss(model, step, rank):
-        return model(data(0, rank, 4, 5), "l").square().mean() + model(data(1, rank, 4, 5), "r").square().mean()
-
-    states = _loop(body, model=Branches)
-    expected = reference(Branches(), loss=loss, steps=1)
-    for name, value in states[0].items():
-        torch.testing.assert_close(value, expected[name])
-    assert_equal(*states)
-
-
-def test_gradients_that_are_never_zeroed_and_two_backward_passes_per_step() -> None:
-    def body(model, optimizer, session, rank):
-        for step in range(3):
-            mlp_loss(model, 2 * step, rank).backward()
-            mlp_loss(model, 2 * step + 1, rank).backward()
-            optimizer.step()
-
-    states = _loop(body)
-    model = mlp()
-    optimizer = sgd(model)
-    for step in range(3):
-        for part in (2 * step, 2 * step + 1):
-            (sum(mlp_loss(model, part, rank) for rank in range(2)) / 2).backward()
-        optimizer.step()
-    for name, value in snapshot(model).items():
-        torch.testing.assert_close(states[0][name], value)
-    assert_equal(*states)
-
-
-def test_clipping_sees_the_averaged_gradient() -> None:
-    norms: dict[int, list[float]] = {0: [], 1: []}
-
-    def body(model, optimizer, session, rank):
-        for step in range(3):
-            mlp_loss(model, step, rank).backward()
-            norms[rank].append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.01)))
-            optimizer.step()
-            optimizer.zero_grad()
-
-    states = _loop(body)
-    assert norms[0] == norms[1]
-    assert_equal(*states)
-
-
-def test_grad_scaler_and_autocast() -> None:
-    def body(model, optimizer, session, rank):
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60, growth_interval=2)
-        scales = []
-        for step in range(8):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = mlp_loss(model, step, rank) * (1e30 if step == 3 and rank == 1 else 1.0)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            scales.append(scaler.get_scale())
-        assert scales[3] < scales[2], "an overflow on one rank must be seen by all"
-        assert session.step == 7, "a skipped step is not a step"
-
-    assert_equal(*_loop(body))
-
-
-class Convolutions(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2)
-        )
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layers(images)
-
-
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_buffers_follow_rank_0_and_strides_are_kept(memory_format) -> None:
     def make() -> nn.Module:
@@ -295,26 +65,9 @@ def test_buffers_follow_rank_0_and_strides_are_kept(memory_format) -> None:
             optimizer.zero_grad()
         assert session.traffic.sent_bytes("buffers") == (3 * sum(b.nbytes for b in model.buffers()) if rank == 0 else 0)
 
-    states = _loop(body, model=make)
+    states = loop(body, model=make)
     assert_equal(*states)
     assert int(states[0]["layers.1.num_batches_tracked"]) == 3
-
-
-def test_evaluation_does_not_communicate() -> None:
-    def body(model, optimizer, session, rank):
-        model(data(0, rank, 4, 1, 8, 8)).square().mean().backward()
-        optimizer.step()
-        sent = session.traffic.sent_bytes()
-        if rank == 0:  # on one rank alone: any communication would hang here
-            model.eval()
-            with torch.no_grad():
-                model(data(5, 0, 4, 1, 8, 8))
-            model.train()
-            with torch.no_grad():
-                model(data(5, 0, 4, 1, 8, 8))
-        assert session.traffic.sent_bytes() == sent
-
-    _loop(body, model=Convolutions)
 
 
 def test_several_dtypes() -> None:
@@ -351,16 +104,6 @@ def test_sparse_gradients_are_refused_by_name() -> None:
 
     with pytest.raises(UnsupportedGradient, match='parameter "weight" has a sparse gradient'):
         train(nn.Linear(3, 5), loss=sparse_later)
-
-
-def test_differentiable_gradients_are_refused() -> None:
-    def body(model, optimizer, session, rank):
-        mlp_loss(model, 0, rank).backward(create_graph=True)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(UnsupportedGradient, match="create_graph"):
-            _loop(body)
 
 
 class Checkpointed(nn.Module):
@@ -450,45 +193,6 @@ def test_compiled_modules(in_place: bool) -> None:
         torch.testing.assert_close(value, expected[name])
 
 
-def test_an_optimizer_that_trains_something_else_is_refused() -> None:
-    other = nn.Linear(2, 2)
-
-    def both(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
-
-    with pytest.raises(AttachError, match=r"shape \(2, 2\).*ModuleList"):
-        train(mlp(), make_optimizer=both)
-
-    def body(model, optimizer, session, rank):
-        mlp_loss(model, 0, rank).backward()
-        optimizer.add_param_group({"params": list(nn.Linear(2, 2).parameters())})
-        optimizer.step()
-
-    with pytest.raises(AttachError, match=r"optimizer group 1 trains a parameter of shape \(2, 2\)"):
-        _loop(body)
-
-
-def test_an_interrupted_backward_pass_is_reported() -> None:
-    class Interrupt(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, value):
-            return value.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            raise ValueError("interrupted on purpose")
-
-    def body(model, optimizer, session, rank):
-        with pytest.raises(ValueError, match="on purpose"):
-            model[2](Interrupt.apply(model[0](data(0, rank, 4, 5)))).sum().backward()
-        with pytest.raises(CommunicationError, match="has not exchanged all gradients"):
-            optimizer.step()
-        with pytest.raises(CommunicationError, match="second gradient"):
-            mlp_loss(model, 0, rank).backward()
-
-    _loop(body, how=strategy("wfbp"))
-
-
 def test_an_attached_model_can_be_copied() -> None:
     def body(model, optimizer, session, rank):
         average = copy.deepcopy(model)
@@ -498,7 +202,7 @@ def test_an_attached_model_can_be_copied() -> None:
         average(data(0, rank, 4, 1, 8, 8)).sum().backward()
         assert session.traffic.sent_bytes() == sent
 
-    _loop(body, model=Convolutions)
+    loop(body, model=Convolutions)
 
 
 def test_many_buckets_in_flight() -> None:
@@ -507,101 +211,10 @@ def test_many_buckets_in_flight() -> None:
     assert_equal(states[0], reference(model, world_size=3))
 
 
-def test_what_was_never_exchanged_is_never_applied() -> None:
-    def unfrozen_later(model, optimizer, session, rank):
-        model[0].requires_grad_(True)
-        mlp_loss(model, 0, rank).backward()
-        with pytest.raises(AttachError, match="unfreezing"):
-            optimizer.step()
-
-    def frozen_first() -> nn.Module:
-        model = mlp()
-        model[0].requires_grad_(False)
-        return model
-
-    _loop(unfrozen_later, model=frozen_first)
-
-    def only_accumulated(model, optimizer, session, rank):
-        with session.accumulate():
-            mlp_loss(model, 0, rank).backward()
-        with pytest.raises(CommunicationError, match="only accumulated"):
-            optimizer.step()
-
-    _loop(only_accumulated)
-
-    def set_by_hand(model, optimizer, session, rank):
-        gradients = torch.autograd.grad(mlp_loss(model, 0, rank), list(model.parameters()))
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
-        with pytest.raises(CommunicationError, match="never exchanged"):
-            optimizer.step()
-
-    _loop(set_by_hand)
-
-
-def test_steps_without_a_pass_and_two_steps_after_one() -> None:
-    def body(model, optimizer, session, rank):
-        optimizer.step()  # some schedules of learning rates begin like this
-        for step in range(2):
-            mlp_loss(model, step, rank).backward()
-            optimizer.step()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    assert_equal(*_loop(body))
-
-
-def test_a_rank_whose_loss_touches_no_parameter_takes_part_with_nothing() -> None:
-    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor | None:
-        return None if (step, rank) in ((0, 0), (2, 1)) else mlp_loss(model, step, rank)
-
-    for schedule in SCHEDULES:
-        states = train(mlp(), strategy(schedule), loss=loss, steps=4)
-        assert_equal(states[0], reference(mlp(), loss=loss, steps=4))
-        assert_equal(*states)
-
-
-def test_a_closure_is_averaged_as_well() -> None:
-    def body(model, optimizer, session, rank):
-        for step in range(3):
-
-            def closure(step: int = step) -> torch.Tensor:
-                optimizer.zero_grad()
-                loss = mlp_loss(model, step, rank)
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
-
-    states = _loop(body)
-    assert_equal(states[0], reference(mlp(), steps=3))
-
-
-def test_what_error_feedback_owes_reaches_a_parameter_nobody_used() -> None:
-    owed: dict[str, float] = {}
-
-    def body(model, optimizer, session, rank):
-        model(data(0, rank, 4, 5), "lr").square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        fields = session.state_dict()["ranks"][str(rank)]["right.weight"]
-        owed[f"{rank}"] = float(fields["error_feedback.residual"].abs().sum())
-        model(data(1, rank, 4, 5), "l").square().mean().backward()
-        gradient = model.right.weight.grad
-        assert gradient is not None
-        assert gradient.any()
-        assert model.never.weight.grad is None
-        optimizer.step()
-
-    states = _loop(body, model=Branches, how="bsp / all_reduce / bf16 + error_feedback / wfbp")
-    assert all(value > 0 for value in owed.values())
-    assert_equal(*states)
-
-
 def test_a_model_changed_while_attached_is_named() -> None:
     def body(model, optimizer, session, rank):
         model.double()
         with pytest.raises(UnsupportedGradient, match=r"2\.bias.*float64.*attached as .*float32"):
             model(data(0, rank, 4, 5).double()).square().mean().backward()
 
-    _loop(body)
+    loop(body)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import Future
 from itertools import product
 
 import pytest
 import torch
 
-from tests.processes import SignalAfterLine, run_processes
+from tests.processes import RankResult, SignalAfterLine, run_processes, start_together
 from tests.runtime.replicas import assert_equal
+
+Begun = dict[str, Future[list[RankResult]]]
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
@@ -19,7 +22,7 @@ def test_equal_to_ddp_bit_for_bit(world_size: int) -> None:
     results = run_processes(
         "tests.runtime.ranks:equal_to_ddp",
         world_size=world_size,
-        arguments={"strategy": "bsp / all_reduce / none / fusion(25MiB)", "steps": 50},
+        arguments={"strategy": "bsp / all_reduce / none / fusion(25MiB)", "steps": 20},
         timeout_s=110,
     )
     for result, model in product(results, ["mlp", "gpt", "cnn"]):
@@ -74,13 +77,32 @@ def test_ddp_schedules_for_itself_and_anything_else_is_refused() -> None:
     assert all('schedules buckets itself as "fusion"' in message for message in messages)
 
 
-def test_a_rank_killed_in_the_middle_is_named_by_the_others() -> None:
-    results = run_processes(
-        "tests.runtime.ranks:stops_when_a_rank_is_lost",
-        world_size=3,
-        arguments={"victim": 1, "how": "kill"},
-        send_signal=SignalAfterLine(rank=1, line="ready", signal=signal.SIGKILL),
+def _lost(world_size: int, victim: int, how: str, struck_by: signal.Signals | None = None) -> dict[str, object]:
+    return {
+        "target": "tests.runtime.ranks:stops_when_a_rank_is_lost",
+        "world_size": world_size,
+        "arguments": {"victim": victim, "how": how},
+        "send_signal": None if struck_by is None else SignalAfterLine(victim, "ready", struck_by),
+    }
+
+
+@pytest.fixture(scope="module")
+def losses() -> Begun:
+    """Every way to lose a rank, several at a time: the others mostly wait."""
+    return start_together(
+        {
+            "stop": _lost(2, 0, "stop", signal.SIGSTOP),
+            "stall": _lost(2, 1, "stall"),
+            "never attaches": {"target": "tests.runtime.ranks:one_rank_never_attaches", "world_size": 3},
+            "kill": _lost(3, 1, "kill", signal.SIGKILL),
+            "leave": _lost(2, 1, "leave"),
+            "raise": _lost(3, 2, "raise"),
+        }
     )
+
+
+def test_a_rank_killed_in_the_middle_is_named_by_the_others(losses: Begun) -> None:
+    results = losses["kill"].result()
     assert results[1].exit_code == -signal.SIGKILL
     for survivor in (results[0], results[2]):
         error = survivor.value["error"]
@@ -91,24 +113,16 @@ def test_a_rank_killed_in_the_middle_is_named_by_the_others() -> None:
         assert survivor.value["seconds"] < 10
 
 
-def test_a_frozen_rank_that_hosts_the_store_does_not_hang_the_others() -> None:
-    results = run_processes(
-        "tests.runtime.ranks:stops_when_a_rank_is_lost",
-        world_size=2,
-        arguments={"victim": 0, "how": "stop"},
-        send_signal=SignalAfterLine(rank=0, line="ready", signal=signal.SIGSTOP),
-        timeout_s=30,
-    )
+def test_a_frozen_rank_that_hosts_the_store_does_not_hang_the_others(losses: Begun) -> None:
+    results = losses["stop"].result()
     error = results[1].value["error"]
     assert error.startswith("PeerLost")
     assert "rank 0" in error
     assert results[1].value["seconds"] < 15
 
 
-def test_a_rank_that_raises_is_named_with_its_error() -> None:
-    results = run_processes(
-        "tests.runtime.ranks:stops_when_a_rank_is_lost", world_size=3, arguments={"victim": 2, "how": "raise"}
-    )
+def test_a_rank_that_raises_is_named_with_its_error(losses: Begun) -> None:
+    results = losses["raise"].result()
     assert results[2].value["error"] == "ValueError: the data loader broke"
     for survivor in results[:2]:
         assert survivor.value["error"].startswith("PeerLost")
@@ -116,26 +130,22 @@ def test_a_rank_that_raises_is_named_with_its_error() -> None:
         assert survivor.value["seconds"] < 4
 
 
-def test_a_rank_that_stalls_is_named_with_what_it_was_doing() -> None:
-    results = run_processes(
-        "tests.runtime.ranks:stops_when_a_rank_is_lost", world_size=2, arguments={"victim": 1, "how": "stall"}
-    )
+def test_a_rank_that_stalls_is_named_with_what_it_was_doing(losses: Begun) -> None:
+    results = losses["stall"].result()
     error = results[0].value["error"]
     assert "did not finish in 4 s" in error
     assert 'rank 1 says "step' in error
     assert results[1].value["error"].startswith("PeerLost"), "the staller learns that the others gave up"
 
 
-def test_a_rank_that_leaves_early_is_named() -> None:
-    results = run_processes(
-        "tests.runtime.ranks:stops_when_a_rank_is_lost", world_size=2, arguments={"victim": 1, "how": "leave"}
-    )
+def test_a_rank_that_leaves_early_is_named(losses: Begun) -> None:
+    results = losses["leave"].result()
     assert "rank 1" in results[0].value["error"]
     assert "detached" in results[0].value["error"]
 
 
-def test_a_rank_that_never_attaches_is_named() -> None:
-    results = run_processes("tests.runtime.ranks:one_rank_never_attaches", world_size=3)
+def test_a_rank_that_never_attaches_is_named(losses: Begun) -> None:
+    results = losses["never attaches"].result()
     for rank in (0, 2):
         assert "rank 1 did not attach" in results[rank].value
 

@@ -53,32 +53,32 @@ def edited(text: str, changes: list[tuple[int, int, str]]) -> str:
     return text
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(st.text() | st.text(st.characters(min_codepoint=32, max_codepoint=126)))
 def test_any_text(text: str) -> None:
     accepts_or_refuses(lambda: Strategy.parse(text))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 def test_any_row_of_pieces(text: str) -> None:
     accepts_or_refuses(lambda: Strategy.parse(text))
 
 
-@settings(max_examples=1500)
+@settings(max_examples=500)
 @given(st.sampled_from(VALID), edits())
 def test_damaged_text(strategy: Strategy, changes: list[tuple[int, int, str]]) -> None:
     text = edited(str(strategy), changes)
     accepts_or_refuses(lambda: Strategy.parse(text))
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(st.text() | st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 def test_any_toml_text(text: str) -> None:
     accepts_or_refuses(lambda: Strategy.from_toml(text))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(st.sampled_from(VALID), edits())
 def test_damaged_toml(strategy: Strategy, changes: list[tuple[int, int, str]]) -> None:
     text = edited(strategy.to_toml(), changes)
@@ -105,7 +105,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=700)
+@settings(max_examples=250)
 @given(st.dictionaries(st.sampled_from(list(AXES)) | TABLE_KEYS, VALUES, max_size=3))
 def test_any_table(table: dict[str, object]) -> None:
     accepts_or_refuses(lambda: Strategy.from_table(table))
@@ -123,7 +123,7 @@ def _method_tables(axis: str) -> st.SearchStrategy[dict[str, object]]:
     )
 
 
-@settings(max_examples=700)
+@settings(max_examples=250)
 @given(st.fixed_dictionaries({}, optional={axis: _method_tables(axis) for axis in AXES}))
 def test_any_settings_of_real_methods(table: dict[str, object]) -> None:
     accepts_or_refuses(lambda: Strategy.from_table(table))

@@ -124,7 +124,7 @@ def test_all_spellings_give_the_same_object_and_text(
     assert Strategy.from_table(document.get("strategy", document)) == built
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(strategies())
 def test_canonical_text_and_toml_read_back(strategy: Strategy) -> None:
     text = str(strategy)

@@ -49,7 +49,7 @@ def registered() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(settings_of(Everything), settings_of(Warmup), st.sampled_from(["none", "inside", "outside", "warmup only"]))
 def test_canonical_text_and_toml_read_back(base: dict[str, object], wrapper: dict[str, object], feedback: str) -> None:
     compression: Compressor = Everything(**base)  # type: ignore[arg-type]

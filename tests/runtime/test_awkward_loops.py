@@ -1,0 +1,216 @@
+"""Training loops that break naive gradient averaging, each against the average computed by hand."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from laconic.errors import AttachError, CommunicationError, UnsupportedGradient
+from tests.runtime.awkward import Convolutions, every_schedule, strategy
+from tests.runtime.replicas import assert_equal, data, loop, mlp, mlp_loss, reference, sgd, snapshot, train
+
+
+@every_schedule
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_accumulation(schedule: str, set_to_none: bool) -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(3):
+            with session.accumulate():
+                (mlp_loss(model, 10 * step, rank) / 2).backward()
+            sent = session.traffic.sent_bytes("payload")
+            assert sent == session.predicted_bytes_per_step() * step
+            (mlp_loss(model, 10 * step + 1, rank) / 2).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    def loss(model, step, rank):
+        return (mlp_loss(model, 10 * step, rank) + mlp_loss(model, 10 * step + 1, rank)) / 2
+
+    states = loop(body, how=strategy(schedule))
+    expected = reference(mlp(), loss=loss, steps=3)
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, expected[name])
+    assert_equal(*states)
+
+
+def test_gradients_that_are_never_zeroed_and_two_backward_passes_per_step() -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(3):
+            mlp_loss(model, 2 * step, rank).backward()
+            mlp_loss(model, 2 * step + 1, rank).backward()
+            optimizer.step()
+
+    states = loop(body)
+    model = mlp()
+    optimizer = sgd(model)
+    for step in range(3):
+        for part in (2 * step, 2 * step + 1):
+            (sum(mlp_loss(model, part, rank) for rank in range(2)) / 2).backward()
+        optimizer.step()
+    for name, value in snapshot(model).items():
+        torch.testing.assert_close(states[0][name], value)
+    assert_equal(*states)
+
+
+def test_clipping_sees_the_averaged_gradient() -> None:
+    norms: dict[int, list[float]] = {0: [], 1: []}
+
+    def body(model, optimizer, session, rank):
+        for step in range(3):
+            mlp_loss(model, step, rank).backward()
+            norms[rank].append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.01)))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    states = loop(body)
+    assert norms[0] == norms[1]
+    assert_equal(*states)
+
+
+def test_grad_scaler_and_autocast() -> None:
+    def body(model, optimizer, session, rank):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60, growth_interval=2)
+        scales = []
+        for step in range(8):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = mlp_loss(model, step, rank) * (1e30 if step == 3 and rank == 1 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+        assert scales[3] < scales[2], "an overflow on one rank must be seen by all"
+        assert session.step == 7, "a skipped step is not a step"
+
+    assert_equal(*loop(body))
+
+
+def test_differentiable_gradients_are_refused() -> None:
+    def body(model, optimizer, session, rank):
+        mlp_loss(model, 0, rank).backward(create_graph=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UnsupportedGradient, match="create_graph"):
+            loop(body)
+
+
+def test_an_optimizer_that_trains_something_else_is_refused() -> None:
+    other = nn.Linear(2, 2)
+
+    def both(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+
+    with pytest.raises(AttachError, match=r"shape \(2, 2\).*ModuleList"):
+        train(mlp(), make_optimizer=both)
+
+    def body(model, optimizer, session, rank):
+        mlp_loss(model, 0, rank).backward()
+        optimizer.add_param_group({"params": list(nn.Linear(2, 2).parameters())})
+        optimizer.step()
+
+    with pytest.raises(AttachError, match=r"optimizer group 1 trains a parameter of shape \(2, 2\)"):
+        loop(body)
+
+
+def test_an_interrupted_backward_pass_is_reported() -> None:
+    class Interrupt(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("interrupted on purpose")
+
+    def body(model, optimizer, session, rank):
+        with pytest.raises(ValueError, match="on purpose"):
+            model[2](Interrupt.apply(model[0](data(0, rank, 4, 5)))).sum().backward()
+        with pytest.raises(CommunicationError, match="has not exchanged all gradients"):
+            optimizer.step()
+        with pytest.raises(CommunicationError, match="second gradient"):
+            mlp_loss(model, 0, rank).backward()
+
+    loop(body, how=strategy("wfbp"))
+
+
+def test_what_was_never_exchanged_is_never_applied() -> None:
+    def unfrozen_later(model, optimizer, session, rank):
+        model[0].requires_grad_(True)
+        mlp_loss(model, 0, rank).backward()
+        with pytest.raises(AttachError, match="unfreezing"):
+            optimizer.step()
+
+    def frozen_first() -> nn.Module:
+        model = mlp()
+        model[0].requires_grad_(False)
+        return model
+
+    loop(unfrozen_later, model=frozen_first)
+
+    def only_accumulated(model, optimizer, session, rank):
+        with session.accumulate():
+            mlp_loss(model, 0, rank).backward()
+        with pytest.raises(CommunicationError, match="only accumulated"):
+            optimizer.step()
+
+    loop(only_accumulated)
+
+    def set_by_hand(model, optimizer, session, rank):
+        gradients = torch.autograd.grad(mlp_loss(model, 0, rank), list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        with pytest.raises(CommunicationError, match="never exchanged"):
+            optimizer.step()
+
+    loop(set_by_hand)
+
+
+def test_steps_without_a_pass_and_two_steps_after_one() -> None:
+    def body(model, optimizer, session, rank):
+        optimizer.step()  # some schedules of learning rates begin like this
+        for step in range(2):
+            mlp_loss(model, step, rank).backward()
+            optimizer.step()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert_equal(*loop(body))
+
+
+def test_a_closure_is_averaged_as_well() -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(3):
+
+            def closure(step: int = step) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = mlp_loss(model, step, rank)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    states = loop(body)
+    assert_equal(states[0], reference(mlp(), steps=3))
+
+
+def test_evaluation_does_not_communicate() -> None:
+    def body(model, optimizer, session, rank):
+        model(data(0, rank, 4, 1, 8, 8)).square().mean().backward()
+        optimizer.step()
+        sent = session.traffic.sent_bytes()
+        if rank == 0:  # on one rank alone: any communication would hang here
+            model.eval()
+            with torch.no_grad():
+                model(data(5, 0, 4, 1, 8, 8))
+            model.train()
+            with torch.no_grad():
+                model(data(5, 0, 4, 1, 8, 8))
+        assert session.traffic.sent_bytes() == sent
+
+    loop(body, model=Convolutions)
