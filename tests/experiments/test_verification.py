@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,8 +19,9 @@ from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.errors import UsageError
-from laconic.experiments.verification import CHECKS, Outcome, staleness, traces, verify_on_threads
+from laconic.experiments.verification import CHECKS, Outcome, processes, staleness, traces, verify_on_threads
 from laconic.experiments.verification.stage import on_threads
+from laconic.lab.launch import RankFailed
 from laconic.runtime import Session
 from laconic.runtime.engine import Engine
 from laconic.runtime.seams.optimizer_steps import OptimizerSteps
@@ -317,6 +319,19 @@ def test_a_method_that_raises_fails_the_check(monkeypatch: pytest.MonkeyPatch) -
     findings = verify_on_threads(Strategy(compression=Broken()), 2)
     assert findings.failures == {"learns": findings.outcomes["learns"].words}
     assert "ZeroDivisionError: no such luck" in findings.failures["learns"]
+
+
+def test_checks_that_processes_did_not_come_to_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_ranks(*_: object, on_line: Callable[[int, str], None], **__: object) -> None:
+        on_line(0, '{"strategy": 0, "check": "replicas", "outcome": {"verdict": "passed", "words": "equal"}}')
+        on_line(1, '{"strategy": 0, "check": "bytes", "outcome": {"verdict": "passed", "words": "only rank 0 tells"}}')
+        raise RankFailed("rank 1 of 2 ended with signal SIGKILL", exit_code=137)
+
+    monkeypatch.setattr(processes, "run_ranks", run_ranks)
+    (findings,) = processes.verify_on_processes([Strategy()], 2)
+    assert findings.outcomes["replicas"] == Outcome("passed", "equal")
+    assert list(findings.failures) == [name for name in CHECKS if name != "replicas"]
+    assert "rank 1 of 2 ended with signal SIGKILL" in findings.failures["bytes"]
 
 
 def test_what_cannot_be_checked_is_refused() -> None:

@@ -43,8 +43,9 @@ class Choco(Architecture):
 
     topology: str = choice("ring", "torus")
     """Who talks to whom: those next to it, or around it on a grid."""
-    gamma: float = share(0.5)
-    """How far to go towards the neighbours' public copies in a round; less for compressors that lose more."""
+    gamma: float = share(0.2)
+    """How far to go towards the neighbours' public copies in a round: 1 for what loses little, about 0.2 for one entry
+    in ten, 0.05 for one in a hundred. More than the compressor can follow makes replicas part."""
 
     def neighbours(self, moment: Moment) -> Neighbourhood:
         """Whom this rank talks to."""

@@ -24,7 +24,8 @@ from laconic.cli.explain import parse_count
 from laconic.cli.terminal import emit_json, emit_sections
 from laconic.cli.verify_view import findings_tables, matrix_table, watching
 from laconic.errors import LaconicWarning, UsageError
-from laconic.experiments.verification import Cell, Findings, cells, verify_on_processes, verify_on_threads
+from laconic.experiments.verification import Cell, Findings, Outcome, cells, verify_on_threads
+from laconic.experiments.verification.processes import verify_on_processes
 from laconic.strategy import Strategy
 
 _WORKERS, _MATRIX_WORKERS = "2", "2,3,4"
@@ -95,10 +96,12 @@ def _verified(matrix: list[Cell], counts: list[int], *, processes: bool) -> list
                 findings.append(verify_on_threads(strategy, workers, on_check=watcher.check))
                 watcher.end(findings[-1])
         for workers in counts if processes else ():
-            watcher.begin(str(strategies[0]), workers, "processes")
-            made = verify_on_processes(
-                strategies, workers, on_check=lambda number, name, outcome: watcher.check(name, outcome)
-            )
+
+            def told(number: int, name: str, outcome: Outcome, workers: int = workers) -> None:
+                watcher.begin(str(strategies[number]), workers, "processes")
+                watcher.check(name, outcome)
+
+            made = verify_on_processes(strategies, workers, on_check=told)
             for one in made:
                 watcher.end(one)
             findings += made

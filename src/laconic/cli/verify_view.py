@@ -68,8 +68,9 @@ class _LiveWatcher:
 
     def begin(self, strategy: str, workers: int, where: Where) -> None:
         """See Watcher."""
-        self._now = f"{strategy}, {workers} {where}"
-        self._made = []
+        now = f"{strategy}, {workers} {where}"
+        if now != self._now:
+            self._now, self._made = now, []
 
     def check(self, name: str, outcome: Outcome) -> None:
         """See Watcher."""

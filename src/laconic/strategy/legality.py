@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from laconic.architecture import AllReduce, Architecture, Choco, Gossip, ParameterServer
-from laconic.compression import Compressor, DctTopK, EfSignSgd, ErrorFeedback, NoCompression, TopK, Wrapper
+from laconic.compression import Compressor, DctTopK, EfSignSgd, ErrorFeedback, NoCompression, Packed, TopK, Wrapper
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
@@ -200,6 +200,13 @@ def _what_is_not_sent_is_remembered_once(parts: Parts) -> Refusal | None:
             "difference, and it would grow for ever",
             dataclasses.replace(parts, compression=TopK()),
         )
+    direction = next((layer for layer in what.layers() if not layer.keeps_scale), None)
+    if when.remembers_unsent and direction is not None:
+        return Refusal(
+            f"compression: {direction.name} sends directions without a size, so what is left of a momentum after "
+            f"sending cannot be kept by {owner.name}",
+            dataclasses.replace(parts, compression=_with(what, direction, EfSignSgd())),
+        )
     if when.remembers_unsent and what.lossless:
         return Refusal(
             f'{owner.axis}: {owner.name} keeps what is not sent, and "{what}" sends everything',
@@ -252,6 +259,23 @@ def _parameters_are_moved_by_what_arrives(parts: Parts) -> Refusal | None:
             return Refusal(
                 f"compression: {layer.name} adds up gradients of several steps, but here parameters are exchanged",
                 dataclasses.replace(parts, compression=_without(parts.compression, layer)),
+            )
+    return None
+
+
+def _payloads_take_a_route(parts: Parts) -> Refusal | None:
+    """Where each payload is read by itself there is one way for it to go."""
+    if parts.architecture.scope == "everyone" and not parts.architecture.has_servers:
+        return None
+    for layer in parts.compression.layers():
+        if isinstance(layer, Packed) and "route" in layer.changed_settings():
+            usual = next(field.default for field in dataclasses.fields(layer) if field.name == "route")
+            return Refusal(
+                f"compression: {layer.name}.route has no effect with {parts.architecture.name}, which passes payloads "
+                "on one by one",
+                dataclasses.replace(
+                    parts, compression=_with(parts.compression, layer, dataclasses.replace(layer, route=usual))
+                ),
             )
     return None
 
@@ -370,6 +394,7 @@ RULES: tuple[Rule, ...] = (
     _residuals_are_kept_inside_momentum,
     _no_residual_of_what_is_enlarged,
     _without_a_barrier,
+    _payloads_take_a_route,
     _a_round_reaches_everyone,
     _servers_read_what_is_sent,
     _what_is_not_sent_is_remembered_once,

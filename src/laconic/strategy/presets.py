@@ -23,7 +23,7 @@ PRESETS: dict[str, tuple[str, str]] = {
     "d-psgd": ("bsp / gossip / none / fusion", "each replica mixes with its two neighbours on a ring"),
     "sgp": ("bsp / push_sum / none / fusion", "stochastic gradient push: one peer in turn, 1, 2, 4, ... places on"),
     "ad-psgd": ("asp / gossip / none / fusion", "pairs average in the background, nobody waits"),
-    "choco-sgd": ("bsp / choco / topk / fusion", "gossip that sends 1% of the entries"),
+    "choco-sgd": ("bsp / choco / topk(density=0.1) / fusion", "gossip that sends one entry in ten"),
     "downpour": ("asp / parameter_server / none / fusion", "servers apply each gradient as it comes"),
     "ssp": ("ssp / parameter_server / none / fusion", "the fastest worker waits when it is 3 steps ahead"),
     "ddp-fp16": ("bsp / all_reduce / fp16 / fusion", "DDP with its fp16 communication hook"),

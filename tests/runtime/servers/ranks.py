@@ -174,12 +174,8 @@ def with_child_processes() -> dict[str, object]:
         }
 
 
-def _server_address() -> tuple[str, int]:
-    """Where the one server of this job listens: told to the others by a stand-in for the client."""
-    return _addresses[0]
-
-
 _addresses: list[tuple[str, int]] = []
+"""Where the servers of this job listen, as the client was told."""
 
 
 @contextmanager
@@ -222,7 +218,7 @@ def outsiders(strategy: str) -> dict[str, object]:
 
 
 def _disturb(step: int, held: list[socket.socket]) -> None:
-    sock = socket.create_connection(_server_address(), timeout=5)
+    sock = socket.create_connection(_addresses[0], timeout=5)
     held.append(sock)
     if step % 4 == 1:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)

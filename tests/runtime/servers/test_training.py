@@ -15,8 +15,8 @@ from laconic.errors import AttachError, CommunicationError
 from laconic.runtime.servers.protocol import OPTIMIZERS
 from tests.core.sockets import nothing_left
 from tests.runtime.replicas import assert_equal, data, mlp, mlp_loss, reference, sgd, snapshot, train
+from tests.runtime.servers.one_worker import FULL, Nothing, alone, close, steps
 
-FULL = "asp(learning_rate=full) / parameter_server"
 MAKERS = {
     "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
     "no momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, maximize=True, weight_decay=0.1),
@@ -26,38 +26,6 @@ MAKERS = {
     name: lambda model, kind=kind: kind(model.parameters(), lr=0.01)  # type: ignore[call-arg]
     for name, kind in OPTIMIZERS.items()
 }
-
-
-class Nothing:
-    """Where laconic is not attached."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, *, first: int = 0, rank: int = 0) -> None:
-    for step in range(first, first + count):
-        mlp_loss(model, step, rank).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def alone(train, strategy: str = FULL) -> dict[str, torch.Tensor]:
-    """The parameters after `train(model, attach)` by one worker; `attach` puts the strategy to work."""
-
-    def one(transport: InProcessTransport) -> dict[str, torch.Tensor]:
-        model = mlp()
-        train(model, lambda optimizer: laconic.attach(model, optimizer, strategy, transport=transport))
-        return snapshot(model)
-
-    return laconic.InProcessCluster(1, timeout_s=10).run(one)[0]
-
-
-def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        torch.testing.assert_close(value, right[name], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
@@ -213,93 +181,6 @@ def test_with_one_slow_worker_the_others_lead_by_the_bound_and_no_more() -> None
     assert max(staleness for _, staleness in found) >= 3
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "asp / parameter_server",
-        "ssp(staleness=0) / parameter_server / topk(0.5) + error_feedback",
-        "bsp / parameter_server / topk(0.5) + error_feedback",
-        "asp / gossip",
-        "asp / choco / topk(0.5)",
-    ],
-)
-def test_a_saved_state_is_continued(strategy: str) -> None:
-    saved: dict[int, dict] = {}
-    models: dict[int, dict[str, torch.Tensor]] = {}
-
-    def save(transport: InProcessTransport) -> None:
-        model = mlp()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
-            steps(model, optimizer, 3, rank=transport.rank)
-            saved[transport.rank] = copy.deepcopy(session.state_dict())
-            models[transport.rank] = snapshot(model)
-
-    def load(transport: InProcessTransport) -> tuple[dict, dict[str, torch.Tensor]]:
-        model = mlp()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.zero_()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
-            model.load_state_dict(models[transport.rank])
-            session.load_state_dict(saved[transport.rank])
-            assert session.step == 3
-            return copy.deepcopy(session.state_dict()), snapshot(model)
-
-    laconic.InProcessCluster(2, timeout_s=10).run(save)
-    for rank, (state, model) in enumerate(laconic.InProcessCluster(2, timeout_s=10).run(load)):
-        assert_equal(model, models[rank])
-        mine, then = state["ranks"][str(rank)], saved[rank]["ranks"][str(rank)]
-        assert mine.keys() == then.keys()
-        for name in mine:
-            assert_equal(mine[name], then[name])
-    fields = {field for fields in saved[0]["ranks"]["0"].values() for field in fields}
-    if "choco" in strategy:
-        assert fields == {"choco.own|1", "choco.theirs|1"}
-    elif "gossip" not in strategy:
-        optimizer = {"server.step|0", "server.exp_avg|1", "server.exp_avg|2", "server.exp_avg_sq|1"}
-        assert ("bsp" in strategy) or optimizer <= fields
-        assert ("topk" not in strategy) or "error_feedback.residual" in fields
-        assert ("bsp" not in strategy) or "server.error_feedback.residual|1" in fields
-
-
-def test_the_next_steps_after_loading_are_bit_identical() -> None:
-    strategy = "asp / parameter_server / topk(0.5) + error_feedback"
-
-    def one(transport: InProcessTransport) -> list[dict[str, torch.Tensor]]:
-        model = mlp()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
-            steps(model, optimizer, 3)
-            saved = copy.deepcopy(session.state_dict()), snapshot(model)
-            steps(model, optimizer, 3, first=3)
-            uninterrupted = snapshot(model)
-            model.load_state_dict(saved[1])
-            session.load_state_dict(saved[0])
-            steps(model, optimizer, 3, first=3)
-        return [uninterrupted, snapshot(model)]
-
-    assert_equal(*laconic.InProcessCluster(1, timeout_s=10).run(one)[0])
-
-
-def test_what_the_optimizer_remembers_goes_to_servers_and_comes_back() -> None:
-    plain = mlp()
-    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
-    steps(plain, theirs, 9)
-
-    def run(model: nn.Module, attach) -> None:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        steps(model, optimizer, 3)
-        with attach(optimizer):
-            steps(model, optimizer, 3, first=3)
-        steps(model, optimizer, 3, first=6)
-        for mine, usual in zip(model.parameters(), plain.parameters(), strict=True):
-            close(optimizer.state[mine], theirs.state[usual])
-
-    close(alone(run), snapshot(plain))
-
-
 def test_parameters_with_other_strides() -> None:
     def run(attach) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
@@ -352,28 +233,3 @@ def test_what_a_server_cannot_do_is_said_at_once() -> None:
     attached = laconic.attach(model, optimizer, FULL, transport=transport)
     with attached, pytest.raises(CommunicationError, match="takes no closure"):
         optimizer.step(lambda: 0.0)
-
-
-def test_servers_are_told_of_other_buckets_and_lose_nothing() -> None:
-    strategy = "bsp / parameter_server / topk(0.5) + error_feedback / priority(partition_bytes=1KiB)"
-
-    def one(transport: InProcessTransport) -> tuple[dict, dict, int]:
-        model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 3))
-        optimizer = sgd(model)
-        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
-            steps(model, optimizer, 4, rank=transport.rank)
-            saved = copy.deepcopy(session.state_dict())
-            steps(model, optimizer, 2, first=4, rank=transport.rank)
-            session.load_state_dict(saved)
-            again = copy.deepcopy(session.state_dict())
-            return saved["ranks"][str(transport.rank)], again["ranks"][str(transport.rank)], len(session.plan.buckets)
-
-    for rank, (saved, again, num_buckets) in enumerate(laconic.InProcessCluster(2, timeout_s=10).run(one)):
-        assert num_buckets > 4, "parameters are cut into pieces"
-        assert saved.keys() == again.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
-        for name, fields in saved.items():
-            assert_equal(fields, again[name])
-            owed = fields.get("server.error_feedback.residual|1")
-            assert (owed is None) == (rank == 1)
-            assert owed is None or owed.numel() == fields["error_feedback.residual"].numel()
-            assert owed is None or "bias" in name or bool(owed.any())

@@ -3,7 +3,6 @@
 from laconic.experiments.verification.all_checks import CHECKS, verify_on_threads
 from laconic.experiments.verification.matrix import Cell, cells
 from laconic.experiments.verification.outcome import Findings, Outcome, Verdict, Where
-from laconic.experiments.verification.processes import verify_on_processes
 
 __all__ = [
     "CHECKS",
@@ -13,6 +12,5 @@ __all__ = [
     "Verdict",
     "Where",
     "cells",
-    "verify_on_processes",
     "verify_on_threads",
 ]
