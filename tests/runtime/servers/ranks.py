@@ -36,7 +36,6 @@ def servers_in_threads() -> Iterator[None]:
 
 
 def _model() -> nn.Module:
-    # Large enough to be cut among servers.
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 300), nn.Tanh(), nn.Linear(300, 200), nn.Tanh(), nn.Linear(200, 4))
 
@@ -250,6 +249,8 @@ def stops(strategy: str, victim: int, how: str, timeout_s: float = 4.0) -> dict[
                 optimizer.zero_grad()
     except (LaconicError, ValueError) as exc:
         error, seconds = f"{type(exc).__name__}: {exc}", time.monotonic() - began_s
+        if rank == 0:
+            time.sleep(2.5)  # it keeps the store, where the others look up why a rank has ended
         deadline_s = time.monotonic() + 10
         while holdings()[2] and time.monotonic() < deadline_s:
             time.sleep(0.05)

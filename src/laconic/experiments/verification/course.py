@@ -62,7 +62,7 @@ def opening(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) 
 
 
 def warms_up(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -> bool:
-    """Whether as many bytes are to be sent in the first step as later on."""
+    """Whether other bytes are sent in the first round than later on."""
     plans = strategy.plans(tensors, world_size)
     early, steady = Moment(0, 0, world_size), Moment.steady(world_size)
     return any(strategy.plan_bytes(plan, early) != strategy.plan_bytes(plan, steady) for plan in plans)

@@ -11,6 +11,7 @@ import torch
 
 from laconic.architecture import ParameterServer
 from laconic.core.connection import Address
+from laconic.core.exchange import one_round
 from laconic.core.frames import TOKEN_BYTES, new_token
 from laconic.core.interface import local_address
 from laconic.core.paced import PacedTransport
@@ -18,7 +19,7 @@ from laconic.core.plan import Bucket
 from laconic.core.stateful import ParameterState
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError, CommunicationError
-from laconic.runtime.agreement import gather_addresses, gather_bytes, meet, read_address
+from laconic.runtime.agreement import gather_addresses, gather_bytes, read_address
 from laconic.runtime.job import Job
 from laconic.runtime.servers.beside import Beside, ProcessServer, ThreadServer
 from laconic.runtime.servers.client import Client, Placement
@@ -67,10 +68,10 @@ class Fleet:
                 beside=not architecture.hosts,
                 link=transport.link if isinstance(transport, PacedTransport) else None,
             )
-            meet(transport, "ranks joining servers")
+            self._meet("ranks joining servers")
             if transport.rank == 0:
                 self._configure(len(addresses), optimizer)
-            meet(transport, "servers being told about the job")
+            self._meet("servers being told about the job")
         except BaseException:
             self.abandon()
             raise
@@ -127,7 +128,7 @@ class Fleet:
             return
         assert self.client is not None
         state = self.state()
-        meet(self._job.transport, "the old buckets of servers")
+        self._meet("the old buckets of servers")
         self._placement = self.client.placement = self._place(buckets)
         if self._job.transport.rank == 0:
             self._configure(self._architecture.num_servers(self._job.transport.world_size), "")
@@ -185,7 +186,7 @@ class Fleet:
         assert self.client is not None
         if isinstance(self._rule, Asynchronous):
             self.client.rest()
-            meet(self._job.transport, "the end of steps")
+            self._meet("the end of steps")
         if self._job.transport.rank == 0:
             for number, bucket in enumerate(self._placement.buckets):
                 state = {
@@ -198,19 +199,30 @@ class Fleet:
                 }
                 values = self._values(number) if isinstance(self._rule, Asynchronous) else None
                 self.client.restore(number, state, values)
-        meet(self._job.transport, "servers being given a saved state")
+        self._meet("servers being given a saved state")
         if isinstance(self._rule, Asynchronous):
             self.pull()
+
+    def _meet(self, what: str) -> None:
+        """Return when every rank has come here; in turn with exchanges, of which some may still be under way."""
+        transport = self._job.transport
+        here = torch.ones(1, device=transport.control_device)
+        self._job.engine.call(
+            what,
+            lambda: one_round(transport.all_reduce(here, purpose="control", what=what)),
+            step=self._job.step,
+            device=here.device,
+        )
 
     def meet_and_pull(self) -> None:
         """Take the parameters that servers hold once no rank is in a step; every rank calls it."""
         assert self.client is not None
         # Or a rank that is ahead, and waits at a server, would wait for one that waits for it here.
         self.client.rest()
-        meet(self._job.transport, "the end of steps")
+        self._meet("the end of steps")
         self.pull()
         # Nobody changes what others have not pulled yet.
-        meet(self._job.transport, "all ranks having the servers' parameters")
+        self._meet("all ranks having the servers' parameters")
 
     def pull(self) -> None:
         """Overwrite this rank's parameters by those that servers hold."""
