@@ -269,7 +269,7 @@ def _payloads_take_a_route(parts: Parts) -> Refusal | None:
         return None
     for layer in parts.compression.layers():
         if isinstance(layer, Packed) and "route" in layer.changed_settings():
-            usual = next(field.default for field in dataclasses.fields(layer) if field.name == "route")
+            usual = str(next(field.default for field in dataclasses.fields(layer) if field.name == "route"))
             return Refusal(
                 f"compression: {layer.name}.route has no effect with {parts.architecture.name}, which passes payloads "
                 "on one by one",
