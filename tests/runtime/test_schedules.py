@@ -175,6 +175,22 @@ def test_the_learning_rate_is_that_of_the_step(schedule: str) -> None:
 
 
 @every_deferring
+@pytest.mark.parametrize("clear", [None, True, False], ids=["never cleared", "to none", "to zero"])
+def test_gradients_are_there_after_the_step(schedule: str, clear: bool | None) -> None:
+    def steps(replica, optimizer, session, rank) -> None:
+        for step in range(SETTLED):
+            (1e-2 * awkward_loss(replica, step, rank)).backward()
+            optimizer.step()
+            if step % 2:
+                assert all(parameter.grad is not None for parameter in replica.parameters())
+            if clear is not None:
+                optimizer.zero_grad(set_to_none=clear)
+
+    for state, expected in zip(trained(schedule, steps), trained("fusion", steps), strict=True):
+        assert_equal(state, expected)
+
+
+@every_deferring
 def test_saving_in_the_middle_sees_the_update(schedule: str) -> None:
     saved: dict[str, tuple[dict, dict]] = {}
 
@@ -286,6 +302,8 @@ def test_an_exception_in_the_middle_of_backward_is_an_error_and_no_hang(schedule
         def backward(ctx, gradient):
             raise RuntimeError("boom")
 
+    both_have_seen_it = threading.Barrier(2, timeout=10)
+
     def one_rank(transport: InProcessTransport) -> str:
         replica = mlp()
         optimizer = sgd(replica)
@@ -299,6 +317,7 @@ def test_an_exception_in_the_middle_of_backward_is_an_error_and_no_hang(schedule
                 replica[2](Boom.apply(hidden)).sum().backward()
             with pytest.raises(CommunicationError, match="interrupted"):
                 optimizer.step()
+            both_have_seen_it.wait()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -395,7 +414,8 @@ def test_detaching_leaves_no_hook_and_no_lazy_gradient() -> None:
         assert not any(module._forward_pre_hooks for module in replica.modules())
         assert not replica._state_dict_pre_hooks
         assert not optimizer._optimizer_state_dict_pre_hooks
-        assert all(type(parameter.grad) is torch.Tensor for parameter in replica.parameters())
+        kinds = {name: type(parameter.grad) for name, parameter in replica.named_parameters()}
+        assert set(kinds.values()) == {torch.Tensor}, kinds
         awkward_loss(copied, 0, 0).backward()
 
     laconic.InProcessCluster(2, timeout_s=10).run(one_rank)

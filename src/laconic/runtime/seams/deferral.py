@@ -57,7 +57,16 @@ class Deferral:
             self._borrowed = set(tasks) - self._entered
         self._tasks, self._views = tasks, views
         for name in tasks:
-            self._job.parameters[name].grad = LazyGradient(views[name], lambda name=name: self._await(name))
+            self._job.parameters[name].grad = self._lazy(name)
+
+    def _lazy(self, name: str) -> LazyGradient:
+        return LazyGradient(self._views[name], lambda: self._touched(name))
+
+    def _touched(self, name: str) -> None:
+        """Somebody wants this gradient: have it, and if its update waits make that first, for it may be changed now."""
+        if name in self._pending:
+            self.update([name])
+        self._await(name)
 
     def _await(self, name: str) -> None:
         for task in self._tasks.get(name, ()):
@@ -84,6 +93,11 @@ class Deferral:
         if self._pending:
             groups = self._job.optimizer.param_groups
             self._settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+    def after_step(self) -> None:
+        """Show the gradients again that the optimizer could not have."""
+        for name in self._pending:
+            self._job.parameters[name].grad = self._lazy(name)
 
     # -- before a layer is used --------------------------------------------------------------------------------
 
@@ -131,7 +145,8 @@ class Deferral:
                 job.parameters[name].grad = self._pending.pop(name)
             job.optimizer.step()
             for name, gradient in kept.items():
-                job.parameters[name].grad = gradient
+                if not isinstance(gradient, LazyGradient):
+                    job.parameters[name].grad = gradient
         finally:
             job.updating = False
             for group, before in zip(groups, whole, strict=True):

@@ -303,6 +303,8 @@ class PlainSeam:
         """See Seam."""
         self._refuse_unexchanged()
         self._passes = 0
+        if self._deferral is not None:
+            self._deferral.after_step()
 
     def _refuse_unexchanged(self) -> None:
         if any(self._used.values()):
