@@ -99,7 +99,7 @@ def test_what_makes_no_sense_is_refused(words: list[str], told: str, capsys: pyt
 @pytest.mark.dist
 @pytest.mark.timeout(240)
 def test_the_same_checks_on_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "asp / gossip", "--processes", "--json"]) == 0
+    assert main(["verify", "local_sgd(period=2)", "--workers", "2", "--processes", "--json"]) == 0
     threads, processes = json.loads(capsys.readouterr().out)["findings"]
     assert (threads["where"], processes["where"]) == ("threads", "processes")
     assert [check["check"] for check in processes["checks"]] == list(CHECKS)
