@@ -35,9 +35,10 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--size", default="medium")
+    parser.add_argument("--batch", type=int, default=1, help="small, so that 4 hosts on few cores wait for the network")
     options = parser.parse_args()
     comparison = Comparison(
-        task=TaskConfig(size=options.size),
+        task=TaskConfig(size=options.size, batch=options.batch),
         strategies=STRATEGIES,
         hosts=options.hosts,
         networks=(uniform_network(options.hosts, parse_bandwidth(options.bandwidth, "--bandwidth")),),
