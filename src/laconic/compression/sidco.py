@@ -28,7 +28,7 @@ class Sidco(Sparse):
     """
 
     name: ClassVar[str] = "sidco"
-    loss_gap: ClassVar[float | None] = 0.183
+    loss_gap: ClassVar[float | None] = 0.173
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """About the largest magnitudes of each tensor."""

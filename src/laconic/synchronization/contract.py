@@ -189,3 +189,17 @@ def nesterov(anchor: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor,
     """One step of SGD with Nesterov momentum, as torch.optim.SGD takes it."""
     momentum.mul_(beta).add_(change)
     anchor.add_(change, alpha=-lr).add_(momentum, alpha=-lr * beta)
+
+
+def exchange_momentum(momentum: torch.Tensor, beta: float, flat: torch.Tensor, average: Average) -> Exchange:
+    """Add `flat` to a decaying momentum, average what the compressor takes out of it, and keep the rest.
+
+    m <- beta m + flat,   q = C(m),   m <- m - q,   flat <- mean(q)
+    """
+    momentum.mul_(beta).add_(flat)
+    flat.copy_(momentum)
+    sent = torch.empty_like(flat)
+    yield from average(flat, sent)
+    momentum -= sent
+    # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all that follows.
+    momentum.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

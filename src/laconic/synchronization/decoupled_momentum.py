@@ -11,7 +11,7 @@ import torch
 from laconic.core.exchange import Exchange
 from laconic.core.stateful import BucketState, Resize
 from laconic.settings import number
-from laconic.synchronization.contract import Average, LocalUpdates
+from laconic.synchronization.contract import Average, LocalUpdates, exchange_momentum
 
 _MOMENTUM = "decoupled_momentum.momentum"
 
@@ -41,12 +41,7 @@ class DecoupledMomentum(LocalUpdates):
 
     def around(self, flat: torch.Tensor, state: BucketState, average: Average) -> Exchange:
         """Exchange what the compressor takes out of the momentum."""
-        momentum = state.flat[_MOMENTUM]
-        momentum.mul_(self.beta).add_(flat)
-        flat.copy_(momentum)
-        sent = torch.empty_like(flat)
-        yield from average(flat, sent)
-        momentum -= sent
+        return exchange_momentum(state.flat[_MOMENTUM], self.beta, flat, average)
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
         """See LocalUpdates."""

@@ -11,7 +11,7 @@ import torch
 from laconic.core.exchange import Exchange
 from laconic.core.stateful import BucketState, Resize
 from laconic.settings import number
-from laconic.synchronization.contract import Average, Quantity, Synchronization
+from laconic.synchronization.contract import Average, Quantity, Synchronization, exchange_momentum
 
 _MOMENTUM = "demo.momentum"
 
@@ -42,12 +42,5 @@ class Demo(Synchronization):
 
     def around(self, flat: torch.Tensor, state: BucketState, average: Average) -> Exchange:
         """Exchange what the compressor takes out of the momentum; the sign of the mean takes the gradient's place."""
-        momentum = state.flat[_MOMENTUM]
-        momentum.mul_(self.beta).add_(flat)
-        flat.copy_(momentum)
-        sent = torch.empty_like(flat)
-        yield from average(flat, sent)
-        momentum -= sent
-        # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all later steps.
-        momentum.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        yield from exchange_momentum(state.flat[_MOMENTUM], self.beta, flat, average)
         flat.sign_()
