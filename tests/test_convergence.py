@@ -37,7 +37,7 @@ def test_the_rate_rises_to_its_peak_and_falls_towards_zero(steps: int) -> None:
 
 
 def test_training_repeats_and_a_lossless_row_changes_nothing() -> None:
-    trainer = Trainer(subjects.text(seeds=2), steps=2, progress=lambda step: None)
+    trainer = Trainer(subjects.text(seeds=2), steps=2)
     first, again = trainer.train(Strategy(), RECIPE, 0), trainer.train(Strategy(), RECIPE, 0)
     assert first.loss == again.loss
     assert trainer.train(Strategy(), RECIPE, 1).loss != first.loss, "another seed is another run"

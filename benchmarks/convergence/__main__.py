@@ -1,7 +1,7 @@
 """Does it still learn? Every method with its recommended wrapper beside no compression, at equal steps.
 
     python -m benchmarks.convergence [--tasks text images] [--only topk] [--groups compression gentler]
-                                     [--steps 300] [--seeds 3] [--images FILE.npz] [--json]
+                                     [--steps 300] [--seeds 3] [--images FILE.npz] [--jobs 1] [--json]
 
 Four workers in one process train the tiny GPT on the standard library's source text with AdamW, and the tiny CNN on
 images (scikit-learn's digits, or --images) with SGD and momentum. The learning rate rises for 5% of the steps and falls
@@ -25,11 +25,13 @@ from typing import TextIO
 
 import torch
 
-from benchmarks.convergence import subjects
+from benchmarks.convergence.pool import PooledTrainer, Subjects, processes
+from benchmarks.convergence.recipe import Recipe
 from benchmarks.convergence.rows import GROUPS, Row
 from benchmarks.convergence.subjects import Subject
 from benchmarks.convergence.table import HEADER, Result, plain_line
 from benchmarks.convergence.training import Trainer
+from laconic import Strategy
 from laconic.errors import LaconicError, LaconicWarning, UsageError, did_you_mean
 
 
@@ -45,10 +47,19 @@ def main() -> int:
     status = 0
     try:
         rows = _rows(options.groups, options.only, options.steps)
-        found = [_subject(name, options.seeds, options.images) for name in options.tasks]
+        found = [Subjects(name, options.seeds, options.images) for name in options.tasks]
+        made = [wanted.make() for wanted in found]
         print(HEADER, file=lines, flush=True)
-        for subject in found:
-            _compare(subject, rows, options.steps, results, lines)
+        if options.jobs == 1:
+            for subject in made:
+                _compare(Trainer(subject, options.steps, _progress), subject, rows, results, lines)
+        else:
+            with processes(options.jobs) as pool:
+                trainers = [PooledTrainer(wanted, options.steps, pool) for wanted in found]
+                for trainer, subject in zip(trainers, made, strict=True):
+                    trainer.ask(_runs(subject.usual, options.seeds, rows))
+                for trainer, subject in zip(trainers, made, strict=True):
+                    _compare(trainer, subject, rows, results, lines)
     except LaconicError as exc:
         print(exc, file=sys.stderr)
         status = 2
@@ -60,27 +71,37 @@ def main() -> int:
     return status
 
 
-def _compare(subject: Subject, rows: list[Row], steps: int, results: list[Result], lines: TextIO) -> None:
-    """Train without compression with every seed, then every row with the first; a line for each."""
-    doing = "none"
+def _progress(subject: Subject, doing: str, step: int, steps: int) -> None:
+    """A line about the step under way, for somebody who watches; a log gets a line per row."""
+    if sys.stderr.isatty():
+        end = "\r" if step < steps else "\r\033[K"
+        print(f"{subject.name}: {doing}, step {step} of {steps}", end=end, file=sys.stderr, flush=True)
 
-    def progress(step: int) -> None:
-        # Only for somebody who watches; a log gets a line per row.
-        if sys.stderr.isatty():
-            end = "\r" if step < steps else "\r\033[K"
-            print(f"{subject.name}: {doing}, step {step} of {steps}", end=end, file=sys.stderr, flush=True)
 
-    trainer = Trainer(subject, steps, progress)
-    plain = [trainer.plain(subject.usual, seed) for seed in range(len(subject.tasks))]
-    print(plain_line(subject.name, subject.usual, plain), file=lines, flush=True)
+def _runs(usual: Recipe, seeds: int, rows: list[Row]) -> list[tuple[Strategy, Recipe, int]]:
+    """Everything that _compare will want."""
+    plain = Strategy()
+    runs = [(plain, usual, seed) for seed in range(seeds)]
     for row in rows:
-        doing = row.title
-        recipe, beside = row.recipe or subject.usual, row.beside or subject.usual
+        runs += [(row.strategy, row.recipe or usual, 0), (plain, row.beside or usual, 0)]
+    return runs
+
+
+def _compare(
+    trainer: Trainer | PooledTrainer, subject: Subject, rows: list[Row], results: list[Result], lines: TextIO
+) -> None:
+    """Train without compression with every seed, then every row with the first; a line for each."""
+    task, usual = subject.name, subject.usual
+    plain = [trainer.plain(usual, seed) for seed in range(len(subject.tasks))]
+    print(plain_line(task, usual, plain), file=lines, flush=True)
+    shown = {usual}
+    for row in rows:
+        recipe, beside = row.recipe or usual, row.beside or usual
         outcome = trainer.train(row.strategy, recipe, seed=0)
-        if beside != subject.usual and not trainer.knows(beside):
-            doing = f"none, {beside}"
-            print(plain_line(subject.name, beside, [trainer.plain(beside, 0)]), file=lines, flush=True)
-        results.append(Result(subject.name, row, recipe, outcome, trainer.plain(beside, 0)))
+        if beside not in shown:
+            shown.add(beside)
+            print(plain_line(task, beside, [trainer.plain(beside, 0)]), file=lines, flush=True)
+        results.append(Result(task, row, recipe, outcome, trainer.plain(beside, 0)))
         print(results[-1].line(), file=lines, flush=True)
 
 
@@ -91,10 +112,6 @@ def _rows(groups: list[str], only: list[str], steps: int) -> list[Row]:
         if name not in known:
             raise UsageError(f'there is no method "{name}" in {", ".join(groups)}. {did_you_mean(name, known)}')
     return [row for row in rows if not only or row.method in only]
-
-
-def _subject(name: str, seeds: int, images: str | None) -> Subject:
-    return subjects.text(seeds) if name == "text" else subjects.images(seeds, images)
 
 
 def _options() -> argparse.Namespace:
@@ -109,6 +126,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=_at_least_one, default=300)
     parser.add_argument("--seeds", type=_at_least_one, default=3, help="of the runs without compression")
     parser.add_argument("--images", metavar="FILE.npz", help="instead of scikit-learn's digits")
+    parser.add_argument("--jobs", type=_at_least_one, default=1, help="rows trained at the same time")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 

@@ -38,7 +38,8 @@ class Result:
     def line(self) -> str:
         """A line of the table."""
         change = "diverged" if math.isinf(self.change) else f"{self.change:+.1%}"
-        ratio = self.plain.sent_bytes / self.outcome.sent_bytes
+        sent = self.outcome.sent_bytes
+        ratio = self.plain.sent_bytes / sent if sent else math.inf  # a run may be over before its first round
         return (
             f"{self.task:6} {self.row.title:58} {self.outcome.loss:7.4f} {change:>8} {'*' if self.misses else ' '}"
             f" {_accuracy(self.outcome)} {ratio:7.1f}x  {self.recipe}"

@@ -48,8 +48,8 @@ class Trainer:
 
     subject: Subject
     steps: int
-    progress: Callable[[int], None]
-    """Called by one worker after each step with their number."""
+    progress: Callable[[Subject, str, int, int], None] | None = None
+    """Called by one worker after each step: what is learned, how, the step's number and how many there will be."""
     stop: threading.Event = field(default_factory=threading.Event)
     _plain: dict[tuple[Recipe, int], Outcome] = field(default_factory=dict)
 
@@ -58,10 +58,6 @@ class Trainer:
         if (recipe, seed) not in self._plain:
             self._plain[recipe, seed] = self.train(laconic.Strategy(), recipe, seed)
         return self._plain[recipe, seed]
-
-    def knows(self, recipe: Recipe) -> bool:
-        """Whether training without compression is already done."""
-        return (recipe, 0) in self._plain
 
     def train(self, strategy: laconic.Strategy, recipe: Recipe, seed: int) -> Outcome:
         """Train from the seed's weights on the seed's batches; Ctrl-C ends it."""
@@ -93,8 +89,8 @@ class Trainer:
                     optimizer.step()
                     optimizer.zero_grad()
                     losses.append(loss.item())
-                    if transport.rank == 0:
-                        self.progress(step + 1)
+                    if transport.rank == 0 and self.progress is not None:
+                        self.progress(self.subject, str(strategy), step + 1, self.steps)
                 sent = session.traffic.sent_bytes("payload")
                 if not (strategy.exchanges_gradients() and strategy.synchronization.replicas_identical):
                     session.average()
