@@ -1,6 +1,7 @@
 """Lossless schedules beside torch DDP, with replayed compute on real links.
 
     python -m benchmarks.schedules [--workloads resnet50] [--ratios 0.5 1 2] [--compute 1s]
+                                   [--schedules fusion wfbp mg_wfbp priority dear]
 
 Four virtual hosts sleep each layer's compute while its gradients cross links whose bandwidth is chosen so that an
 all-reduce of everything takes 0.5, 1 and 2 times as long as the compute. All take turns in one job. Printed are medians
@@ -21,13 +22,7 @@ from laconic.report.results import TORCH_DDP, Row
 from laconic.units import parse_quantity
 from laconic.workload import workload
 
-STRATEGIES = (
-    "bsp / all_reduce / none / fusion",
-    "bsp / all_reduce / none / wfbp",
-    "bsp / all_reduce / none / mg_wfbp",
-    "bsp / all_reduce / none / priority",
-    "bsp / all_reduce / none / dear",
-)
+SCHEDULES = ("fusion", "wfbp", "mg_wfbp", "priority", "dear")
 ACHIEVABLE = 0.955
 """Share of a virtual link's bandwidth that a large all-reduce reaches; see docs/results/lab_fidelity.md."""
 
@@ -55,12 +50,12 @@ def cell(name: str, ratio: float, compute_s: float, hosts: int) -> Cell:
     return Cell(name, ratio, compute_s, bandwidth_bps, hosts)
 
 
-def measured(one: Cell, steps: int) -> list[Row]:
+def measured(one: Cell, schedules: list[str], steps: int) -> list[Row]:
     """Rows of all contenders."""
     comparison = Comparison(
         kind="replay",
         task=TaskConfig(kind="replay", data=one.workload, compute_s=one.compute_s),
-        strategies=STRATEGIES,
+        strategies=tuple(f"bsp / all_reduce / none / {schedule}" for schedule in schedules),
         hosts=one.hosts,
         networks=(uniform_network(one.hosts, one.bandwidth_bps),),
         steps=steps,
@@ -75,6 +70,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["resnet50", "bert-base", "gpt2"])
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0])
     parser.add_argument("--compute", default="1s", help="for resnet50; others in proportion to their parameters")
+    parser.add_argument("--schedules", nargs="+", default=SCHEDULES, help="each as a strategy spells it")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
@@ -85,7 +81,7 @@ def main() -> None:
         compute_s = seconds * workload(name).num_parameters / smallest
         for ratio in options.ratios:
             one = cell(name, ratio, compute_s, options.hosts)
-            rows = measured(one, options.steps)
+            rows = measured(one, options.schedules, options.steps)
             ddp_ms = next(row.step_ms for row in rows if row.strategy == TORCH_DDP)
             for row in rows:
                 table.append(
