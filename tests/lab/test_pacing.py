@@ -7,13 +7,14 @@ import sys
 import pytest
 
 from laconic.cli import main
-from laconic.cluster import Cluster, Link
+from laconic.cluster import Cluster, Link, Racks, Torus
 from laconic.errors import UsageError
 from laconic.lab.capabilities import Capabilities
 from laconic.lab.pacing import choose_links, places_paced
 
 ALL = Capabilities(privilege="root", veth=True, bridge=True, tbf=True)
 NOTHING = Capabilities(privilege="none", reason="unshare: Operation not permitted")
+LINK = Link(bandwidth_bps=1e8)
 SHOW = "import os; print(*(os.environ[name] for name in ('RANK', 'GROUP_RANK', 'LOCAL_RANK', 'LACONIC_PACE')))"
 
 
@@ -48,7 +49,11 @@ def test_every_rank_gets_its_share_of_its_hosts_link() -> None:
     [
         (Cluster.uniform(2, Link(bandwidth_bps=1e8, delay_s=0.01)), "no delay or loss; host 0 has 100mbit, delay 10ms"),
         (Cluster.uniform(2, Link(bandwidth_bps=1e8), {1: Link(bandwidth_bps=1e8, loss_ratio=0.1)}), "host 1 has"),
-        (Cluster(links=(Link(bandwidth_bps=1e8),), rack_of=(0,), uplinks=(Link(bandwidth_bps=1e8),)), "no racks"),
+        (Cluster(links=(LINK,), topology=Racks(sizes=(1,), uplinks=(LINK,))), "no racks"),
+        (Cluster.uniform(251, LINK), "at most 250 hosts, got 251"),
+        (Cluster(links=(LINK,) * 4, topology=Torus(dims=(2, 2))), "a switch or racks, got torus of 2 x 2"),
+        (Cluster(links=(LINK,), devices_per_host=2, inside=LINK), "one device and one NIC per host, got 2 and 1"),
+        (Cluster(links=(LINK, LINK), speeds=(1.0, 0.5)), "cannot make a host compute slower"),
     ],
 )
 def test_what_software_cannot_imitate_is_refused(cluster: Cluster, told: str) -> None:

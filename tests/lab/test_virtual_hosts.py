@@ -14,7 +14,7 @@ import pytest
 from tests.processes import Command, eventually, is_running
 
 from laconic.cli import main
-from laconic.cluster import Cluster, Link
+from laconic.cluster import Cluster, Link, Racks
 from laconic.errors import LaconicError, UsageError
 from laconic.lab.capabilities import Capabilities, detect_capabilities
 from laconic.lab.launch import run_ranks
@@ -76,7 +76,7 @@ def test_one_slow_host_and_an_oversubscribed_rack() -> None:
     fast, slow = Link(bandwidth_bps=400e6), Link(bandwidth_bps=20e6)
     seconds, _ = transfer_s(Cluster.uniform(2, fast, {1: slow}), 2)
     assert 0.5 < 2 * 8 / 20 / seconds < 1.15
-    racks = Cluster(links=(fast, fast), rack_of=(0, 1), uplinks=(fast, slow))
+    racks = Cluster(links=(fast, fast), topology=Racks(sizes=(1, 1), uplinks=(fast, slow)))
     seconds, _ = transfer_s(racks, 2)
     assert 0.5 < 2 * 8 / 20 / seconds < 1.15
 
@@ -175,7 +175,7 @@ def test_the_command_passes_output_and_the_worst_exit_code_on(capfd: pytest.Capt
     ("words", "told"),
     [
         (["--bandwidth", "fast", "--", "true"], "--bandwidth must be a rate"),
-        (["--hosts", "0", "--", "true"], "number of hosts must be between 1 and 250, got 0"),
+        (["--hosts", "0", "--", "true"], "number of hosts must be between 1 and 65536, got 0"),
         (["--link", "2", "--", "true"], "--link must be HOST=RATE"),
         (["--link", "9=1mbit", "--", "true"], "there is no host 9"),
         (["--ranks-per-host", "0", "--", "true"], "ranks per host must be >= 1"),

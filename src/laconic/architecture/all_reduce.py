@@ -19,7 +19,7 @@ from laconic.collectives.price import price
 from laconic.collectives.ring import ring
 from laconic.collectives.schedule import halves_of
 from laconic.collectives.torus2d import grid
-from laconic.core.exchange import Exchange, Round, Wire
+from laconic.core.exchange import Exchange, Move, Round, Wire
 from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
@@ -155,6 +155,33 @@ class AllReduce(Architecture):
             else _sent(round, moment, chosen)
             for round in rounds
         )
+
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+        """The rounds of the compressor, between steps inside hosts where only what is between them is compressed."""
+        if self.compresses_sums():
+            among = self._among_leaders(moment)
+            between = (
+                Move(round.kind, round.sizes, "ring" if round.kind == "sum" else NATIVE, among_hosts=True)
+                for round in compression.rounds(bucket, among)
+            )
+            size = (bucket.nbytes,)
+            return Move("to_leaders", size), *between, Move("from_leaders", size)
+        found: list[Move] = []
+        for round in compression.rounds(bucket, moment):
+            if round.kind != "sum":
+                found.append(Move(round.kind, round.sizes))
+            elif halves:
+                # Every round is a sum where sums are halved; the shares of one are what the next half gathers.
+                shares = tuple(-(-size // moment.world_size) for size in round.sizes)
+                algorithm = self._named(sum(round.sizes))
+                found += [Move("scatter_sum", round.sizes, algorithm), Move("gather", shares, algorithm)]
+            else:
+                found.append(Move("sum", round.sizes, self._named(sum(round.sizes))))
+        return tuple(found)
+
+    def _named(self, nbytes: int) -> str:
+        """The algorithm that adds up so many bytes."""
+        return fastest(self.costs, nbytes) if self.algorithm == "auto" else self.algorithm
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """As often as the compressor, but once for each step of a sum."""

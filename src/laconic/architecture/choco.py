@@ -10,7 +10,7 @@ import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
 from laconic.architecture.graphs.topologies import TOPOLOGIES, Neighbourhood
-from laconic.core.exchange import Exchange, Wire
+from laconic.core.exchange import Exchange, Move, Wire
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
@@ -79,3 +79,7 @@ class Choco(Architecture):
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """One payload per neighbour."""
         return len(self.neighbours(moment).sends) * compression.payload_bytes(bucket, moment)
+
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+        """A correction, to every neighbour."""
+        return (Move("mix", (compression.payload_bytes(bucket, moment),), peers=len(self.neighbours(moment).sends)),)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 
 from laconic.architecture.graphs.topologies import Neighbourhood
-from laconic.core.exchange import Exchange, Group, Round, Wire
+from laconic.core.exchange import Exchange, Group, Move, Round, Wire
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket, Plan
@@ -127,6 +127,10 @@ class Architecture(Method):
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """Payload bytes one rank sends for one exchange of `bucket`, without running it."""
+        raise NotImplementedError
+
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+        """What one exchange of `bucket` does on the network, in order; with `halves`, the last move may wait."""
         raise NotImplementedError
 
     def halves_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
 from laconic.architecture.graphs.topologies import TOPOLOGIES, Neighbourhood, Topology, check_seed
-from laconic.core.exchange import Exchange, Wire
+from laconic.core.exchange import Exchange, Move, Wire
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -72,3 +72,7 @@ class Gossip(Architecture):
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """Once per neighbour."""
         return len(self.neighbours(moment).sends) * bucket.nbytes
+
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+        """Parameters, to every neighbour."""
+        return (Move("mix", (bucket.nbytes,), peers=len(self.neighbours(moment).sends)),)

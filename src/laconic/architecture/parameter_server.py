@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
-from laconic.core.exchange import Answer, Exchange, Servers, Wire
+from laconic.core.exchange import Answer, Exchange, Move, Servers, Wire
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket, Plan
@@ -98,6 +98,15 @@ class ParameterServer(Architecture):
         if compression.alone():
             return compression.payload_bytes(bucket, moment)
         return sum(size for round in compression.rounds(bucket, moment) for size in round.sizes)
+
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+        """To the server and back, once or as often as the compressor has rounds."""
+        if compression.alone():
+            sent = compression.payload_bytes(bucket, moment)
+            back = compression.back().payload_bytes(bucket, moment)
+            return (Move("serve", (sent,), answer_bytes=back),)
+        rounds = compression.rounds(bucket, moment)
+        return tuple(Move("serve", round.sizes, answer_bytes=sum(round.sizes)) for round in rounds)
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """One, or as often as the compressor."""

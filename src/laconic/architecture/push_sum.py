@@ -10,7 +10,7 @@ import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
 from laconic.architecture.graphs.topologies import TOPOLOGIES, Neighbourhood, check_seed
-from laconic.core.exchange import Exchange, Wire
+from laconic.core.exchange import Exchange, Move, Wire
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
@@ -93,3 +93,7 @@ class PushSum(Architecture):
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """The parameters and one weight, once per neighbour."""
         return len(self.neighbours(moment).sends) * (bucket.nbytes + 8)
+
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+        """Parameters and a weight, to every neighbour."""
+        return (Move("mix", (bucket.nbytes + 8,), peers=len(self.neighbours(moment).sends)),)

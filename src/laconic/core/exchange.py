@@ -29,6 +29,36 @@ class Round:
     """Bytes of each tensor a rank contributes."""
 
 
+MoveKind = Literal["sum", "scatter_sum", "gather", "scatter", "send", "to_leaders", "from_leaders", "serve", "mix"]
+"""What all ranks do at the same time: the kinds of a round, and
+
+scatter_sum: each rank gets its share of the sum. to_leaders, from_leaders: one rank of each host gets the sum of its
+host, and hands the result out. serve: a server gets these bytes of every rank and answers each. mix: every rank sends
+these bytes to each of its neighbours."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One operation on the network as data, of which an exchange makes one after the other; what a simulator prices."""
+
+    kind: MoveKind
+    sizes: tuple[int, ...]
+    """Bytes of each tensor a rank contributes."""
+    algorithm: str = "native"
+    """How a sum is formed."""
+    peers: int = 1
+    """Neighbours each rank sends to."""
+    answer_bytes: int = 0
+    """What a server answers each rank."""
+    among_hosts: bool = False
+    """Only one rank of each host takes part."""
+
+    @property
+    def nbytes(self) -> int:
+        """What a rank contributes."""
+        return sum(self.sizes)
+
+
 Exchange = Generator[Work, None, None]
 
 

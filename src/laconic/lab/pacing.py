@@ -13,7 +13,7 @@ from laconic.core.paced import PACE_VARIABLE
 from laconic.errors import UsageError
 from laconic.lab.capabilities import Capabilities
 from laconic.lab.launch import Place, die_with_parent, free_port, torchrun_environment
-from laconic.lab.virtual_hosts import gpu_environment
+from laconic.lab.virtual_hosts import check_imitable, gpu_environment
 from laconic.units import format_rate
 
 LinksChoice = Literal["auto", "shaped", "paced"]
@@ -59,6 +59,7 @@ def places_paced(cluster: Cluster, *, ranks_per_host: int = 1, gpu: bool = False
 
 def _check_possible(cluster: Cluster) -> None:
     """Raise for what a rank that knows only its own link cannot imitate."""
+    check_imitable(cluster)
     if cluster.uplinks:
         raise UsageError(
             "paced links cannot share an uplink, so there are no racks. Leave them out or use shaped links."

@@ -19,7 +19,7 @@ from selectors import EVENT_READ, DefaultSelector
 from types import TracebackType
 from typing import Any, Self
 
-from laconic.cluster import Cluster
+from laconic.cluster import Cluster, Racks, Switch
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.lab import keeper, leftovers
 from laconic.lab.capabilities import Capabilities, detect_capabilities
@@ -28,6 +28,8 @@ from laconic.lab.launch import Place, die_with_parent, torchrun_environment
 _ANSWER_S = 20.0
 """How long the keeper may take to answer; building 250 hosts takes about three seconds."""
 _NEW_NET, _NEW_USER = 0x40000000, 0x10000000
+_MOST_HOSTS = 250
+"""Host numbers are the last byte of an address."""
 _MASTER_PORT = 29500
 """Any port does: each lab has a network of its own."""
 
@@ -61,7 +63,12 @@ class VirtualHosts:
             start_new_session=True,
             env={**os.environ, leftovers.VARIABLE: leftovers.new_mark()},
         )
-        spec = {**asdict(self.cluster), "as_user": self._as_user}
+        spec = {
+            "links": [asdict(link) for link in self.cluster.links],
+            "rack_of": self.cluster.rack_of,
+            "uplinks": [asdict(link) for link in self.cluster.uplinks],
+            "as_user": self._as_user,
+        }
         try:
             answer = self._ask(spec, "the virtual hosts")
         except BaseException:
@@ -155,12 +162,28 @@ def check_possible(cluster: Cluster, capabilities: Capabilities) -> None:
             f"virtual hosts are not possible here: {capabilities.reason or 'no privilege'}. Run as root, or allow "
             "unprivileged user namespaces."
         )
+    check_imitable(cluster)
     links = (*cluster.links, *cluster.uplinks)
     if not capabilities.netem and any(link.delay_s or link.loss_ratio for link in links):
         raise UsageError(
             "this kernel has no netem, so links can have a bandwidth but no delay or loss. Leave out --delay and "
             "--loss, or load sch_netem."
         )
+
+
+def check_imitable(cluster: Cluster) -> None:
+    """Raise for clusters that only the simulator knows."""
+    if cluster.num_hosts > _MOST_HOSTS:
+        raise UsageError(f"the lab makes at most {_MOST_HOSTS} hosts, got {cluster.num_hosts}.")
+    if not isinstance(cluster.topology, Switch | Racks):
+        raise UsageError(f"the lab joins hosts by a switch or racks, got {cluster.topology.describe()}.")
+    if cluster.devices_per_host > 1 or cluster.nics > 1:
+        raise UsageError(
+            f"the lab has one device and one NIC per host, got {cluster.devices_per_host} and {cluster.nics}. Leave "
+            "them out and give --ranks-per-host."
+        )
+    if set(cluster.speeds) != {1.0}:
+        raise UsageError("the lab cannot make a host compute slower or faster. Leave out speed.")
 
 
 def places_on(hosts: VirtualHosts, *, ranks_per_host: int = 1, gpu: bool = False) -> list[Place]:

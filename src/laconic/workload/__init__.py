@@ -9,18 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from laconic.errors import UsageError, did_you_mean, one_line
-from laconic.workload import bert, gpt2, resnet50
+from laconic.workload import bert, gpt2, llama, resnet50, vgg16
+from laconic.workload.codecs import CodecCost
 from laconic.workload.workload import DTYPES, Layer, TensorShape, Workload
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "resnet50": resnet50.resnet50,
+    "vgg16": vgg16.vgg16,
     "bert-base": bert.bert_base,
     "bert-large": bert.bert_large,
     "gpt2": gpt2.gpt2,
+    "gpt2-xl": gpt2.gpt2_xl,
+    "llama-7b": llama.llama_7b,
+    "llama-70b": llama.llama_70b,
 }
 """The known models by name."""
 
-__all__ = ["DTYPES", "WORKLOADS", "Layer", "TensorShape", "Workload", "workload"]
+__all__ = ["DTYPES", "WORKLOADS", "CodecCost", "Layer", "TensorShape", "Workload", "workload"]
 
 
 def workload(name_or_path: str | Path) -> Workload:

@@ -1,4 +1,4 @@
-"""GPT-2 with 124 million parameters, sequences of 256 tokens, tensors named as Hugging Face names them.
+"""GPT-2 in two sizes, tensors named as Hugging Face names them.
 
 The output layer shares the token embedding's weight, whose gradient is complete when the embedding, the first layer,
 has finished its backward pass.
@@ -9,26 +9,34 @@ Reference: Radford et al. 2019, Language Models are Unsupervised Multitask Learn
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from laconic.workload.roofline import H200, LayerWork, linear_tensors, normalization_tensors, timed_layers
+from laconic.workload.roofline import H200, H200_BF16, LayerWork, linear_tensors, normalization_tensors, timed_layers
 from laconic.workload.workload import TensorShape, Workload
 
-_BLOCKS = 12
-_WIDTH = 768
 _VOCABULARY = 50_257
 _POSITIONS = 1024
-_BATCH = 16
-_SEQUENCE = 256
-_TOKENS = _BATCH * _SEQUENCE
-_COMPUTE_S = 0.0770
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    blocks: int
+    width: int
+    batch: int
+    sequence: int
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.sequence
 
 
 def gpt2() -> Workload:
     """GPT-2 (124 M), batch 16."""
+    shape = _Shape(blocks=12, width=768, batch=16, sequence=256)
     return Workload(
         name="gpt2",
-        batch=_BATCH,
-        layers=timed_layers(list(_layers()), H200, compute_s=_COMPUTE_S),
+        batch=shape.batch,
+        layers=timed_layers(list(_layers(shape)), H200, compute_s=0.0770),
         source=(
             "Shapes computed from the architecture; 77.0 ms of forward (26.5) and backward (50.5) as measured on one "
             "H200 with torch 2.11 in float32, 16 sequences of 256 tokens (docs/workloads.md), divided among layers by "
@@ -37,51 +45,64 @@ def gpt2() -> Workload:
     )
 
 
-def _layers() -> Iterator[LayerWork]:
+def gpt2_xl() -> Workload:
+    """GPT-2 XL (1.5 B), batch 8."""
+    shape = _Shape(blocks=48, width=1600, batch=8, sequence=1024)
+    return Workload(
+        name="gpt2-xl",
+        batch=shape.batch,
+        layers=timed_layers(list(_layers(shape)), H200_BF16, compute_s=1.0),
+        source="x",
+    )
+
+
+def _layers(shape: _Shape) -> Iterator[LayerWork]:
     yield LayerWork(
         name="transformer.embeddings",
         tensors=(
-            TensorShape(name="transformer.wpe.weight", shape=(_POSITIONS, _WIDTH)),
-            TensorShape(name="transformer.wte.weight", shape=(_VOCABULARY, _WIDTH)),
+            TensorShape(name="transformer.wpe.weight", shape=(_POSITIONS, shape.width)),
+            TensorShape(name="transformer.wte.weight", shape=(_VOCABULARY, shape.width)),
         ),
-        activations=3 * _TOKENS * _WIDTH,  # two are read, their sum is written
+        activations=3 * shape.tokens * shape.width,  # two are read, their sum is written
     )
-    for block in range(_BLOCKS):
-        yield from _block(f"transformer.h.{block}")
-    yield _normalization("transformer.ln_f")
+    for block in range(shape.blocks):
+        yield from _block(f"transformer.h.{block}", shape)
+    yield _normalization("transformer.ln_f", shape)
     yield LayerWork(
         name="lm_head",
-        flops=2 * _TOKENS * _WIDTH * _VOCABULARY,
-        activations=_TOKENS * (_WIDTH + _VOCABULARY),
+        flops=2 * shape.tokens * shape.width * _VOCABULARY,
+        activations=shape.tokens * (shape.width + _VOCABULARY),
     )
 
 
-def _block(name: str) -> Iterator[LayerWork]:
-    inner = 4 * _WIDTH
-    yield _normalization(f"{name}.ln_1")
-    yield _linear(f"{name}.attn.c_attn", _WIDTH, 3 * _WIDTH)
+def _block(name: str, shape: _Shape) -> Iterator[LayerWork]:
+    inner = 4 * shape.width
+    yield _normalization(f"{name}.ln_1", shape)
+    yield _linear(f"{name}.attn.c_attn", shape.width, 3 * shape.width, shape)
     yield LayerWork(
         name=f"{name}.attn",
-        flops=2 * 2 * _TOKENS * _SEQUENCE * _WIDTH,  # scores, then the mixture of values
-        activations=4 * _TOKENS * _WIDTH,  # fused: scores never reach memory
+        flops=2 * 2 * shape.tokens * shape.sequence * shape.width,  # scores, then the mixture of values
+        activations=4 * shape.tokens * shape.width,  # fused: scores never reach memory
     )
-    yield _linear(f"{name}.attn.c_proj", _WIDTH, _WIDTH)
-    yield _normalization(f"{name}.ln_2")
-    yield _linear(f"{name}.mlp.c_fc", _WIDTH, inner)
-    yield LayerWork(name=f"{name}.mlp.act", activations=2 * _TOKENS * inner)
-    yield _linear(f"{name}.mlp.c_proj", inner, _WIDTH)
+    yield _linear(f"{name}.attn.c_proj", shape.width, shape.width, shape)
+    yield _normalization(f"{name}.ln_2", shape)
+    yield _linear(f"{name}.mlp.c_fc", shape.width, inner, shape)
+    yield LayerWork(name=f"{name}.mlp.act", activations=2 * shape.tokens * inner)
+    yield _linear(f"{name}.mlp.c_proj", inner, shape.width, shape)
 
 
-def _linear(name: str, width: int, out: int) -> LayerWork:
+def _linear(name: str, width: int, out: int, shape: _Shape) -> LayerWork:
     return LayerWork(
         name=name,
         # Hugging Face's Conv1D keeps its weight transposed.
         tensors=linear_tensors(name, (width, out), bias=out),
-        flops=2 * _TOKENS * width * out,
-        activations=_TOKENS * (width + out),
+        flops=2 * shape.tokens * width * out,
+        activations=shape.tokens * (width + out),
     )
 
 
-def _normalization(name: str) -> LayerWork:
+def _normalization(name: str, shape: _Shape) -> LayerWork:
     """Layer normalization and the addition before it: each reads and writes once."""
-    return LayerWork(name=name, tensors=normalization_tensors(name, _WIDTH), activations=4 * _TOKENS * _WIDTH)
+    return LayerWork(
+        name=name, tensors=normalization_tensors(name, shape.width), activations=4 * shape.tokens * shape.width
+    )

@@ -1,39 +1,44 @@
-"""Times of layers whose work is known and whose sum has been measured.
+"""Times of layers whose work is known and whose sum has been measured or is stated.
 
     weight  = max(operations / peak rate, bytes / memory bandwidth),   backward = 2 * forward
 
-The weights divide the measured time of both passes among the layers, so that only the device's ratio of operations
-to bytes matters, not its peaks. Backward costs twice as much because it computes two products, one for the gradient
-of the input and one for that of the weights, where forward computes one.
+The weights divide the time of both passes among the layers, so that only the device's ratio of operations to bytes
+matters, not its peaks. Backward costs twice as much because it computes two products, one for the gradient of the
+input and one for that of the weights, where forward computes one. Where nobody has measured the sum, it is taken to be
+that of the weights divided by the share of the peaks that training reaches, which the source of the workload states.
 
 Reference: Williams, Waterman, Patterson 2009, Roofline, doi:10.1145/1498765.1498785.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from laconic.workload.workload import Layer, TensorShape, scaled_layers
 
-_ELEMENT_BYTES = 4
-"""The known models were measured in float32."""
 _BACKWARD_TO_FORWARD = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """The two peaks of a device."""
+    """The two peaks of a device, for products of one kind."""
 
     flops_per_s: float
-    """Of float32, without tensor cores."""
     memory_bytes_per_s: float
+    element_bytes: int = 4
+    """Of what is multiplied."""
 
 
 RTX_2080_TI = Device(flops_per_s=13.4e12, memory_bytes_per_s=616e9)
-"""NVIDIA's data sheet of the GeForce RTX 2080 Ti."""
+"""NVIDIA's data sheet of the GeForce RTX 2080 Ti: float32 without tensor cores."""
 H200 = Device(flops_per_s=67e12, memory_bytes_per_s=4.8e12)
-"""NVIDIA's data sheet of the H200 SXM."""
+"""NVIDIA's data sheet of the H200 SXM: float32 without tensor cores."""
+H200_TF32 = Device(flops_per_s=494.7e12, memory_bytes_per_s=4.8e12)
+"""Likewise: float32 whose products are TF32, without sparsity."""
+H200_BF16 = Device(flops_per_s=989.4e12, memory_bytes_per_s=4.8e12, element_bytes=2)
+"""Likewise: bfloat16, without sparsity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,7 @@ class LayerWork:
     def forward_s(self, device: Device) -> float:
         """The time at the device's peaks."""
         elements = self.activations + sum(tensor.numel for tensor in self.tensors)
-        return max(self.flops / device.flops_per_s, elements * _ELEMENT_BYTES / device.memory_bytes_per_s)
+        return max(self.flops / device.flops_per_s, elements * device.element_bytes / device.memory_bytes_per_s)
 
 
 def timed_layers(work: Sequence[LayerWork], device: Device, *, compute_s: float) -> tuple[Layer, ...]:
@@ -61,6 +66,11 @@ def timed_layers(work: Sequence[LayerWork], device: Device, *, compute_s: float)
         backward_s = _BACKWARD_TO_FORWARD * forward_s
         layers.append(Layer(name=layer.name, forward_s=forward_s, backward_s=backward_s, tensors=layer.tensors))
     return scaled_layers(layers, compute_s=compute_s)
+
+
+def stated_compute_s(work: Sequence[LayerWork], device: Device, *, share: float) -> float:
+    """What both passes take where `share` of the device's peaks is reached."""
+    return (1 + _BACKWARD_TO_FORWARD) * math.fsum(layer.forward_s(device) for layer in work) / share
 
 
 def linear_tensors(name: str, shape: tuple[int, int], *, bias: int) -> tuple[TensorShape, ...]:

@@ -10,6 +10,10 @@
     {"name": "first", "forward_s": 0.001, "backward_s": 0.002, "tensors": [{"name": "first.weight", "shape": [4, 5]}]},
     {"name": "relu", "forward_s": 0.0001, "backward_s": 0.0001},
     {"name": "last", "forward_s": 0.001, "backward_s": 0.002, "tensors": [{"name": "last.weight", "shape": [6]}]}
+  ],
+  "codecs": [                      left out: none
+    {"compressor": "int8", "encode_startup_s": 2e-5, "encode_byte_s": 4e-10, "decode_startup_s": 2e-5,
+     "decode_byte_s": 4e-10, "source": "where these times come from, in a sentence"}
   ]
 }
 """
@@ -20,6 +24,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -28,6 +33,8 @@ from laconic.core.tensor import TensorSpec
 from laconic.errors import UsageError, did_you_mean, one_line
 from laconic.units import format_time
 from laconic.workload import strict_json
+from laconic.workload.codecs import CodecCost, read_codec
+from laconic.workload.limits import check_count, check_name, check_time
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -36,8 +43,6 @@ DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
 }
 """What gradients may be made of, as a file spells it."""
-_LONGEST_S = 86_400.0
-"""A layer that computes for a day is a typing error: milliseconds written as seconds, say."""
 _MOST_ELEMENTS = 2**42
 """A tensor above this would not fit into any host."""
 _SCALED = " Times scaled to "
@@ -51,9 +56,9 @@ class TensorShape:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "a tensor's name")
+        check_name(self.name, "a tensor's name")
         for extent in self.shape:
-            _check_count(extent, f'tensor "{one_line(self.name, 80)}": every entry of shape', least=0)
+            check_count(extent, f'tensor "{one_line(self.name, 80)}": every entry of shape', least=0)
         if self.numel > _MOST_ELEMENTS:
             raise UsageError(
                 f'tensor "{one_line(self.name, 80)}": shape must give at most {_MOST_ELEMENTS} elements, '
@@ -77,9 +82,9 @@ class Layer:
     """In the order in which their gradients become ready; none for a layer that only computes."""
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "a layer's name")
+        check_name(self.name, "a layer's name")
         for direction, time_s in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
-            _check_time(time_s, f'layer "{one_line(self.name, 80)}": {direction}')
+            check_time(time_s, f'layer "{one_line(self.name, 80)}": {direction}')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +100,13 @@ class Workload:
     """A sentence that says where shapes and times come from."""
     dtype: torch.dtype = torch.float32
     """Of all gradients."""
+    codecs: tuple[CodecCost, ...] = ()
+    """What compressors cost on the device of the source, for those that were measured."""
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "a workload's name")
+        check_name(self.name, "a workload's name")
         where = f'workload "{one_line(self.name, 80)}"'
-        _check_count(self.batch, f"{where}: batch", least=1)
+        check_count(self.batch, f"{where}: batch", least=1)
         if not isinstance(self.source, str) or not self.source.strip():
             raise UsageError(f"{where}: source is empty. Say in a sentence where shapes and times come from.")
         if self.dtype not in DTYPES.values():
@@ -110,14 +117,15 @@ class Workload:
             ("layers", [layer.name for layer in self.layers]),
             ("tensors", [tensor.name for layer in self.layers for tensor in layer.tensors]),
         ):
-            twice = next(
-                (name for name, other in zip(sorted(names), sorted(names)[1:], strict=False) if name == other), None
-            )
+            twice = _twice(names)
             if twice is not None:
                 raise UsageError(
                     f'{where}: two {kind} are called "{one_line(twice, 80)}". Give each a name of its own; a tensor '
                     "that several layers use belongs to the first of them, where its gradient is complete."
                 )
+        twice = _twice([codec.compressor for codec in self.codecs])
+        if twice is not None:
+            raise UsageError(f'{where}: two codecs are called "{one_line(twice, 80)}". Keep one.')
 
     @property
     def num_parameters(self) -> int:
@@ -154,9 +162,12 @@ class Workload:
         return self.forward_s + self.backward_s
 
     def scaled(self, *, compute_s: float) -> Workload:
-        """The same job on a faster or slower device: all times in the same proportion, `compute_s` in sum."""
+        """The same job on a faster or slower device: all times in the same proportion, `compute_s` in sum.
+
+        What compressors cost stays as it was measured.
+        """
         where = f'workload "{one_line(self.name, 80)}"'
-        _check_time(compute_s, f"{where}: compute_s to scale to")
+        check_time(compute_s, f"{where}: compute_s to scale to")
         if self.compute_s <= 0:
             raise UsageError(
                 f"{where} computes for no time at all, so its times cannot be scaled. Give its layers times."
@@ -184,7 +195,12 @@ class Workload:
         }
         lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
         body = ",\n".join(f"    {json.dumps(layer)}" for layer in layers)
-        return "\n".join(["{", *lines, '  "layers": [', body, "  ]", "}", ""])
+        lines += ['  "layers": [', body, "  ]"]
+        if self.codecs:
+            codecs = ",\n".join(f"    {json.dumps(codec.to_table())}" for codec in self.codecs)
+            lines[-1] = "  ],"
+            lines += ['  "codecs": [', codecs, "  ]"]
+        return "\n".join(["{", *lines, "}", ""])
 
     @classmethod
     def load(cls, path: str | Path) -> Workload:
@@ -207,7 +223,7 @@ class Workload:
             strict_json.parse(text, where),
             where,
             required=("name", "batch", "source", "layers"),
-            optional=("dtype", "num_parameters"),
+            optional=("dtype", "num_parameters", "codecs"),
         )
         dtype = table.get("dtype", "float32")
         if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -217,12 +233,16 @@ class Workload:
         layers = strict_json.read_list(
             table["layers"], f"{where}: layers", of='objects {"name": ..., "forward_s": ..., "backward_s": ...}'
         )
+        codecs = strict_json.read_list(
+            table.get("codecs", []), f"{where}: codecs", of='objects {"compressor": ..., "encode_startup_s": ...}'
+        )
         made = cls(
             name=strict_json.read_text(table["name"], f"{where}: name"),
             batch=strict_json.read_whole(table["batch"], f"{where}: batch"),
             layers=tuple(_read_layer(layer, f"{where}: layers[{index}]") for index, layer in enumerate(layers)),
             source=strict_json.read_text(table["source"], f"{where}: source"),
             dtype=DTYPES[dtype],
+            codecs=tuple(read_codec(codec, f"{where}: codecs[{index}]") for index, codec in enumerate(codecs)),
         )
         if "num_parameters" in table:
             stated = strict_json.read_whole(table["num_parameters"], f"{where}: num_parameters")
@@ -240,6 +260,12 @@ def scaled_layers(layers: Sequence[Layer], *, compute_s: float) -> tuple[Layer, 
     return tuple(
         replace(layer, forward_s=layer.forward_s * factor, backward_s=layer.backward_s * factor) for layer in layers
     )
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    """A name that stands more than once, if there is one."""
+    ordered = sorted(names)
+    return next((name for name, other in pairwise(ordered) if name == other), None)
 
 
 def _read_layer(value: object, where: str) -> Layer:
@@ -262,18 +288,3 @@ def _read_tensor(value: object, where: str) -> TensorShape:
         name=strict_json.read_text(table["name"], f"{where}.name"),
         shape=tuple(strict_json.read_whole(extent, f"{where}.shape[{index}]") for index, extent in enumerate(shape)),
     )
-
-
-def _check_name(name: str, what: str) -> None:
-    if not isinstance(name, str) or not name.strip():
-        raise UsageError(f"{what} must be text that is not empty, got {one_line(repr(name), 60)}.")
-
-
-def _check_count(value: int, what: str, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{what} must be a whole number >= {least}, got {one_line(repr(value), 60)}.")
-
-
-def _check_time(time_s: float, what: str) -> None:
-    if not 0 <= time_s <= _LONGEST_S:  # so, because it also refuses NaN
-        raise UsageError(f"{what} must be between 0 and {_LONGEST_S:g} seconds, got {time_s!r}. Times are in seconds.")

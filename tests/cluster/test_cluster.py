@@ -34,7 +34,7 @@ def test_racks() -> None:
     ("text", "told"),
     [
         ("hosts = 2", "bandwidth is missing"),
-        ('bandwidth = "1gbit"', "hosts must be a whole number from 1 to 250, got nothing"),
+        ('bandwidth = "1gbit"', "hosts must be a whole number from 1 to 65536, got nothing"),
         ('hosts = 0\nbandwidth = "1gbit"', "got 0"),
         ('hosts = 2\nbandwidth = "fast"', 'must be a rate such as 100mbit, got "fast"'),
         ("hosts = 2\nbandwidth = 0", "between 1kbit and 10tbit"),

@@ -1,0 +1,169 @@
+"""`laconic profile SCRIPT.py:FUNCTION`: measure a model's layers, and what compressors cost, into a workload file.
+
+With --json, one stable document:
+
+    {"workload": {...},                    as in the file, docs/workloads.md says what is in it
+     "forward_factor": float, "backward_factor": float,        what times seen through hooks were multiplied by
+     "ready_error_s": float,               how far a gradient was at most from where the workload has it ready
+     "notes": [str]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from laconic.cli.terminal import emit_json, emit_sections, plain_table
+from laconic.compression import Compressor
+from laconic.errors import UsageError
+from laconic.experiments.codec_costs import measured_codec
+from laconic.strategy import Strategy
+from laconic.workload import CodecCost, Workload
+from laconic.workload.profiler import Profile, profile
+from laconic.workload.script import explained, load_subject, script_path
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Measure a model's layers, and what compressors cost on its device, into a workload for replay and simulate."""
+
+    script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py:FUNCTION")]
+    """A function that returns (model, batch, loss), where loss(model, batch) is what backward() is called on."""
+    output: Annotated[str | None, tyro.conf.arg(metavar="FILE.json")] = None
+    """Where to keep the workload. Left out: it is only shown."""
+    name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """What to call the workload. Left out: as the function is called."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to measure; model and batch are moved there."""
+    steps: Annotated[int, tyro.conf.arg(metavar="N")] = 10
+    """Steps to measure with hooks, and as many without; a few more come first and do not count."""
+    compressor: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="COMPRESSOR")] = ()
+    """Measure encoding and decoding of this too, e.g. int8 or "topk(density=0.01) + error_feedback"; repeat for several."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def run(arguments: Arguments) -> int:
+    """Measure, keep, print."""
+    output = None if arguments.output is None else _checked(Path(arguments.output))
+    compressors = [_compressor(text) for text in arguments.compressor]
+    measured = _profiled(arguments)
+    if compressors:
+        codecs = tuple(
+            measured_codec(compressor, device=arguments.device, dtype=measured.workload.dtype)
+            for compressor in compressors
+        )
+        measured = dataclasses.replace(measured, workload=dataclasses.replace(measured.workload, codecs=codecs))
+    if output is not None:
+        _write(output, measured.workload)
+    if arguments.json:
+        shown = {field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)}
+        emit_json({**shown, "workload": json.loads(measured.workload.to_json())})
+    else:
+        emit_sections(*_sections(measured, output))
+    return 0
+
+
+def _checked(path: Path) -> Path:
+    """Before anything is measured: where it is to be kept, there must be a place, and `workload()` must find it."""
+    if path.suffix.lower() != ".json":
+        raise UsageError(f"profile: --output must end in .json, got {path}. Only so is it read as a workload.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"profile: --output {path} cannot be written: there is no folder {path.parent}.")
+    return path
+
+
+def _compressor(text: str) -> Compressor:
+    return Strategy.from_table({"compression": text}).compression
+
+
+def _profiled(arguments: Arguments) -> Profile:
+    subject = load_subject(arguments.script)
+    with explained(arguments.script, script_path(arguments.script)):
+        return profile(
+            subject,
+            name=arguments.name or arguments.script.rpartition(":")[2],
+            device=arguments.device,
+            steps=arguments.steps,
+        )
+
+
+def _write(path: Path, workload: Workload) -> None:
+    try:
+        path.write_text(workload.to_json(), encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"cannot write the workload file {path}: {exc.strerror}.") from exc
+
+
+def _sections(measured: Profile, output: Path | None) -> list[RenderableType]:
+    from rich.text import Text
+
+    workload = measured.workload
+    sections: list[RenderableType] = [_layer_table(workload), Text(_told(measured))]
+    if workload.codecs:
+        sections.append(_codec_table(workload.codecs))
+    if output is not None:
+        sections.append(Text(f"Written to {output}. Replay it with: laconic replay --workload {output}"))
+    return sections
+
+
+def _layer_table(workload: Workload) -> RenderableType:
+    """In forward order, so that gradients become ready from the bottom up."""
+    numbers = ("parameters", "forward ms", "backward ms", "ready at ms")
+    table = plain_table("layer", *numbers, numbers=numbers)
+    left_s = workload.backward_s
+    for layer in workload.layers:
+        count = sum(tensor.numel for tensor in layer.tensors)
+        table.add_row(
+            layer.name,
+            f"{count:,}" if layer.tensors else "",
+            f"{layer.forward_s * 1e3:.3f}",
+            f"{layer.backward_s * 1e3:.3f}",
+            f"{left_s * 1e3:.3f}" if layer.tensors else "",
+        )
+        left_s = max(0.0, left_s - layer.backward_s)
+    table.add_row(
+        "total",
+        f"{workload.num_parameters:,}",
+        f"{workload.forward_s * 1e3:.3f}",
+        f"{workload.backward_s * 1e3:.3f}",
+        "",
+        style="bold",
+    )
+    return table
+
+
+def _told(measured: Profile) -> str:
+    return " ".join(
+        [
+            f"{measured.workload.batch} samples a step. Times of layers were multiplied by "
+            f"{measured.forward_factor:.3f} forward and {measured.backward_factor:.3f} backward, so that they add up to "
+            "passes without hooks. No gradient was complete more than "
+            f"{measured.ready_error_s * 1e3:.3f} ms from where the table has it.",
+            *measured.notes,
+        ]
+    )
+
+
+def _codec_table(codecs: tuple[CodecCost, ...]) -> RenderableType:
+    numbers = ("encode us", "+ us per MB", "decode us", "+ us per MB ")
+    table = plain_table("compressor", *numbers, numbers=numbers)
+    for codec in codecs:
+        startups = codec.encode_startup_s * 1e6, codec.decode_startup_s * 1e6
+        per_mb = codec.encode_byte_s * 1e12, codec.decode_byte_s * 1e12
+        table.add_row(
+            codec.compressor,
+            f"{startups[0]:.1f}",
+            f"{per_mb[0]:.1f}",
+            f"{startups[1]:.1f}",
+            f"{per_mb[1]:.1f}",
+        )
+    return table

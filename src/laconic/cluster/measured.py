@@ -1,0 +1,209 @@
+"""What `laconic probe` has measured on a cluster: how long operations take, by size.
+
+[measured]
+transport = "torch.distributed, cpu:gloo, 4 ranks"
+
+[[measured.curve]]
+kind = "all_reduce"              # or all_reduce(ring) and the like, all_gather, all_to_all, send
+world_size = 4
+issue = "35us"                   # what each further small one costs while others are under way
+sizes = [1024, 1048576, 67108864]
+seconds = [0.0003, 0.021, 1.3]
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from laconic.cluster.values import Number, Seconds, Several, Text, Whole, check_keys, read_tables
+from laconic.core.transport import all_gather_sent, all_reduce_sent, as_it_is_sent, shard_exchange_sent
+from laconic.errors import UsageError, did_you_mean, one_line
+
+KINDS = {
+    "all_reduce": all_reduce_sent,
+    "all_gather": all_gather_sent,
+    "all_to_all": shard_exchange_sent,
+    "send": as_it_is_sent,
+}
+"""What can be measured, and the bytes one rank sends for it, of (bytes, world size)."""
+_KIND = re.compile(r"(\w+)(?:\((\w+)\))?", re.ASCII)
+_LONGEST_S = 86_400.0
+_STARTUP_BYTES = 4096
+"""Smaller messages take as long as empty ones, so a curve that begins here or below says all about those."""
+_SIZES = Several(Whole(least=1, most=2**50), most=1024)
+_SECONDS = Several(Number(least=0, most=_LONGEST_S), most=1024)
+_PAIRS = Several(Several(Number(least=0, most=1e13), most=4096), most=4096)
+
+
+class Estimate(NamedTuple):
+    """How long something takes, and how well that is known."""
+
+    seconds: float
+    inside: bool
+    """Whether the size lies within those measured; if not, the estimate goes by how times grew between the last two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """How long one kind of operation takes among so many ranks, by size."""
+
+    kind: str
+    """all_reduce (the backend's own), all_reduce(ring) and the like, all_gather, all_to_all or send."""
+    world_size: int
+    sizes: tuple[int, ...]
+    """Bytes, ascending: of the tensor for all_reduce and all_to_all, of one rank's part for all_gather and send."""
+    seconds: tuple[float, ...]
+    """For each size, what the slowest rank took."""
+    issue_s: float = 0.0
+    """What each further small operation costs while others are under way: the part of start-up that nothing hides."""
+
+    def __post_init__(self) -> None:
+        where = f"measured curve {one_line(self.kind, 40)}"
+        _check_kind(self.kind)
+        read = {
+            "world_size": Whole(least=2, most=2**20).read(self.world_size, f"{where}: world_size"),
+            "sizes": _SIZES.read(self.sizes, f"{where}: sizes"),
+            "seconds": _SECONDS.read(self.seconds, f"{where}: seconds"),
+            "issue_s": Seconds(_LONGEST_S).read(self.issue_s, f"{where}: issue"),
+        }
+        for name, value in read.items():
+            object.__setattr__(self, name, value)
+        if len(self.sizes) != len(self.seconds):
+            raise UsageError(f"{where}: {len(self.sizes)} sizes but {len(self.seconds)} seconds. Give one per size.")
+        if any(low >= high for low, high in zip(self.sizes, self.sizes[1:], strict=False)):
+            raise UsageError(f"{where}: sizes must ascend, got {one_line(list(self.sizes), 80)}.")
+        if min(self.seconds) <= 0:
+            raise UsageError(f"{where}: seconds must be > 0, got {min(self.seconds)}.")
+
+    @property
+    def startup_s(self) -> float:
+        """What an operation on nothing takes: on the line through the first two sizes."""
+        if len(self.sizes) == 1:
+            return self.seconds[0]
+        (low, high), (low_s, high_s) = self.sizes[:2], self.seconds[:2]
+        per_byte_s = max(0.0, (high_s - low_s) / (high - low))
+        return max(0.0, low_s - low * per_byte_s)
+
+    @property
+    def plateau_bytes_per_s(self) -> float:
+        """Bytes per second that large sizes come to: between the last two."""
+        return 1 / self._last_byte_s
+
+    @property
+    def _last_byte_s(self) -> float:
+        if len(self.sizes) > 1 and self.seconds[-1] > self.seconds[-2]:
+            return (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+        # Times that do not grow are chance; what the largest size took as a whole is an upper bound.
+        return self.seconds[-1] / self.sizes[-1]
+
+    def estimate(self, nbytes: float) -> Estimate:
+        """How long `nbytes` take: on the line between the nearest sizes, or beyond the last two on theirs.
+
+        Below the first, where start-up is all that counts, as long as the first.
+        """
+        if nbytes <= self.sizes[0]:
+            return Estimate(self.seconds[0], nbytes == self.sizes[0] or self.sizes[0] <= _STARTUP_BYTES)
+        if nbytes > self.sizes[-1]:
+            return Estimate(self.seconds[-1] + (nbytes - self.sizes[-1]) * self._last_byte_s, False)
+        right = bisect_left(self.sizes, nbytes)
+        low, high = self.sizes[right - 1], self.sizes[right]
+        share = (nbytes - low) / (high - low)
+        return Estimate(self.seconds[right - 1] * (1 - share) + self.seconds[right] * share, True)
+
+    def sent_bytes(self, nbytes: int) -> int:
+        """Bytes one rank sends for an operation on `nbytes`."""
+        return KINDS[self.kind.partition("(")[0]](nbytes, self.world_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Everything a probe has found out."""
+
+    curves: tuple[Curve, ...]
+    transport: str = ""
+    """What carried the bytes, in words."""
+    pairs_bps: tuple[tuple[float, ...], ...] = ()
+    """Bits per second from each rank (row) to each other (column), measured one pair at a time; empty: not measured."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transport", Text().read(self.transport, "measured: transport"))
+        keys = [(curve.kind, curve.world_size) for curve in self.curves]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise UsageError(f"measured: there are two curves for {twice[0]} among {twice[1]} ranks. Remove one.")
+        if self.pairs_bps:
+            pairs = _PAIRS.read(self.pairs_bps, "measured: pairs_bps")
+            if any(len(row) != len(pairs) for row in pairs):
+                raise UsageError("measured: pairs_bps must have as many columns as rows, one for each rank.")
+            object.__setattr__(self, "pairs_bps", pairs)
+
+    def curve(self, kind: str, world_size: int | None = None) -> Curve | None:
+        """The curve of a kind; without a world size, that of the most ranks. None if it was not measured."""
+        _check_kind(kind)
+        found = [curve for curve in self.curves if curve.kind == kind and world_size in (None, curve.world_size)]
+        return max(found, key=lambda curve: curve.world_size, default=None)
+
+    def seconds(self, kind: str, nbytes: float, world_size: int | None = None) -> Estimate:
+        """How long an operation takes; raises UsageError if that kind was not measured."""
+        curve = self.curve(kind, world_size)
+        if curve is None:
+            among = f" among {world_size} ranks" if world_size is not None else ""
+            known = ", ".join(f"{curve.kind} among {curve.world_size}" for curve in self.curves)
+            raise UsageError(
+                f"{kind}{among} was not measured. Measured: {known or 'nothing'}. See laconic probe --help."
+            )
+        return curve.estimate(nbytes)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, object]) -> Measured:
+        """Read the table [measured] of a cluster file."""
+        where = "cluster TOML, measured"
+        check_keys(table, ("transport", "pairs_bps", "curve"), where)
+        curves: list[Curve] = []
+        for number, entry in enumerate(read_tables(table, "curve", where)):
+            there = f"{where}.curve {number}"
+            check_keys(entry, ("kind", "world_size", "issue", "sizes", "seconds"), there)
+            for key in ("kind", "world_size", "sizes", "seconds"):
+                if key not in entry:
+                    raise UsageError(f"{there}: {key} is missing. Needed: kind, world_size, sizes, seconds.")
+            curves.append(
+                Curve(
+                    kind=Text().read(entry["kind"], f"{there}.kind"),
+                    world_size=Whole(least=2, most=2**20).read(entry["world_size"], f"{there}.world_size"),
+                    sizes=_SIZES.read(entry["sizes"], f"{there}.sizes"),
+                    seconds=_SECONDS.read(entry["seconds"], f"{there}.seconds"),
+                    issue_s=Seconds(_LONGEST_S).read(entry.get("issue", 0.0), f"{there}.issue"),
+                )
+            )
+        return cls(
+            curves=tuple(curves),
+            transport=Text().read(table.get("transport", ""), f"{where}.transport"),
+            pairs_bps=_PAIRS.read(table["pairs_bps"], f"{where}.pairs_bps") if "pairs_bps" in table else (),
+        )
+
+    def to_lines(self, table: str) -> list[str]:
+        """What from_table reads, as the table of that name."""
+        lines = [f"[{table}]", f"transport = {Text().write(self.transport)}"]
+        if self.pairs_bps:
+            lines += ["pairs_bps = [", *(f"  {_PAIRS.of.write(row)}," for row in self.pairs_bps), "]"]
+        for curve in self.curves:
+            lines += [
+                f"[[{table}.curve]]",
+                f"kind = {Text().write(curve.kind)}",
+                f"world_size = {curve.world_size}",
+                f"issue = {Seconds().write(curve.issue_s)}",
+                f"sizes = {_SIZES.write(curve.sizes)}",
+                f"seconds = {_SECONDS.write(curve.seconds)}",
+            ]
+        return lines
+
+
+def _check_kind(kind: str) -> None:
+    match = _KIND.fullmatch(kind) if isinstance(kind, str) else None
+    if match is None or match[1] not in KINDS or (match[2] and match[1] != "all_reduce"):
+        known = (*KINDS, "all_reduce(ring)")
+        raise UsageError(f'measured: there is no kind "{one_line(kind, 40)}". {did_you_mean(str(kind), known)}')

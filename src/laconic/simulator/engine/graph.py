@@ -1,0 +1,215 @@
+"""Tasks and what they wait for, as arrays: built one by one, then run as often as wanted.
+
+A timed task takes a duration; a transfer takes as long as its flows need on the links they share. Either may want a
+resource, which it holds from its start to its end.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from laconic.cluster.fabric import Fabric
+from laconic.errors import UsageError, one_line
+from laconic.simulator.engine.flow_sets import Flows, FlowSets, LaidFlows, no_flows
+
+NOWHERE = -1
+"""In place of a resource: the task needs none."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Graph:
+    """Tasks, numbered from 0, with one entry per task in each array unless it says otherwise."""
+
+    duration_s: npt.NDArray[np.float64]
+    """Of a transfer: what comes after the last byte has left, its latency and the delay of its longest route."""
+    resource: npt.NDArray[np.int32]
+    priority: npt.NDArray[np.float64]
+    label: npt.NDArray[np.int64]
+    """Whatever the builder was given; the engine does not look at it."""
+    flow_set: npt.NDArray[np.int32]
+    """-1: a timed task."""
+    num_predecessors: npt.NDArray[np.int32]
+    first_successor: npt.NDArray[np.int64]
+    """Task t comes before successors[first_successor[t] : first_successor[t + 1]]."""
+    successors: npt.NDArray[np.int32]
+    resource_names: tuple[str, ...]
+    capacity: npt.NDArray[np.int64]
+    """Of each resource: how many tasks it takes at a time."""
+    flows: Flows
+    link_bytes: npt.NDArray[np.float64]
+    """Of each link of the fabric: what all transfers together send over it."""
+
+    @property
+    def num_tasks(self) -> int:
+        """How many tasks there are."""
+        return len(self.duration_s)
+
+
+class GraphBuilder:
+    """Takes tasks one by one; each gets the next number."""
+
+    def __init__(self) -> None:
+        self._resource_names: list[str] = []
+        self._capacity: list[int] = []
+        self._duration_s = array("d")
+        self._resource = array("i")
+        self._priority = array("d")
+        self._label = array("q")
+        self._flow_set = array("i")
+        self._later = array("i")
+        self._earlier = array("i")
+        self._flow_sets = FlowSets()
+
+    @property
+    def num_tasks(self) -> int:
+        """How many tasks it has so far."""
+        return len(self._duration_s)
+
+    def resource(self, name: str, capacity: int = 1) -> int:
+        """Something that only `capacity` tasks at a time can hold; gives its number."""
+        if capacity < 1:
+            raise UsageError(f'resource "{one_line(name, 80)}": capacity must be at least 1, got {capacity}.')
+        self._resource_names.append(name)
+        self._capacity.append(capacity)
+        return len(self._capacity) - 1
+
+    def timed(
+        self,
+        duration_s: float,
+        *,
+        resource: int = NOWHERE,
+        priority: float = 0.0,
+        after: Iterable[int] = (),
+        label: int = 0,
+    ) -> int:
+        """A task that takes this long, when all of `after` have ended and it has got its resource; gives its number.
+
+        Of the tasks that wait for a resource, the one with the lowest priority is first, then the one with the lowest
+        number.
+        """
+        if not 0.0 <= duration_s < math.inf:  # so, because it also refuses NaN
+            raise UsageError(
+                f"task {self.num_tasks}: duration_s must be finite and not negative, got {duration_s}.",
+            )
+        return self._add(duration_s, resource, priority, after, label, -1)
+
+    def transfer(
+        self,
+        sources: npt.ArrayLike,
+        destinations: npt.ArrayLike,
+        nbytes: npt.ArrayLike,
+        *,
+        latency_s: float = 0.0,
+        resource: int = NOWHERE,
+        priority: float = 0.0,
+        after: Iterable[int] = (),
+        label: int = 0,
+    ) -> int:
+        """Flows that begin together, one from each source to its destination; gives the task's number.
+
+        It ends when the last flow has left its source, and `latency_s` and the delay of the longest route have passed.
+        A flow to itself or of no bytes takes no bandwidth. `nbytes` may be one number for all flows.
+        """
+        task = self.num_tasks
+        if not 0.0 <= latency_s < math.inf:
+            raise UsageError(f"task {task}: latency_s must be finite and not negative, got {latency_s}.")
+        ends = [_devices(task, "sources", sources), _devices(task, "destinations", destinations)]
+        sizes = np.asarray(nbytes, dtype=np.float64)
+        if sizes.ndim == 0:
+            sizes = np.full(len(ends[0]), sizes)
+        if not len(ends[0]) == len(ends[1]) == len(sizes):
+            raise UsageError(
+                f"task {task}: a transfer needs as many sources as destinations and sizes, got {len(ends[0])}, "
+                f"{len(ends[1])} and {len(sizes)}."
+            )
+        wrong = ~((sizes >= 0) & (sizes < math.inf))
+        if wrong.any():
+            raise UsageError(f"task {task}: nbytes must be finite and not negative, got {sizes[wrong][0]}.")
+        # Registered last: a task that is refused leaves nothing behind.
+        added = self._add(latency_s, resource, priority, after, label, -1)
+        self._flow_set[added] = self._flow_sets.add(*ends, sizes)
+        return added
+
+    def after(self, task: int, earlier: int) -> None:
+        """Let `task` wait for `earlier` too, which may have been added later."""
+        for number in (task, earlier):
+            if not 0 <= number < self.num_tasks:
+                raise UsageError(f"after({task}, {earlier}): there is no task {number} yet, only {self.num_tasks}.")
+        if task == earlier:
+            raise UsageError(f"after({task}, {earlier}): a task cannot wait for itself.")
+        self._later.append(task)
+        self._earlier.append(earlier)
+
+    def build(self, fabric: Fabric | None = None) -> Graph:
+        """The tasks so far, with their flows on the links of `fabric`."""
+        flow_set = np.array(self._flow_set, dtype=np.int32)
+        duration_s = np.array(self._duration_s, dtype=np.float64)
+        laid = LaidFlows(no_flows(), np.empty(0), np.empty(0))
+        if fabric is not None:
+            laid = self._flow_sets.lay(fabric)
+        elif len(self._flow_sets):
+            raise UsageError(
+                f"task {int(np.flatnonzero(flow_set >= 0)[0])} is a transfer, and there is nothing to send it over: "
+                "give build() a fabric."
+            )
+        transfers = flow_set >= 0
+        duration_s[transfers] += laid.delay_s[flow_set[transfers]]
+        later, earlier = np.array(self._later, dtype=np.int32), np.array(self._earlier, dtype=np.int32)
+        num_successors = np.bincount(earlier, minlength=self.num_tasks)
+        return Graph(
+            duration_s=duration_s,
+            resource=np.array(self._resource, dtype=np.int32),
+            priority=np.array(self._priority, dtype=np.float64),
+            label=np.array(self._label, dtype=np.int64),
+            flow_set=flow_set,
+            num_predecessors=np.bincount(later, minlength=self.num_tasks).astype(np.int32),
+            first_successor=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(num_successors)]),
+            successors=later[np.argsort(earlier, kind="stable")],
+            resource_names=tuple(self._resource_names),
+            capacity=np.array(self._capacity, dtype=np.int64),
+            flows=laid.flows,
+            link_bytes=laid.link_bytes,
+        )
+
+    def _add(
+        self, duration_s: float, resource: int, priority: float, after: Iterable[int], label: int, flow_set: int
+    ) -> int:
+        task = len(self._duration_s)
+        if not NOWHERE <= resource < len(self._capacity):
+            raise UsageError(
+                f"task {task}: there is no resource {resource}, only {len(self._capacity)} of them so far. Use the "
+                "number that resource() gave, or NOWHERE."
+            )
+        if math.isnan(priority):
+            raise UsageError(f"task {task}: priority must be a number, got {priority}.")
+        num_edges = len(self._later)
+        for earlier in after:
+            if not 0 <= earlier < task:
+                del self._later[num_edges:], self._earlier[num_edges:]
+                raise UsageError(
+                    f"task {task}: it cannot come after task {earlier}, which is not there yet. Add that one first, or "
+                    "say so later with after()."
+                )
+            self._later.append(task)
+            self._earlier.append(earlier)
+        self._duration_s.append(duration_s)
+        self._resource.append(resource)
+        self._priority.append(priority)
+        self._label.append(label)
+        self._flow_set.append(flow_set)
+        return task
+
+
+def _devices(task: int, name: str, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    found = np.asarray(devices)
+    if found.ndim != 1 or not (found.dtype.kind in "iu" or not len(found)):
+        raise UsageError(f"task {task}: {name} must be a sequence of device numbers, got {one_line(devices, 80)}.")
+    if len(found) and found.min() < 0:
+        raise UsageError(f"task {task}: {name} must not be negative, got {found.min()}.")
+    return found.astype(np.int64)

@@ -1,0 +1,5 @@
+"""What a move on the network costs: from formulas and measured tables, or flow by flow."""
+
+from laconic.simulator.network.contract import LINK, Network, Passage
+
+__all__ = ["LINK", "Network", "Passage"]

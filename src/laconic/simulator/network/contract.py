@@ -1,0 +1,47 @@
+"""What a network tells the simulator: which parts of it a move keeps busy, for how long, and what passes besides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from laconic.core.exchange import Move
+
+LINK = "network"
+"""The links between hosts, which one exchange after the other keeps busy."""
+INSIDE = "inside hosts"
+"""What connects the devices of one host."""
+UP, DOWN = "to servers", "from servers"
+"""The two directions of links to servers that have hosts of their own."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One stretch of a move: t = latency_s + busy_s, of which others may use the same links during latency_s."""
+
+    where: str
+    """The part of the network that nobody else can use meanwhile."""
+    busy_s: float
+    latency_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes by itself."""
+        return self.busy_s + self.latency_s
+
+
+class Network(Protocol):
+    """Prices moves among a number of equal ranks; the same move always costs the same."""
+
+    def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
+        """The stretches of a move among so many ranks, one after the other."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """What was asked for and is not known well, in sentences."""
+        ...
+
+
+def seconds(network: Network, move: Move, world_size: int, num_servers: int = 0) -> float:
+    """How long a move takes when nothing else is under way."""
+    return sum(passage.seconds for passage in network.passages(move, world_size, num_servers))

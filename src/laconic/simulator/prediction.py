@@ -1,0 +1,77 @@
+"""What a simulation says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from laconic.core.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Where most steps lie when compute times vary."""
+
+    low_s: float
+    """5% of steps are shorter."""
+    median_s: float
+    high_s: float
+    """5% of steps are longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One strategy on one workload and one cluster."""
+
+    strategy: str
+    workload: str
+    cluster: str
+    workers: int
+    step_s: float
+    """Of a steady step, on average over as many as repeat."""
+    compute_s: float
+    """What a rank computes in a step, the slowest if they differ."""
+    samples_per_s: float
+    wire_bytes: int
+    """Payload bytes one rank sends per step."""
+    busy: dict[str, float] = field(default_factory=dict)
+    """Share of the time in which each part of the network is busy."""
+    because: tuple[tuple[str, float], ...] = ()
+    """What the steps' time goes to along the critical path: words and share, the largest first."""
+    spread: Spread | None = None
+    plans: tuple[Plan, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication that compute waits for, per step."""
+        return max(0.0, self.step_s - self.compute_s)
+
+    @property
+    def efficiency(self) -> float:
+        """Samples per second and worker, relative to one worker that does not communicate."""
+        return self.compute_s / self.step_s if self.step_s else 1.0
+
+    def in_words(self) -> str:
+        """The critical path in a sentence."""
+        parts = [f"{share:.0%} {words}" for words, share in self.because[:3] if share >= 0.01]
+        return f"Of a step {', '.join(parts)}." if parts else "A step takes no time."
+
+    def as_json(self) -> dict[str, object]:
+        """Everything but the plans, for programs."""
+        spread = self.spread
+        return {
+            "strategy": self.strategy,
+            "workload": self.workload,
+            "cluster": self.cluster,
+            "workers": self.workers,
+            "step_s": self.step_s,
+            "compute_s": self.compute_s,
+            "exposed_s": self.exposed_s,
+            "samples_per_s": self.samples_per_s,
+            "efficiency": self.efficiency,
+            "wire_bytes": self.wire_bytes,
+            "busy": dict(self.busy),
+            "critical_path": [{"what": words, "share": share} for words, share in self.because],
+            "spread_s": None if spread is None else [spread.low_s, spread.median_s, spread.high_s],
+            "warnings": list(self.warnings),
+        }

@@ -1,0 +1,148 @@
+"""Hooks that see which layer of a model computes when, in both passes, and when gradients are complete.
+
+A layer is a module without children or with parameters of its own. In the forward pass its time lasts from its call to
+the next layer's, so that functions between two modules belong to the module before them. In the backward pass a layer
+begins where autograd comes to the node that made its output, or to the node that made the next layer's input: so what
+belongs to a layer in one pass belongs to it in the other. Nodes are hooked and not tensors or modules, because
+modules that work in place could not be hooked otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from types import TracebackType
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from laconic.workload.device_time import Mark
+
+WHOLE_MODEL = "model"
+"""What the model itself is called where it is a layer, or where nothing in it is one."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Something seen in a pass."""
+
+    kind: Literal["layer", "ready"]
+    name: str
+    """Of the layer that begins to compute, or of the parameter whose gradient is complete."""
+    mark: Mark
+
+
+class LayerWatch:
+    """What is seen of one step while the `with` block lasts; afterwards the model is as it was.
+
+    with LayerWatch(model, mark) as watch:
+        loss = ...
+        watch.turn(loss)
+        loss.backward()
+    """
+
+    def __init__(self, model: nn.Module, mark: Callable[[], Mark]) -> None:
+        self._model = model
+        self._mark = mark
+        self.forward: list[Sight] = []
+        """Layers, in the order in which they were called."""
+        self.backward: list[Sight] = []
+        """Layers and gradients, in the order in which autograd came to them."""
+        self._sights = self.forward
+        self._layer: str | None = None
+        self._inside: list[str] = []
+        # Kept while the pass lasts: a node that nobody holds comes back as another object.
+        self._nodes: dict[Node, RemovableHandle] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> LayerWatch:
+        for name, module in self._model.named_modules():
+            if is_layer(module):
+                before, after = self._hooks(name or WHOLE_MODEL)
+                self._handles += [
+                    module.register_forward_pre_hook(before, with_kwargs=True),
+                    # Also where the call is cut short, as checkpointing does once it has recomputed what it needs.
+                    module.register_forward_hook(after, always_call=True),
+                ]
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._ready(name)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A hook on a node and the list of nodes here would keep each other alive.
+        for handle in (*self._nodes.values(), *self._handles):
+            handle.remove()
+        self._nodes.clear()
+        self._handles.clear()
+
+    def turn(self, loss: torch.Tensor) -> None:
+        """The forward pass is over, the backward pass comes next; it begins with the last layer's functions."""
+        last = self._layer or WHOLE_MODEL
+        if not self.forward:
+            self._see(last)
+        self._sights = self.backward
+        self._see(last)
+        self._begins_with(loss, last)
+
+    def _see(self, layer: str) -> None:
+        self._sights.append(Sight("layer", layer, self._mark()))
+
+    def _begins_with(self, values: object, layer: str) -> None:
+        """In the backward pass, `layer` begins where these values' gradients are complete."""
+        for tensor in tensors_in(values):
+            node = tensor.grad_fn
+            # The first to claim a node has made it: a module that hands its input on has not.
+            if node is not None and node not in self._nodes:
+                self._nodes[node] = node.register_prehook(lambda gradients: self._see(layer))
+
+    def _hooks(
+        self, layer: str
+    ) -> tuple[
+        Callable[[nn.Module, tuple[object, ...], dict[str, object]], None],
+        Callable[[nn.Module, tuple[object, ...], object], None],
+    ]:
+        def before(module: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
+            self._begins_with((arguments, named), self._layer or layer)
+            self._inside.append(layer)
+            self._layer = layer
+            self._see(layer)
+
+        def after(module: nn.Module, arguments: tuple[object, ...], outputs: object) -> None:
+            self._begins_with(outputs, layer)
+            self._inside.pop()
+            if self._inside:
+                # What the layer around this one does by itself is its own time again.
+                self._layer = self._inside[-1]
+                self._see(self._layer)
+
+        return before, after
+
+    def _ready(self, name: str) -> Callable[[torch.Tensor], None]:
+        return lambda parameter: self._sights.append(Sight("ready", name, self._mark()))
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether a module's time is told by itself."""
+    has_children = next(module.children(), None) is not None
+    return not has_children or next(module.parameters(recurse=False), None) is not None
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """All tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name))
