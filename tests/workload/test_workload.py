@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from laconic.core.tensor import TensorSpec
 from laconic.errors import UsageError
-from laconic.workload import DTYPES, Layer, TensorShape, Workload, workload
+from laconic.workload import DTYPES, CodecCost, Layer, TensorShape, Workload, workload
 
 EXAMPLE: dict[str, Any] = {
     "name": "example",
@@ -33,6 +33,16 @@ EXAMPLE: dict[str, Any] = {
         {"name": "relu", "forward_s": 0, "backward_s": 1e-4},
         {"name": "last", "forward_s": 0.003, "backward_s": 0.004, "tensors": [{"name": "scale", "shape": [5]}]},
     ],
+}
+
+
+CODEC: dict[str, Any] = {
+    "compressor": "int8",
+    "encode_startup_s": 1e-5,
+    "encode_byte_s": 2e-10,
+    "decode_startup_s": 3e-5,
+    "decode_byte_s": 4e-10,
+    "source": "made up",
 }
 
 
@@ -71,6 +81,15 @@ def test_gradients_are_ready_last_layer_first_and_within_a_layer_as_listed() -> 
     assert job.gradient_bytes == sum(tensor.nbytes for tensor in job.tensors) == 2 * 29
 
 
+def test_what_compressors_cost() -> None:
+    job = Workload.from_json(changed("codecs", [CODEC]))
+    assert job.codecs == (CodecCost(**CODEC),)
+    assert job.codecs[0].encode_s(1e6) == pytest.approx(1e-5 + 2e-4)
+    assert job.codecs[0].decode_s(1e6) == pytest.approx(3e-5 + 4e-4)
+    assert job.scaled(compute_s=1.0).codecs == job.codecs
+    assert Workload.from_json(json.dumps(EXAMPLE)).codecs == ()
+
+
 def test_scaled_keeps_proportions_and_says_so() -> None:
     job = Workload.from_json(json.dumps(EXAMPLE))
     slow = job.scaled(compute_s=2.02)
@@ -99,6 +118,18 @@ names = st.text(min_size=1, max_size=12).filter(str.strip)
 times = st.floats(0, 3600, allow_nan=False)
 
 
+bytes_s = st.floats(0, 1e-3, allow_nan=False)
+codecs = st.builds(
+    CodecCost,
+    compressor=names,
+    encode_startup_s=times,
+    encode_byte_s=bytes_s,
+    decode_startup_s=times,
+    decode_byte_s=bytes_s,
+    source=names,
+)
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     layer_names = draw(st.lists(names, min_size=1, max_size=5, unique=True))
@@ -123,6 +154,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         ),
         source=draw(names),
         dtype=draw(st.sampled_from(list(DTYPES.values()))),
+        codecs=tuple(draw(st.lists(codecs, max_size=3, unique_by=lambda codec: codec.compressor))),
     )
 
 
@@ -198,6 +230,21 @@ FIRST = "layers/0/tensors/0"
             'tensor "first.bias": every entry of shape must be a whole number >= 0, got -4.',
         ),
         (changed(f"{FIRST}/shape", [2**40, 2**40]), "shape must give at most"),
+        (
+            changed("codecs", {}),
+            'codecs must be a list of objects {"compressor": ..., "encode_startup_s": ...}, got {}.',
+        ),
+        (changed("codecs", [CODEC, CODEC]), 'two codecs are called "int8". Keep one.'),
+        (changed("codecs", [{**CODEC, "speed": 1}]), 'codecs[0]: there is no key "speed".'),
+        (changed("codecs", [{"compressor": "int8"}]), 'codecs[0]: "encode_startup_s" is missing.'),
+        (changed("codecs", [{**CODEC, "compressor": 8}]), "codecs[0].compressor must be text in quotes, got 8."),
+        (changed("codecs", [{**CODEC, "compressor": ""}]), "a codec's compressor must be text that is not empty"),
+        (changed("codecs", [{**CODEC, "source": " "}]), 'codec "int8": source is empty.'),
+        (
+            changed("codecs", [{**CODEC, "encode_byte_s": 0.5}]),
+            'codec "int8": encode_byte_s must be between 0 and 0.001 seconds, got 0.5.',
+        ),
+        (changed("codecs", [{**CODEC, "decode_startup_s": math.nan}]), "decode_startup_s must be between 0 and 86400"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(text: str, told: str) -> None:
@@ -214,7 +261,7 @@ def test_a_dtype_that_is_no_gradient_is_refused() -> None:
 
 
 PATHS = ["name", "batch", "dtype", "source", "layers", "layers/1", "layers/1/name", "layers/0/forward_s"]
-PATHS += ["layers/0/tensors", FIRST, f"{FIRST}/name", f"{FIRST}/shape", f"{FIRST}/shape/0", "num_parameters"]
+PATHS += ["codecs", "layers/0/tensors", FIRST, f"{FIRST}/name", f"{FIRST}/shape", f"{FIRST}/shape/0", "num_parameters"]
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

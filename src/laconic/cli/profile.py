@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import torch
 import tyro
 
 from laconic.cli.terminal import emit_json, emit_sections, plain_table
@@ -24,6 +25,7 @@ from laconic.errors import UsageError
 from laconic.experiments.codec_costs import measured_codec
 from laconic.strategy import Strategy
 from laconic.workload import CodecCost, Workload
+from laconic.workload.device_time import DeviceTime
 from laconic.workload.profiler import Profile, profile
 from laconic.workload.script import explained, load_subject, script_path
 
@@ -40,13 +42,13 @@ class Arguments:
     output: Annotated[str | None, tyro.conf.arg(metavar="FILE.json")] = None
     """Where to keep the workload. Left out: it is only shown."""
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """What to call the workload. Left out: as the function is called."""
+    """What to call the workload. Left out: as script and function are called."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure; model and batch are moved there."""
     steps: Annotated[int, tyro.conf.arg(metavar="N")] = 10
     """Steps to measure with hooks, and as many without; a few more come first and do not count."""
     compressor: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="COMPRESSOR")] = ()
-    """Measure encoding and decoding of this too, e.g. int8 or "topk(density=0.01) + error_feedback"; repeat for several."""
+    """Measure encoding and decoding of this too: int8, "topk(density=0.01) + error_feedback"; repeat for several."""
     json: bool = False
     """Print JSON instead of tables."""
 
@@ -54,7 +56,10 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     """Measure, keep, print."""
     output = None if arguments.output is None else _checked(Path(arguments.output))
-    compressors = [_compressor(text) for text in arguments.compressor]
+    compressors = list(dict.fromkeys(_compressor(text) for text in arguments.compressor))
+    if arguments.steps < 1:
+        raise UsageError(f"profile: --steps must be >= 1, got {arguments.steps}.")
+    DeviceTime(torch.device(arguments.device))  # refuses a device that is not there, before anything is loaded
     measured = _profiled(arguments)
     if compressors:
         codecs = tuple(
@@ -86,14 +91,10 @@ def _compressor(text: str) -> Compressor:
 
 
 def _profiled(arguments: Arguments) -> Profile:
-    subject = load_subject(arguments.script)
-    with explained(arguments.script, script_path(arguments.script)):
-        return profile(
-            subject,
-            name=arguments.name or arguments.script.rpartition(":")[2],
-            device=arguments.device,
-            steps=arguments.steps,
-        )
+    subject, path = load_subject(arguments.script), script_path(arguments.script)
+    name = arguments.name or f"{path.stem}:{arguments.script.rpartition(':')[2]}"
+    with explained(arguments.script, path):
+        return profile(subject, name=name, device=arguments.device, steps=arguments.steps)
 
 
 def _write(path: Path, workload: Workload) -> None:
@@ -145,8 +146,8 @@ def _told(measured: Profile) -> str:
     return " ".join(
         [
             f"{measured.workload.batch} samples a step. Times of layers were multiplied by "
-            f"{measured.forward_factor:.3f} forward and {measured.backward_factor:.3f} backward, so that they add up to "
-            "passes without hooks. No gradient was complete more than "
+            f"{measured.forward_factor:.3f} forward and {measured.backward_factor:.3f} backward, so that they add up "
+            "to passes without hooks. Seen through hooks, no gradient was complete more than "
             f"{measured.ready_error_s * 1e3:.3f} ms from where the table has it.",
             *measured.notes,
         ]

@@ -152,13 +152,14 @@ class Cluster:
         most = max(kinds, key=lambda link: len(kinds[link]))
         devices = f" of {self.devices_per_host} devices (inside {self.inside})" if self.inside else ""
         nics = f"{self.nics} x " if self.nics > 1 else ""
-        others = [f"{_hosts(hosts)}: {link}" for link, hosts in kinds.items() if link != most]
+        others = [f"{_hosts(of_kind)}: {link}" for link, of_kind in kinds.items() if link != most]
         speeds: dict[float, list[int]] = {}
         for host, speed in enumerate(self.speeds):
             speeds.setdefault(speed, []).append(host)
-        others += [f"{_hosts(hosts)}: computes at {speed:g}" for speed, hosts in speeds.items() if speed != 1]
+        others += [f"{_hosts(alike)}: computes at {speed:g}" for speed, alike in speeds.items() if speed != 1]
         topology = [self.topology.describe()] if self.topology.describe() else []
-        return "; ".join([f"{self.num_hosts} hosts{devices} at {nics}{most}", *others, *topology])
+        hosts = "1 host" if self.num_hosts == 1 else f"{self.num_hosts} hosts"
+        return "; ".join([f"{hosts}{devices} at {nics}{most}", *others, *topology])
 
 
 def _hosts(hosts: list[int]) -> str:

@@ -198,7 +198,7 @@ def write(cluster: Cluster, table: str) -> str:
             lines += [f"speed = {speed!r}"] if speed != 1 else []
     if cluster.measured is not None:
         lines += cluster.measured.to_lines(f"{prefix}measured")
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"\n{line}\n" if index and line.startswith("[") else f"{line}\n" for index, line in enumerate(lines))
 
 
 def _link_lines(link: Link, *, bandwidth_key: str = "bandwidth") -> list[str]:

@@ -30,7 +30,7 @@ KINDS = {
     "send": as_it_is_sent,
 }
 """What can be measured, and the bytes one rank sends for it, of (bytes, world size)."""
-_KIND = re.compile(r"(\w+)(?:\((\w+)\))?", re.ASCII)
+_NAMED_SUM = re.compile(r"all_reduce\(\w{1,100}\)", re.ASCII)
 _LONGEST_S = 86_400.0
 _STARTUP_BYTES = 4096
 """Smaller messages take as long as empty ones, so a curve that begins here or below says all about those."""
@@ -52,7 +52,8 @@ class Curve:
     """How long one kind of operation takes among so many ranks, by size."""
 
     kind: str
-    """all_reduce (the backend's own), all_reduce(ring) and the like, all_gather, all_to_all or send."""
+    """all_reduce (the backend's own), all_reduce(ring) and the like, all_gather, all_to_all, or send: every rank to the
+    next. send(inside) goes round within each host, send(between) from host to host."""
     world_size: int
     sizes: tuple[int, ...]
     """Bytes, ascending: of the tensor for all_reduce and all_to_all, of one rank's part for all_gather and send."""
@@ -203,7 +204,6 @@ class Measured:
 
 
 def _check_kind(kind: str) -> None:
-    match = _KIND.fullmatch(kind) if isinstance(kind, str) else None
-    if match is None or match[1] not in KINDS or (match[2] and match[1] != "all_reduce"):
-        known = (*KINDS, "all_reduce(ring)")
+    known = (*KINDS, "all_reduce(ring)", "send(inside)", "send(between)")
+    if kind not in known and not (isinstance(kind, str) and _NAMED_SUM.fullmatch(kind)):
         raise UsageError(f'measured: there is no kind "{one_line(kind, 40)}". {did_you_mean(str(kind), known)}')

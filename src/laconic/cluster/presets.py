@@ -1,8 +1,8 @@
 """Clusters known by a name. Bandwidths are those of public data sheets and standards; delays are assumptions.
 
-    delay of a link between hosts    25 us: a small message over kernel TCP crosses two in some 50 us
-                                      2 us: over InfiniBand or RDMA
-    delay inside a host               1 us
+delay of a link between hosts    25 us: a small message over kernel TCP crosses two in some 50 us
+                                  2 us: over InfiniBand or RDMA
+delay inside a host               1 us
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _cloud_100g(hosts: int) -> Cluster:
         links=(Link(bandwidth_bps=100e9, delay_s=_TCP_S),) * hosts,
         devices_per_host=8,
         inside=Link(bandwidth_bps=1200e9, delay_s=_INSIDE_S),
-        source="100 Gbit/s per host and NVLink 2 with 300 GB/s per V100, both directions together, as Amazon states for "
-        f"p3dn.24xlarge; {_TCP_ASSUMED}",
+        source="100 Gbit/s per host and NVLink 2 with 300 GB/s per V100, both directions together, as Amazon states "
+        f"for p3dn.24xlarge; {_TCP_ASSUMED}",
     )
 
 
@@ -57,8 +57,8 @@ def _dgx_h100(hosts: int) -> Cluster:
         inside=Link(bandwidth_bps=3600e9, delay_s=_INSIDE_S),
         nics=8,
         topology=Rail(oversubscription=1.0, delay_s=_INSIDE_S),
-        source="Eight ConnectX-7 with 400 Gbit/s each and NVLink 4 with 900 GB/s per GPU, both directions together, as in "
-        "NVIDIA's data sheet of DGX H100; rails without oversubscription and delays of 1 to 2 us are assumed.",
+        source="Eight ConnectX-7 with 400 Gbit/s each and NVLink 4 with 900 GB/s per GPU, both directions together, "
+        "as in NVIDIA's data sheet of DGX H100; rails without oversubscription and delays of 1 to 2 us are assumed.",
     )
 
 

@@ -81,7 +81,7 @@ def measured_codec(
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], float]:
-    """Startup a and slope b of the line through (bytes, seconds), and its largest relative distance from any of them."""
+    """Startup a and slope b of the line through (bytes, seconds), and its largest relative distance from any."""
     points = [(x, max(t, _SHORTEST_S)) for x, t in points]
     weights = [t**-2 for _, t in points]
 

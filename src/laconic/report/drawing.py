@@ -6,9 +6,11 @@ places      [{"link", "links", "label"}]
 rows        [{"run", "strategy", "place", ...}]        the first three are positions in the lists above
 curves      [{"run", "strategy", "place", "step", "loss", "seconds", "bytes"}]
 targets     [{"run", "loss"}]
-timelines   [{"run", "strategy", "place", "step", "ms", "ranks": {RANK: [[kind, start, duration, bucket, bytes, lane]]}}]
-                                                       kind is a position in KINDS; times in milliseconds
-"""  # noqa: E501 - one line per list
+timelines   [{"run", "strategy", "place", "step", "ranks": {RANK: {"words", "begin", "ms", "spans": [SPAN]}}}]
+                                                       SPAN = [kind, start, duration, bucket, bytes, lane, age, half];
+                                                       kind is a position in KINDS; times in milliseconds; age as in
+                                                       timeline.py
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from laconic.errors import LaconicError
+from laconic.report.in_words import in_words
 from laconic.report.results import TORCH_DDP, Links, Results, Row
 from laconic.report.timeline import COMMUNICATION_KINDS, TRAINING_KINDS, Span, StepTimeline
 from laconic.units import parse_quantity
@@ -176,14 +179,22 @@ def _timeline(timeline: StepTimeline) -> dict[str, object]:
     ranks = dict(list(timeline.ranks.items())[:_SHOWN_RANKS])
     return {
         "step": timeline.step,
-        "ms": round(timeline.duration_s * 1e3, 3),
-        "ranks": {str(rank): [_span(span) for span in spans] for rank, spans in ranks.items()},
+        "ranks": {
+            str(rank): {
+                "words": in_words(step, timeline.step, timeline.strategy),
+                "begin": round(step.begin_s * 1e3, 3),
+                "ms": round(step.duration_s * 1e3, 3),
+                "spans": [_span(span) for span in step.spans],
+            }
+            for rank, step in ranks.items()
+        },
     }
 
 
 def _span(span: Span) -> list[object]:
     start_ms, duration_ms = round(span.start_s * 1e3, 3), round(span.duration_s * 1e3, 3)
-    return [KINDS.index(span.kind), start_ms, duration_ms, span.bucket, span.wire_bytes, span.lane]
+    about = [span.bucket, span.wire_bytes, span.lane, span.age, span.half]
+    return [KINDS.index(span.kind), start_ms, duration_ms, *about]
 
 
 def _shortened(name: str) -> str:

@@ -37,7 +37,8 @@ class Recording:
     turns: list[Event] = field(default_factory=list)
     alone_s: list[float] = field(default_factory=list)
     optimizer_s: list[float] = field(default_factory=list)
-    waits: dict[int, Event] = field(default_factory=dict)
+    waits: dict[int, list[Event]] = field(default_factory=dict)
+    """By step; several where layers wait one by one."""
     local_work: dict[int, list[Event]] = field(default_factory=dict)
     """Encoding and decoding, by step."""
 
@@ -52,7 +53,7 @@ class Recording:
         elif event.kind == "optimizer" and event.step >= WARM_STEPS:
             self.optimizer_s.append(event.duration_s)
         elif event.kind == "wait":
-            self.waits[event.step] = event
+            self.waits.setdefault(event.step, []).append(event)
         elif event.kind in ("encode", "decode"):
             self.local_work.setdefault(event.step, []).append(event)
 
@@ -84,8 +85,8 @@ class Recording:
     def encode_s(self) -> float:
         """Median over steps of the waiting that was encoding and decoding."""
         shares = [
-            sum(_overlap_s(wait, work) for work in self.local_work.get(step, []))
-            for step, wait in self.waits.items()
+            sum(_overlap_s(wait, work) for wait in waits for work in self.local_work.get(step, []))
+            for step, waits in self.waits.items()
             if step >= WARM_STEPS
         ]
         return statistics.median(shares) if shares else 0.0
@@ -161,7 +162,7 @@ def _row(
     recording: Recording, baseline: Recording | None, links: Links, target_loss: float | None, equal_steps: int
 ) -> Row:
     timed = [event.duration_s for event in recording.iterations]
-    strategy = _strategy(recording.strategy)
+    strategy = strategy_of(recording.strategy)
     rests = strategy is not None and strategy.synchronization.rounds_per_step() < 1
     warm = WARM_STEPS if strategy is None else max(WARM_STEPS, strategy.scheduling.settles_after)
     if rests and len(recording.turns) > 1:
@@ -204,7 +205,7 @@ def _row(
     )
 
 
-def _strategy(name: str) -> Strategy | None:
+def strategy_of(name: str) -> Strategy | None:
     """The strategy of that text; None if it is torch's own or one that another version knew."""
     if name in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values()):
         return None

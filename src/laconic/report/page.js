@@ -419,83 +419,148 @@
 
   // Timeline: lanes with a height in pixels, block under block
 
-  const TITLE = 22;
-  const TRAINING = 21;
-  const LANE = 8;
-  const BLOCK = 16;
+  const TITLE = 20;
+  const TRAINING = 22;
+  const CODING = 8;
+  const BLOCK = 22;
+  // Lanes that can be read, unless there are too many of them.
+  const laneHeight = (number) => (number <= 12 ? 14 : 7);
+  const CHARACTER = 6;
 
-  function timelineFigure() {
+  // The longest of some texts, given by falling length, that has room in so many pixels.
+  const fitting = (room, ...choices) => choices.find((text) => text.length * CHARACTER + 8 <= room) || "";
+
+  // One bar of a block: where it is, what stands on it, what hovering tells.
+  function timelineBar(item, span, place, perMs, from) {
+    const { kind, start, took, bucket, sent, age, half } = span;
+    const begin = Math.max(start, from);
+    const shown = start + took - begin;
+    const room = shown * perMs;
+    const size = sent === null ? "" : bytes(sent);
+    const part = half === null ? "" : half === 1 ? ", first half" : ", second half";
+    let [ink, text, what] = [kind, "", kind];
+    if (kind === "wait") {
+      [ink, what] = ["wait", bucket === null ? "waiting" : `waiting for bucket ${bucket}`];
+      text = bucket === null ? fitting(room, "waits") : fitting(room, `waits for bucket ${bucket}`, `bucket ${bucket}`, `${bucket}`);
+    } else if (kind === "exchange") {
+      ink = age < 0 ? "earlier" : kind;
+      what = `exchange of bucket ${bucket}${part}`;
+      if (place.height > 10) text = fitting(room, `${bucket}: ${size}`, `${bucket}`);
+    } else if (kind === "encode" || kind === "decode") what = `${kind} bucket ${bucket}`;
+    else if (age > 0) [text, what] = [fitting(room, `next ${kind}`, kind), `${kind} of the next step`];
+    else text = fitting(room, kind);
+    const lines = [`<b>${what}</b> ${ms(took)} ms`, `from ${ms(start)} to ${ms(start + took)} ms`];
+    if (kind !== "wait" && age < 0) lines.push("of the step before");
+    if (size && kind === "exchange") lines.push(`sends ${size}`);
+    return { kind, ink, x: shown, base: begin, y: place.top + place.height / 2, width: place.height, text, age, words: hover(item, ...lines) };
+  }
+
+  function timelineFigure(name) {
     const ofRun = here(D.timelines).filter((item) => item.run === state.run);
     const items = ofRun.filter((item) => item.ranks[state.rank]);
     if (!items.length) return null;
-    const bars = new Map(D.kinds.map((kind) => [kind, { x: [], base: [], y: [], width: [], text: [], words: [] }]));
+    const narrow = isNarrow(name);
+    const read = ([kind, start, took, bucket, sent, lane, age, half]) => ({
+      kind: D.kinds[kind], start, took, bucket, sent, lane, age, half,
+    });
+    const steps = items.map((item) => ({ item, ...item.ranks[state.rank], spans: item.ranks[state.rank].spans.map(read) }));
+    const most = Math.max(...steps.flatMap(({ spans }) => spans.map(({ start, took }) => start + took)));
+    const perMs = (width(name) - (narrow ? 20 : 95)) / (most * 1.01);
+    const lettersPerLine = Math.floor(width(name) / 6.6);
+    const bars = [];
     const titles = [];
+    const shapes = [];
+    const ticks = { tickvals: [], ticktext: [] };
+    const label = (y, text) => {
+      ticks.tickvals.push(y);
+      ticks.ticktext.push(text);
+    };
     let y = 0;
-    let most = 0;
-    for (const item of items) {
-      const spans = item.ranks[state.rank].map(([kind, ...rest]) => [D.kinds[kind], ...rest]);
-      const about = `<span style="color:${colour("muted")}">step ${item.step}, ${ms(item.ms)} ms</span>`;
+    for (const { item, words, begin, ms: lasted, spans } of steps) {
       const font = { size: 13, color: colour("text") };
-      titles.push(note(`${square(item)} ${nameOf(item)} ${about}`, { ...atLeft(y + TITLE / 2), font }));
-      const training = y + TITLE;
+      titles.push(note(`${square(item)} <b>${nameOf(item)}</b>`, { ...atLeft(y + TITLE / 2), font }));
+      y += TITLE;
+      const lines = wrapped(words, lettersPerLine).split("<br>");
+      lines.forEach((text, index) => titles.push(note(text, atLeft(y + index * 16 + 8))));
+      const training = y + lines.length * 16 + 5;
+      const exchanges = spans.filter(({ kind }) => kind === "exchange");
+      const isCoded = spans.some(({ kind }) => kind === "encode" || kind === "decode");
+      const lanes = Math.max(0, ...exchanges.map(({ lane }) => lane + 1));
+      const height = laneHeight(lanes);
       const coding = training + TRAINING + 3;
-      const exchanging = coding + LANE + 1;
-      y = training + TRAINING;
-      for (const [kind, start, took, bucket, sent, lane] of spans) {
-        const bar = bars.get(kind);
-        let [top, height, shown] = [training, TRAINING, took];
-        if (kind === "exchange") [top, height] = [exchanging + lane * LANE, LANE - 1];
-        else if (kind === "encode" || kind === "decode") [top, height] = [coding, LANE];
-        else {
-          most = Math.max(most, start + took);
-          // The waiting at the end of a backward pass is part of it and has a bar of its own.
-          const isWithin = (at) => at >= start && at < start + took;
-          const wait = kind === "backward" && spans.find((span) => span[0] === "wait" && isWithin(span[1]));
-          if (wait) shown = wait[1] - start;
-        }
-        y = Math.max(y, top + height);
-        bar.base.push(start);
-        bar.x.push(shown);
-        bar.y.push(top + height / 2);
-        bar.width.push(height);
-        bar.text.push(kind);
-        const what = bucket === null ? kind : `${kind} of bucket ${bucket}`;
-        const lines = [`<b>${what}</b> ${ms(took)} ms`, `from ${ms(start)} to ${ms(start + took)} ms`];
-        if (sent !== null) lines.push(`sent ${bytes(sent)}`);
-        bar.words.push(hover(item, ...lines));
+      const exchanging = coding + (isCoded ? CODING + 3 : 0);
+      const bottom = lanes ? exchanging + lanes * height : training + TRAINING;
+      label(training + TRAINING / 2, "training");
+      if (lanes) label(exchanging + Math.min(lanes * height, 16) / 2, "exchanges");
+      for (const span of spans) {
+        const { kind, start, took } = span;
+        let place = { top: training, height: TRAINING };
+        if (kind === "exchange") place = { top: exchanging + span.lane * height, height: height - 1 };
+        else if (kind === "encode" || kind === "decode") place = { top: coding, height: CODING };
+        bars.push(timelineBar(item, span, place, perMs, Math.min(0, begin)));
+        if (kind !== "wait") continue;
+        // What is exchanged below a wait is what costs.
+        const at = { x0: start, x1: start + took, y0: training + TRAINING, y1: bottom + 1 };
+        shapes.push({ type: "rect", ...at, layer: "below", fillcolor: colour("wait"), opacity: 0.14, line: { width: 0 } });
       }
-      y += BLOCK;
+      if (spans.some(({ age, start }) => age === 1 || start + 0.1 > begin + lasted)) {
+        const end = { x0: begin + lasted, x1: begin + lasted, y0: training - 3, y1: bottom + 3 };
+        shapes.push({ type: "line", ...end, line: { color: colour("muted"), width: 1.2, dash: "dot" } });
+      }
+      y = bottom + BLOCK;
     }
-    const used = [...bars].filter(([, bar]) => bar.x.length);
-    const data = used.map(([kind, bar]) => {
-      const isCoding = kind === "encode" || kind === "decode";
+    const inks = ["forward", "backward", "optimizer", "wait", "encode", "decode", "exchange", "earlier"];
+    const used = inks.filter((ink) => bars.some((bar) => bar.ink === ink));
+    const data = used.map((ink) => {
+      const own = bars.filter((bar) => bar.ink === ink);
+      const isCoding = ink === "encode" || ink === "decode";
+      const isDark = !["forward", "exchange", "earlier"].includes(ink);
       return {
         type: "bar",
         orientation: "h",
-        name: kind,
-        x: bar.x,
-        base: bar.base,
-        y: bar.y,
-        width: bar.width,
-        // Encoding may take less than a pixel; a rim of its own colour keeps it visible.
-        marker: { color: colour(kind), line: { width: 0.8, color: colour(isCoding ? kind : "page") } },
-        text: bar.text,
-        textposition: isCoding || kind === "exchange" ? "none" : "inside",
+        name: ink === "earlier" ? "exchange of the step before" : ink,
+        x: own.map((bar) => bar.x),
+        base: own.map((bar) => bar.base),
+        y: own.map((bar) => bar.y),
+        width: own.map((bar) => bar.width),
+        marker: {
+          color: colour(ink),
+          opacity: own.map((bar) => (bar.age > 0 ? 0.45 : 1)),
+          // Encoding may take less than a pixel; a rim of its own colour keeps it visible.
+          line: { width: 0.8, color: colour(isCoding ? ink : "page") },
+        },
+        text: own.map((bar) => bar.text),
+        textposition: "inside",
         insidetextanchor: "middle",
         textangle: 0,
-        textfont: { color: kind === "forward" ? colour("text") : "#ffffff", size: 11 },
-        hovertemplate: bar.words,
+        constraintext: "none",
+        textfont: { color: isDark ? "#ffffff" : colour("text"), size: ink === "exchange" || ink === "earlier" ? 10 : 11 },
+        hovertemplate: own.map((bar) => bar.words),
       };
     });
+    const WORDS = {
+      wait: "waiting for an exchange",
+      exchange: "exchange (bucket: bytes sent)",
+      earlier: "exchange of the step before",
+    };
     return {
       data,
       layout: layout(y + 56, {
-        uniformtext: { mode: "hide", minsize: 10 },
         xaxis: axis({ title: "since the step began (ms)", range: [0, most * 1.01], tickformat: "," }),
-        yaxis: axis({ range: [y, -4], visible: false, fixedrange: true, automargin: false }),
+        yaxis: axis({
+          range: [y, -4],
+          fixedrange: true,
+          showgrid: false,
+          ticks: "",
+          showticklabels: !narrow,
+          automargin: !narrow,
+          ...ticks,
+          tickfont: { color: colour("muted"), size: 11 },
+        }),
+        shapes,
         annotations: titles,
       }),
-      key: used.map(([kind]) => [kind, kind === "wait" ? "waiting for exchanges" : kind]),
+      key: used.map((ink) => [ink, WORDS[ink] || ink]),
       aside: missing(
         items,
         "no details of its steps were recorded",

@@ -22,6 +22,7 @@ from plotly.offline import get_plotlyjs
 from laconic import __version__
 from laconic.errors import LaconicError, one_line
 from laconic.report.drawing import DrawnRun, Ink, Place, document, inks, places, strict
+from laconic.report.in_words import milliseconds
 from laconic.report.results import TORCH_DDP, Results, Row
 from laconic.report.run_folder import RunFolder
 from laconic.report.timeline import StepTimeline, typical_steps
@@ -71,7 +72,7 @@ def render(runs: Sequence[RunFolder]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"bytes": human_bytes, "ms": _ms, "duration": _duration, "loss": _loss, "date": _date}
+    environment.filters |= {"bytes": human_bytes, "ms": milliseconds, "duration": _duration, "loss": _loss, "date": _date}
     return environment.from_string(_resource("page.html.jinja")).render(
         title=_title(loaded),
         runs=loaded,
@@ -186,11 +187,6 @@ def _as_text(value: object, name: str = "") -> str:
     if isinstance(value, int) and name.endswith("_bytes"):
         return human_bytes(value)
     return "none" if value is None else str(value)
-
-
-def _ms(value: float) -> str:
-    """Milliseconds with three digits or more."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _loss(value: float) -> str:

@@ -1,23 +1,27 @@
 """One step of each strategy on each link, as it went: what the training thread did and what was on the wire.
 
-The step is a typical one: of the later half of the steps, the one of median duration.
+Where exchanges of the step end in the next one, the picture goes on until the last of them has ended.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from laconic.core.event import Event
+from laconic.report.exposure import SLACK_S, Exchanges, end_of
 from laconic.report.lanes import first_free_lanes
+from laconic.report.typical_step import Chosen, Iteration, Key, choose, key_of
 
 TRAINING_KINDS = ("forward", "backward", "wait", "optimizer")
 COMMUNICATION_KINDS = ("encode", "exchange", "decode")
 _DRAWN = frozenset(TRAINING_KINDS + COMMUNICATION_KINDS)
-# Begin and end are differences of floating-point seconds since boot: the last bits of two equal times may differ.
-_SLACK_S = 1e-6
+_SEEN_SHARE = 2e-4
+"""Of the step; shorter waits are not drawn."""
+Age = Literal[-1, 0, 1]
+"""Of a step: the one before, the one that is drawn, the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +32,32 @@ class Span:
     start_s: float
     duration_s: float
     bucket: int | None = None
+    """Of a wait: the one that was waited for."""
     wire_bytes: int | None = None
+    """Sent by this exchange."""
     lane: int = 0
     """Of an exchange, among those of its rank: no two in one lane overlap."""
+    age: Age = 0
+    """Of the step it belongs to; a wait belongs to the step that waits."""
+    half: int | None = None
+    """Of an exchange in two halves: which one."""
+
+    @property
+    def end_s(self) -> float:
+        """When it was over."""
+        return self.start_s + self.duration_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStep:
+    """One step as one rank went through it."""
+
+    begin_s: float
+    duration_s: float
+    alone_s: float | None
+    """What forward and backward take without communication; None if nobody measured."""
+    spans: tuple[Span, ...]
+    """In the order of beginning. Spans of training do not overlap: who waits does not compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,101 +67,119 @@ class StepTimeline:
     strategy: str
     link: str
     step: int
-    duration_s: float
-    """On the lowest rank."""
-    ranks: Mapping[int, tuple[Span, ...]]
-    """By rank, each in the order of beginning."""
-
-
-@dataclass(frozen=True)
-class _Iteration:
-    rank: int
-    step: int
-    begin_s: float
-    end_s: float
-
-    def holds(self, event: Event) -> bool:
-        """Whether the event happened in it, at least in part."""
-        begins_before_end = event.time_s < self.end_s - _SLACK_S
-        return begins_before_end and event.time_s + event.duration_s > self.begin_s + _SLACK_S
+    ranks: Mapping[int, RankStep]
 
 
 def typical_steps(read: Callable[[], Iterable[Event]]) -> tuple[StepTimeline, ...]:
     """The typical step of every (link, strategy) with details; `read` is called twice, a log may exceed memory."""
-    chosen = _choose(read())
-    found: dict[tuple[str, str], dict[int, list[Event]]] = {key: defaultdict(list) for key in chosen}
+    chosen = choose(read())
+    found: dict[Key, dict[int, list[Event]]] = {key: defaultdict(list) for key in chosen}
     for event in read():
-        iteration = chosen.get(_key(event), {}).get(event.rank)
-        if iteration is not None and event.kind in _DRAWN and iteration.holds(event):
-            found[_key(event)][event.rank].append(event)
+        step = chosen.get(key_of(event), {}).get(event.rank)
+        if step is not None and event.kind in _DRAWN and step.holds(event):
+            found[key_of(event)][event.rank].append(event)
     timelines: list[StepTimeline] = []
-    for (link, strategy), iterations in chosen.items():
-        lowest = iterations[min(iterations)]
-        zero_s = min(iteration.begin_s for iteration in iterations.values())
-        ranks = {rank: _spans(events, zero_s) for rank, events in sorted(found[link, strategy].items())}
-        duration_s = lowest.end_s - lowest.begin_s
-        timelines.append(
-            StepTimeline(strategy=strategy, link=link, step=lowest.step, duration_s=duration_s, ranks=ranks)
-        )
+    for (link, strategy), steps in chosen.items():
+        zero_s = min(step.here.begin_s for step in steps.values())
+        ranks = {rank: _rank_step(found[link, strategy][rank], step, zero_s) for rank, step in steps.items()}
+        number = next(iter(steps.values())).here.step
+        timelines.append(StepTimeline(strategy=strategy, link=link, step=number, ranks=ranks))
     return tuple(timelines)
 
 
-def _key(event: Event) -> tuple[str, str]:
-    return str(event.data.get("link")), str(event.data.get("strategy"))
-
-
-def _choose(events: Iterable[Event]) -> dict[tuple[str, str], dict[int, _Iteration]]:
-    """For every (link, strategy) the iterations of all ranks in its typical step."""
-    iterations: dict[tuple[str, str], dict[int, dict[int, _Iteration]]] = defaultdict(lambda: defaultdict(dict))
-    detailed: dict[tuple[str, str, int, str], list[float]] = defaultdict(list)
-    for event in events:
-        if event.kind == "iteration":
-            iteration = _Iteration(event.rank, event.step, event.time_s, event.time_s + event.duration_s)
-            iterations[_key(event)][event.rank][event.step] = iteration
-        elif event.kind in ("forward", "backward"):
-            detailed[(*_key(event), event.rank, event.kind)].append(event.time_s)
-    for times in detailed.values():
-        times.sort()
-    chosen: dict[tuple[str, str], dict[int, _Iteration]] = {}
-    for key, by_rank in iterations.items():
-        rank = min(by_rank)
-
-        def has_details(iteration: _Iteration, key: tuple[str, str] = key, rank: int = rank) -> bool:
-            return all(_any_between(detailed[(*key, rank, kind)], iteration) for kind in ("forward", "backward"))
-
-        in_order = sorted(by_rank[rank].values(), key=lambda iteration: iteration.begin_s)
-        later = [iteration for iteration in in_order[len(in_order) // 2 :] if has_details(iteration)]
-        candidates = later or [iteration for iteration in in_order if has_details(iteration)]
-        if candidates:
-            candidates.sort(key=lambda iteration: iteration.end_s - iteration.begin_s)
-            step = candidates[(len(candidates) - 1) // 2].step
-            chosen[key] = {rank: steps[step] for rank, steps in by_rank.items() if step in steps}
-    return chosen
-
-
-def _any_between(times: list[float], iteration: _Iteration) -> bool:
-    place = bisect_left(times, iteration.begin_s - _SLACK_S)
-    return place < len(times) and times[place] < iteration.end_s
-
-
-def _spans(events: Iterable[Event], zero_s: float) -> tuple[Span, ...]:
+def _rank_step(events: Sequence[Event], step: Chosen, zero_s: float) -> RankStep:
+    here = step.here
     in_order = sorted(events, key=lambda event: event.time_s)
-    exchanges = [event for event in in_order if event.kind == "exchange"]
-    lanes = first_free_lanes((event.time_s, event.time_s + event.duration_s) for event in exchanges)
-    lane_of = {id(event): lane for event, lane in zip(exchanges, lanes, strict=True)}
-    return tuple(
-        Span(
-            kind=event.kind,
-            start_s=event.time_s - zero_s,
-            duration_s=event.duration_s,
-            bucket=_count(event, "bucket"),
-            wire_bytes=_count(event, "wire_bytes"),
-            lane=lane_of.get(id(event), 0),
-        )
-        for event in in_order
+    ages = _ages(in_order, here)
+    own_ends = [end_of(event) for event in in_order if event.kind == "exchange" and ages[id(event)] == 0]
+    until_s = max([here.end_s, *own_ends])
+    waits = _waits(in_order, here, zero_s)
+    spans = [*waits]
+    for event in in_order:
+        if event.kind in COMMUNICATION_KINDS:
+            spans.append(_span(event, ages[id(event)], event.time_s, end_of(event), zero_s))
+        elif event.kind != "wait":
+            age: Age = 1 if event.time_s >= here.end_s - SLACK_S else 0
+            computing = _without((event.time_s, end_of(event)), [(w.start_s + zero_s, w.end_s + zero_s) for w in waits])
+            spans += [_span(event, age, *piece, zero_s) for piece in computing]
+    # Of the next step only what training does until then; what it exchanges is its own affair.
+    shown = [span for span in spans if span.start_s < until_s - zero_s - SLACK_S]
+    shown = [span for span in shown if span.age < 1 or span.kind in TRAINING_KINDS]
+    shown = [_cut(span, until_s - zero_s) if span.age == 1 else span for span in shown]
+    return RankStep(
+        begin_s=here.begin_s - zero_s,
+        duration_s=here.end_s - here.begin_s,
+        alone_s=step.alone_s,
+        spans=_in_lanes(sorted(shown, key=lambda span: span.start_s)),
+    )
+
+
+def _ages(events: Sequence[Event], here: Iteration) -> dict[int, Age]:
+    """By id of the event, whose gradients it exchanges.
+
+    A session counts its steps and need not have begun with the first; but of all that begins in a step, that of its own
+    gradients has the highest number.
+    """
+    exchanged = [event for event in events if event.kind in COMMUNICATION_KINDS]
+    number = max((event.step for event in exchanged if here.begin_s <= event.time_s < here.end_s), default=None)
+    found: dict[int, Age] = {}
+    for event in exchanged:
+        is_before = event.time_s < here.begin_s if number is None else event.step < number
+        is_after = event.time_s >= here.end_s if number is None else event.step > number
+        found[id(event)] = -1 if is_before else 1 if is_after else 0
+    return found
+
+
+def _waits(events: Sequence[Event], here: Iteration, zero_s: float) -> list[Span]:
+    exchanges = Exchanges(events)
+    found: list[Span] = []
+    for event in events:
+        for part in exchanges.waited_for(event) if event.kind == "wait" else ():
+            if part.seconds >= _SEEN_SHARE * (here.end_s - here.begin_s):
+                age: Age = 1 if part.begin_s >= here.end_s - SLACK_S else 0
+                wait = Event("wait", part.begin_s, event.rank, event.step, part.seconds)
+                if part.exchange is not None:
+                    wait.data["bucket"] = part.exchange.data.get("bucket")
+                found.append(_span(wait, age, part.begin_s, part.end_s, zero_s))
+    return found
+
+
+def _span(event: Event, age: Age, begin_s: float, end_s: float, zero_s: float) -> Span:
+    return Span(
+        kind=event.kind,
+        start_s=begin_s - zero_s,
+        duration_s=end_s - begin_s,
+        bucket=_count(event, "bucket"),
+        wire_bytes=_count(event, "wire_bytes"),
+        age=age,
+        half=_count(event, "half"),
     )
 
 
 def _count(event: Event, name: str) -> int | None:
     value = event.data.get(name)
     return value if isinstance(value, int) else None
+
+
+def _without(whole: tuple[float, float], gaps: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """What is left of a time when other times, given by rising begin, are taken out of it."""
+    begin_s, end_s = whole
+    pieces: list[tuple[float, float]] = []
+    for gap_begin_s, gap_end_s in gaps:
+        if gap_end_s <= begin_s or gap_begin_s >= end_s:
+            continue
+        if gap_begin_s > begin_s + SLACK_S:
+            pieces.append((begin_s, gap_begin_s))
+        begin_s = gap_end_s
+    return [*pieces, (begin_s, end_s)] if end_s > begin_s + SLACK_S else pieces
+
+
+def _cut(span: Span, until_s: float) -> Span:
+    return replace(span, duration_s=min(span.end_s, until_s) - span.start_s)
+
+
+def _in_lanes(spans: Sequence[Span]) -> tuple[Span, ...]:
+    exchanges = [span for span in spans if span.kind == "exchange"]
+    lanes = first_free_lanes((span.start_s, span.end_s) for span in exchanges)
+    lane_of = {id(span): lane for span, lane in zip(exchanges, lanes, strict=True)}
+    return tuple(replace(span, lane=lane_of.get(id(span), 0)) for span in spans)

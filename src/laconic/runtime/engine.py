@@ -171,6 +171,8 @@ class Engine:
     def _put_aside(self, entry: _Open) -> None:
         with self._on_stream(entry.task):
             entry.work.wait()
+            self._note("exchange", entry.task, entry.began, wire_bytes=entry.sent_bytes, half=1)
+        entry.sent_bytes = 0
         self._aside[id(entry.task)] = entry
 
     def _carry_on(self, task: Task, running: deque[_Open]) -> None:
@@ -187,6 +189,8 @@ class Engine:
         entry.carried_on = True
         before = self._transport.traffic.total_bytes
         with self._on_stream(entry.task):
+            # Between its halves nothing of it is under way.
+            entry.began = self._stopwatch.mark(entry.task.device)
             work = next(entry.exchange, None)
         entry.sent_bytes += self._transport.traffic.total_bytes - before
         task.finished.set()
@@ -241,13 +245,16 @@ class Engine:
                 assert not issued, f"{entry.task.what}: more rounds than its compressor declares"
 
     def _finish(self, task: Task, began: Mark, sent_bytes: int) -> None:
+        data: dict[str, Scalar | torch.Tensor] = {"wire_bytes": sent_bytes, **task.metrics}
+        if task.put_aside:
+            data["half"] = 2
         if task.device.type == "cuda":
             task.outputs_ready = torch.cuda.Event()
             task.outputs_ready.record(self._stream(task.device))
             with torch.cuda.stream(self._stream(task.device)):
-                self._note("exchange", task, began, wire_bytes=sent_bytes, **task.metrics)
+                self._note("exchange", task, began, **data)
         else:
-            self._note("exchange", task, began, wire_bytes=sent_bytes, **task.metrics)
+            self._note("exchange", task, began, **data)
         if task.on_done is not None:
             task.on_done()
         if task.last:

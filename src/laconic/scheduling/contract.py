@@ -50,8 +50,8 @@ def one_bucket_per_kind(tensors: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
     return tuple(Bucket(tuple(group)) for group in kinds.values())
 
 
-def partitions(tensors: Sequence[TensorSpec], nbytes: int, *, cut: bool) -> list[Bucket]:
-    """Runs of at least `nbytes`, the last of each dtype and device excepted.
+def partitions(tensors: Sequence[TensorSpec], nbytes: int, *, cut: bool, merge: bool = True) -> list[Bucket]:
+    """Runs of at least `nbytes`, the last of each dtype and device excepted; without `merge`, every tensor by itself.
 
     With `cut`, tensors larger than that are cut into pieces of at most `nbytes`.
     """
@@ -74,7 +74,7 @@ def partitions(tensors: Sequence[TensorSpec], nbytes: int, *, cut: bool) -> list
             continue
         open_runs.setdefault(kind, []).append(tensor)
         filled[kind] = filled.get(kind, 0) + tensor.nbytes
-        if filled[kind] >= nbytes:
+        if filled[kind] >= nbytes or not merge:
             close(kind)
     for kind in list(open_runs):
         close(kind)

@@ -11,7 +11,7 @@ from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
 from laconic.scheduling.contract import Schedule, one_bucket_per_kind, partitions
-from laconic.settings import size
+from laconic.settings import flag, size
 
 MIB = 1024**2
 
@@ -35,6 +35,9 @@ class Priority(Schedule):
 
     partition_bytes: int = size(4 * MIB, at_least=1024)
     """Larger tensors are cut into pieces of this size; smaller neighbours travel together until they have it."""
+    merge: bool = flag(True)
+    """Whether smaller neighbours travel together; if not, every tensor has a start-up cost of its own, as in P3 and
+    ByteScheduler."""
     credit_bytes: int = size(16 * MIB, at_least=1024)
     """Bytes under way at a time: more hides start-up costs, less lets urgent pieces go sooner."""
 
@@ -44,7 +47,7 @@ class Priority(Schedule):
         """Pieces in the order in which they should leave."""
         if not observed:
             return Plan(one_bucket_per_kind(tensors))
-        pieces = partitions(tensors, self.partition_bytes, cut=True)
+        pieces = partitions(tensors, self.partition_bytes, cut=True, merge=self.merge)
         if timing is not None:
             ready = {tensor.name: time_s for tensor, time_s in zip(tensors, timing.ready_s, strict=True)}
             pieces = _front_first(pieces, ready, timing)

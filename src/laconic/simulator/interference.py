@@ -22,21 +22,23 @@ def slowed(drawing: Drawing, graph: Graph, ratio: float) -> Outcome:
     if not ratio:
         return outcome
     compute = np.array(drawing.compute_tasks, dtype=np.int64)
-    moving = np.array([number for number, label in enumerate(drawing.labels) if label.kind == "exchange"], dtype=int)
+    moving = np.array([number for number, label in enumerate(drawing.labels) if label.moving_s], dtype=np.int64)
+    moving_s = np.array([drawing.labels[number].moving_s for number in moving])
     alone_s = graph.duration_s[compute]
     for _ in range(_ROUNDS):
         durations_s = graph.duration_s.copy()
-        durations_s[compute] = alone_s + ratio * _overlap(outcome, compute, moving)
+        durations_s[compute] = alone_s + ratio * _overlap(outcome, compute, moving, moving_s)
         before_s, outcome = outcome.makespan_s, run(graph, durations_s=durations_s)
         if abs(outcome.makespan_s - before_s) <= _CLOSE * before_s:
             break
     return outcome
 
 
-def _overlap(outcome: Outcome, tasks: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """For each of `tasks`, how much of its time at least one of `others` was running."""
-    order = np.argsort(outcome.start_s[others], kind="stable")
-    starts = outcome.start_s[others][order]
+def _overlap(outcome: Outcome, tasks: np.ndarray, others: np.ndarray, moving_s: np.ndarray) -> np.ndarray:
+    """For each of `tasks`, how much of its time at least one of `others` was in its last `moving_s`."""
+    begins = outcome.end_s[others] - moving_s
+    order = np.argsort(begins, kind="stable")
+    starts = begins[order]
     ends = np.maximum.accumulate(outcome.end_s[others][order])
     if not len(starts):
         return np.zeros(len(tasks))

@@ -1,10 +1,10 @@
 """Hooks that see which layer of a model computes when, in both passes, and when gradients are complete.
 
 A layer is a module without children or with parameters of its own. In the forward pass its time lasts from its call to
-the next layer's, so that functions between two modules belong to the module before them. In the backward pass a layer
-begins where autograd comes to the node that made its output, or to the node that made the next layer's input: so what
-belongs to a layer in one pass belongs to it in the other. Nodes are hooked and not tensors or modules, because
-modules that work in place could not be hooked otherwise.
+the next layer's, so that functions between two modules belong to the module before them. Every node of autograd's graph
+belongs to the layer in whose time it was made, and in the backward pass a layer begins where autograd comes to one of
+its nodes: so what belongs to a layer in one pass belongs to it in the other. Nodes are hooked, not modules or tensors,
+because modules that work in place could not be hooked otherwise.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ class LayerWatch:
         self.backward: list[Sight] = []
         """Layers and gradients, in the order in which autograd came to them."""
         self._sights = self.forward
+        self._seen = ""
         self._layer: str | None = None
         self._inside: list[str] = []
-        # Kept while the pass lasts: a node that nobody holds comes back as another object.
+        self._made: list[tuple[list[Node], str]] = []
+        # Kept while the step lasts: a node that nobody holds comes back as another object.
         self._nodes: dict[Node, RemovableHandle] = {}
         self._handles: list[RemovableHandle] = []
 
@@ -79,6 +81,7 @@ class LayerWatch:
         for handle in (*self._nodes.values(), *self._handles):
             handle.remove()
         self._nodes.clear()
+        self._made.clear()
         self._handles.clear()
 
     def turn(self, loss: torch.Tensor) -> None:
@@ -86,20 +89,33 @@ class LayerWatch:
         last = self._layer or WHOLE_MODEL
         if not self.forward:
             self._see(last)
-        self._sights = self.backward
+        self._was_made(loss, last)
+        for nodes, layer in self._made:
+            self._claim(nodes, layer)
+        self._sights, self._seen = self.backward, ""
         self._see(last)
-        self._begins_with(loss, last)
 
     def _see(self, layer: str) -> None:
-        self._sights.append(Sight("layer", layer, self._mark()))
+        if layer != self._seen:
+            self._sights.append(Sight("layer", layer, self._mark()))
+            self._seen = layer
 
-    def _begins_with(self, values: object, layer: str) -> None:
-        """In the backward pass, `layer` begins where these values' gradients are complete."""
-        for tensor in tensors_in(values):
-            node = tensor.grad_fn
-            # The first to claim a node has made it: a module that hands its input on has not.
-            if node is not None and node not in self._nodes:
+    def _was_made(self, values: object, layer: str) -> None:
+        """These values are the outcome of what `layer` has computed since the last that was made."""
+        nodes = [tensor.grad_fn for tensor in tensors_in(values) if tensor.grad_fn is not None]
+        if self._sights is self.forward:
+            self._made.append((nodes, layer))  # the rest can wait until the pass is over
+        else:
+            self._claim(nodes, layer)  # recomputed by checkpointing, and about to be used
+
+    def _claim(self, nodes: list[Node], layer: str) -> None:
+        """These nodes, and all they were made from that no layer has claimed, are `layer`'s."""
+        found = list(nodes)
+        while found:
+            node = found.pop()
+            if node not in self._nodes and not node.name().endswith("AccumulateGrad"):
                 self._nodes[node] = node.register_prehook(lambda gradients: self._see(layer))
+                found += [before for before, _ in node.next_functions if before is not None]
 
     def _hooks(
         self, layer: str
@@ -108,13 +124,13 @@ class LayerWatch:
         Callable[[nn.Module, tuple[object, ...], object], None],
     ]:
         def before(module: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
-            self._begins_with((arguments, named), self._layer or layer)
+            self._was_made((arguments, named), self._layer or layer)
             self._inside.append(layer)
             self._layer = layer
             self._see(layer)
 
         def after(module: nn.Module, arguments: tuple[object, ...], outputs: object) -> None:
-            self._begins_with(outputs, layer)
+            self._was_made(outputs, layer)
             self._inside.pop()
             if self._inside:
                 # What the layer around this one does by itself is its own time again.

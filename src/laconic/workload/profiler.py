@@ -20,9 +20,9 @@ from torch import nn
 
 from laconic.core.clock import Clock
 from laconic.errors import UsageError, one_line
-from laconic.workload.device_time import DeviceTime, Mark
+from laconic.workload.device_time import DeviceTime
 from laconic.workload.layer_watch import LayerWatch, tensors_in
-from laconic.workload.seen_pass import SeenPass
+from laconic.workload.seen_pass import SeenPass, Step
 from laconic.workload.workload import Layer, TensorShape, Workload
 
 _WARMUP_STEPS = 3
@@ -50,7 +50,7 @@ class Profile:
     backward_factor: float
     """Likewise."""
     ready_error_s: float
-    """The largest distance between when a gradient was complete and when the workload has it ready."""
+    """The largest distance between when a gradient was complete and when its layer has ended, as a workload has it."""
     notes: tuple[str, ...]
     """What else there is to know; also in the workload's source."""
 
@@ -67,20 +67,20 @@ def profile(
         raise UsageError("a compiled model hides its layers. Give the model without torch.compile.")
     subject = Subject(model=subject.model.to(device), batch=_on(subject.batch, device), loss=subject.loss)
     samples = _samples(subject.batch)
-    plain: list[tuple[Mark, Mark, Mark]] = []
-    seen: list[tuple[LayerWatch, Mark, Mark, Mark]] = []
+    plain: list[Step] = []
+    seen: list[tuple[LayerWatch, Step]] = []
     for _ in range(_WARMUP_STEPS + steps):
         plain.append(_step(subject, timer))
         with LayerWatch(subject.model, timer.mark) as watch:
-            seen.append((watch, *_step(subject, timer, watch)))
+            seen.append((watch, _step(subject, timer, watch)))
     subject.model.zero_grad(set_to_none=True)
     timer.settle()
     counted = plain[_WARMUP_STEPS:]
     return _assembled(
         subject.model,
-        [SeenPass.read(timer, *marks) for marks in seen[_WARMUP_STEPS:]],
-        forward_s=statistics.median(timer.between_s(began, turned) for began, turned, _ in counted),
-        backward_s=statistics.median(timer.between_s(turned, ended) for _, turned, ended in counted),
+        [SeenPass.read(timer, watch, step) for watch, step in seen[_WARMUP_STEPS:]],
+        forward_s=statistics.median(timer.between_s(*step.forward) for step in counted),
+        backward_s=statistics.median(timer.between_s(*step.backward) for step in counted),
         name=name,
         samples=samples,
         where=timer.in_words,
@@ -109,12 +109,12 @@ def _samples(batch: object) -> int:
     return max(1, first.shape[0]) if first.dim() else 1
 
 
-def _step(subject: Subject, timer: DeviceTime, watch: LayerWatch | None = None) -> tuple[Mark, Mark, Mark]:
-    """One step: its begin, the turn from forward to backward, and its end."""
+def _step(subject: Subject, timer: DeviceTime, watch: LayerWatch | None = None) -> Step:
+    """One step; between its passes the watch makes itself ready, which is no part of either."""
     subject.model.zero_grad(set_to_none=True)
     began = timer.mark()
     loss = subject.loss(subject.model, subject.batch)
-    turned = timer.mark()
+    lost = timer.mark()
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise UsageError(
             f"the loss must be a tensor with one number and a gradient, got {_described(loss)}. "
@@ -122,8 +122,9 @@ def _step(subject: Subject, timer: DeviceTime, watch: LayerWatch | None = None) 
         )
     if watch is not None:
         watch.turn(loss)
+    turned = timer.mark()
     loss.backward()
-    return began, turned, timer.mark()
+    return Step((began, lost), (turned, timer.mark()))
 
 
 def _described(value: object) -> str:
@@ -179,12 +180,11 @@ def _assembled(
         source=" ".join([source, *notes]),
         dtype=dtype,
     )
-    seen_s = {one: _median(step.ready_s[one] for step in passes if one in step.ready_s) for one in usual.ready_s}
     return Profile(
         workload=workload,
         forward_factor=forward_factor,
         backward_factor=backward_factor,
-        ready_error_s=_ready_error_s(workload, {one: time_s * backward_factor for one, time_s in seen_s.items()}),
+        ready_error_s=backward_factor * _ready_error_s(workload, passes),
         notes=tuple(notes),
     )
 
@@ -227,10 +227,14 @@ def _median(values: Iterable[float]) -> float:
     return max(0.0, statistics.median(values))
 
 
-def _ready_error_s(workload: Workload, seen_s: Mapping[str, float]) -> float:
-    """How far `seen_s` is from the workload's own times."""
-    worst_s = ready_s = 0.0
-    for layer in reversed(workload.layers):
-        ready_s += layer.backward_s
-        worst_s = max([worst_s, *(abs(ready_s - seen_s[one.name]) for one in layer.tensors if one.name in seen_s)])
-    return worst_s
+def _ready_error_s(workload: Workload, passes: Sequence[SeenPass]) -> float:
+    """The largest median distance between a gradient's own time and the end of its layer, both in the same pass."""
+    errors: dict[str, list[float]] = {}
+    for step in passes:
+        ended_s = 0.0
+        for layer in reversed(workload.layers):
+            ended_s += step.backward_s.get(layer.name, 0.0)
+            for tensor in layer.tensors:
+                if tensor.name in step.ready_s:
+                    errors.setdefault(tensor.name, []).append(abs(ended_s - step.ready_s[tensor.name]))
+    return max(map(statistics.median, errors.values()))

@@ -104,13 +104,13 @@ def _imported(path: Path) -> ModuleType:
 
 def _subject(made: object, where: str) -> Subject:
     if not isinstance(made, tuple) or len(made) != 3:
-        kinds = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+        kinds = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a value of type {type(made).__name__}"
         raise UsageError(f"{where} returned {kinds}. {_WANTED}")
     model, batch, loss = made
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{where} returned a {type(model).__name__} as its model, not a torch.nn.Module. {_WANTED}")
+        raise UsageError(f"{where} returned {type(model).__name__} as its model, not a torch.nn.Module. {_WANTED}")
     if not callable(loss) or isinstance(loss, nn.Module):
         raise UsageError(
-            f"{where} returned a {type(loss).__name__} as its loss, not a function of (model, batch). {_WANTED}"
+            f"{where} returned {type(loss).__name__} as its loss, not a function of (model, batch). {_WANTED}"
         )
     return Subject(model=model, batch=batch, loss=loss)

@@ -15,6 +15,14 @@ from laconic.workload.device_time import DeviceTime, Mark
 from laconic.workload.layer_watch import LayerWatch, Sight
 
 
+@dataclass(frozen=True)
+class Step:
+    """When the passes of one step began and ended."""
+
+    forward: tuple[Mark, Mark]
+    backward: tuple[Mark, Mark]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SeenPass:
     """One step with hooks, in seconds."""
@@ -32,7 +40,7 @@ class SeenPass:
     """By parameter: how much was seen in the pass before its gradient was complete."""
 
     @classmethod
-    def read(cls, timer: DeviceTime, watch: LayerWatch, began: Mark, turned: Mark, ended: Mark) -> SeenPass:
+    def read(cls, timer: DeviceTime, watch: LayerWatch, step: Step) -> SeenPass:
         """From what a watch has seen of a step; all marks must be in the past."""
         ready_s: dict[str, float] = {}
         owners: dict[str, str] = {}
@@ -46,12 +54,12 @@ class SeenPass:
             else:
                 # The last time counts: checkpointing may complete a gradient piece by piece.
                 ready_s.pop(sight.name, None)
-                ready_s[sight.name] = timer.between_s(turned, sight.mark)
+                ready_s[sight.name] = timer.between_s(step.backward[0], sight.mark)
                 owners[sight.name] = layer
                 completed[sight.name] = place
         return cls(
-            forward_s=_by_layer(timer, watch.forward, began, turned),
-            backward_s=_by_layer(timer, watch.backward, turned, ended),
+            forward_s=_by_layer(timer, watch.forward, *step.forward),
+            backward_s=_by_layer(timer, watch.backward, *step.backward),
             ready_s=ready_s,
             owners=owners,
             last_seen=last_seen,

@@ -23,7 +23,7 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     after a change there, save the file of the caller too.
     """
     numba = _numba()
-    return function if numba is None else numba.njit(cache=True, nogil=True)(function)
+    return function if numba is None else numba.njit(cache=True, nogil=True, error_model="numpy", **({} if function.__name__ in ("simulate","fill") else dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)))(function)
 
 
 @cache

@@ -9,6 +9,9 @@ from laconic.errors import UsageError
 from laconic.simulator.engine.graph import Graph
 from laconic.simulator.engine.outcome import Outcome
 
+_MOST_SHOWN = 8
+"""Tasks of a cycle that a message names."""
+
 
 def run(graph: Graph, *, durations_s: npt.NDArray[np.float64] | None = None) -> Outcome:
     """When every task starts and ends, the same every time.
@@ -16,26 +19,70 @@ def run(graph: Graph, *, durations_s: npt.NDArray[np.float64] | None = None) -> 
     `durations_s`: one entry per task, in place of what timed tasks take; entries of transfers are not looked at.
     """
     # Only here: numba takes its time to import.
-    from laconic.simulator.engine.event_loop_numba import simulate  # noqa: PLC0415
+    from laconic.simulator.engine.event_loop_numba import Progress, Tasks, simulate  # noqa: PLC0415
+    from laconic.simulator.engine.network_numba import new_network, no_slots  # noqa: PLC0415
 
-    durations = graph.duration_s if durations_s is None else _durations(graph, durations_s)
-    held = graph.resource[graph.resource >= 0]
-    queue_first = np.zeros(len(graph.capacity) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(held, minlength=len(graph.capacity)), out=queue_first[1:])
-    start_s, end_s, waited_for, busy_s, num_ended = simulate(
-        durations,
-        graph.resource,
-        graph.priority,
-        graph.flow_set,
-        graph.num_predecessors,
-        graph.first_successor,
-        graph.successors,
-        graph.capacity,
-        queue_first,
-        graph.flows,
+    num_tasks, num_resources, flows = graph.num_tasks, len(graph.capacity), graph.flows
+    queue_first = np.zeros(num_resources + 1, dtype=np.int64)
+    np.cumsum(np.bincount(graph.resource[graph.resource >= 0], minlength=num_resources), out=queue_first[1:])
+    tasks = Tasks(
+        duration=graph.duration_s if durations_s is None else _durations(graph, durations_s),
+        resource=graph.resource,
+        priority=graph.priority,
+        flow_set=graph.flow_set,
+        first_successor=graph.first_successor,
+        successors=graph.successors,
+        queue_first=queue_first,
     )
-    assert num_ended == graph.num_tasks, f"{graph.num_tasks - num_ended} tasks of a graph without a cycle never ended"
-    return Outcome(start_s, end_s, waited_for, busy_s, graph.link_bytes)
+    progress = Progress(
+        start=np.zeros(num_tasks),
+        end=np.full(num_tasks, np.nan),
+        waited_for=np.full(num_tasks, -1, dtype=np.int64),
+        missing=graph.num_predecessors.copy(),
+        flows_left=np.zeros(num_tasks, dtype=np.int64),
+        busy=np.zeros(num_resources),
+        free=graph.capacity.copy(),
+        freed_by=np.full(num_resources, -1, dtype=np.int64),
+        queue_keys=np.empty(queue_first[-1]),
+        queue_tasks=np.empty(queue_first[-1], dtype=np.int32),
+        queued=np.zeros(num_resources, dtype=np.int64),
+        touched=np.empty(num_resources, dtype=np.int32),
+        is_touched=np.zeros(num_resources, dtype=np.bool_),
+        event_times=np.empty(num_tasks),
+        event_tasks=np.empty(num_tasks, dtype=np.int32),
+        starting=np.empty(num_tasks, dtype=np.int32),
+        done=np.empty(num_tasks, dtype=np.int32),
+        done_at=np.empty(num_tasks),
+        alone_s=np.full(len(flows.first) - 1, -1.0),
+    )
+    num_ended = simulate(tasks, progress, flows, new_network(flows), no_slots())
+    if num_ended < graph.num_tasks:
+        cycle = _cycle(graph, np.isnan(progress.end))
+        raise UsageError(
+            f"task {cycle[0]} waits for itself: {_in_turn(cycle)}, where each waits for the next. Take one of these "
+            "dependencies out."
+        )
+    return Outcome(progress.start, progress.end, progress.waited_for, progress.busy, graph.link_bytes)
+
+
+def _cycle(graph: Graph, never_ended: npt.NDArray[np.bool_]) -> list[int]:
+    """Tasks of which each waits for the next and the last for the first; some that never ended form one."""
+    earlier = np.repeat(np.arange(graph.num_tasks), np.diff(graph.first_successor))
+    stuck = never_ended[earlier]
+    waits_for = np.full(graph.num_tasks, -1, dtype=np.int64)
+    waits_for[graph.successors[stuck]] = earlier[stuck]
+    task, place = int(never_ended.argmax()), dict[int, int]()
+    while task not in place:
+        place[task] = len(place)
+        task = int(waits_for[task])
+    return list(place)[place[task] :]
+
+
+def _in_turn(cycle: list[int]) -> str:
+    shown = [str(task) for task in cycle]
+    if len(shown) > _MOST_SHOWN:
+        shown[_MOST_SHOWN // 2 : -_MOST_SHOWN // 2] = [f"({len(shown) - _MOST_SHOWN} more)"]
+    return " -> ".join([*shown, shown[0]])
 
 
 def _durations(graph: Graph, given: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

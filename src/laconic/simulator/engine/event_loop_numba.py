@@ -3,13 +3,18 @@
 A moment is everything that happens at one time, up to rounding. In it flows and tasks end and set free what waited for
 them; then each resource that is free takes the first in its queue; and when nothing more happens at that time, rates
 are worked out where flows began or ended, and the clock moves on.
+
+A transfer that has the network to itself takes as long as it did the last time. So when a set of flows begins that is
+known, its end alone is noted; only if another one begins before are its flows made up for.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from laconic.simulator.engine.compilation import compiled
 from laconic.simulator.engine.heaps_numba import pop, push
@@ -17,44 +22,84 @@ from laconic.simulator.engine.network_numba import (
     NUM_CHANGED,
     NUM_DUE,
     NUM_FREE,
+    SAME_TIME,
     begin_flows,
-    end_flow,
+    catch_up,
+    end_flows,
     more_slots,
-    new_network,
-    no_slots,
     share_links,
 )
 
-_SAME_TIME = 1.0 + 1e-12
-"""Times that differ by less are one moment: rounding must not make many of what is one in a symmetric pattern."""
+_Floats = npt.NDArray[np.float64]
+_Indices = npt.NDArray[np.int64]
+_Small = npt.NDArray[np.int32]
+
+
+class Tasks(NamedTuple):
+    """What does not change, as in Graph."""
+
+    duration: _Floats
+    resource: _Small
+    priority: _Floats
+    flow_set: _Small
+    first_successor: _Indices
+    successors: _Small
+    queue_first: _Indices
+    """Room for the queue of each resource."""
+
+
+class Progress(NamedTuple):
+    """What changes. By task unless it says otherwise."""
+
+    start: _Floats
+    """Before it starts: when it was ready."""
+    end: _Floats
+    waited_for: _Indices
+    missing: _Small
+    """Predecessors that have not ended."""
+    flows_left: _Indices
+    """Entries of its flow set that are under way."""
+    busy: _Floats
+    """By resource."""
+    free: _Indices
+    """By resource: how many more tasks it can take."""
+    freed_by: _Indices
+    """By resource: the task that left it last."""
+    queue_keys: _Floats
+    queue_tasks: _Small
+    queued: _Indices
+    """By resource."""
+    touched: _Small
+    """Resources whose queue or free places changed in this moment."""
+    is_touched: npt.NDArray[np.bool_]
+    event_times: _Floats
+    event_tasks: _Small
+    starting: _Small
+    done: _Small
+    """Transfers whose last flow is done, and when it was."""
+    done_at: _Floats
+    alone_s: _Floats
+    """By flow set: how long it takes when it has the network to itself; -1 if nobody knows."""
 
 
 @compiled
-def simulate(
-    duration, resource, priority, flow_set, num_predecessors, first_successor, successors, capacity, queue_first, flows
-):
-    """When each task starts and ends, what it waited for, how long resources were held; and how many tasks ended."""
-    num_tasks, num_resources = len(duration), len(capacity)
-    start, end = np.zeros(num_tasks), np.full(num_tasks, math.nan)
-    waited_for = np.full(num_tasks, -1, np.int64)
-    busy = np.zeros(num_resources)
-    missing = num_predecessors.copy()
-    free = capacity.copy()
-    freed_by = np.full(num_resources, -1, np.int64)
-    queue_keys, queue_tasks = np.empty(queue_first[-1]), np.empty(queue_first[-1], np.int32)
-    queued = np.zeros(num_resources, np.int64)
-    touched, is_touched, num_touched = np.empty(num_resources, np.int64), np.zeros(num_resources, np.bool_), 0
-    event_times, event_tasks, num_events = np.empty(num_tasks), np.empty(num_tasks, np.int32), 0
-    starting, num_starting = np.empty(num_tasks, np.int32), 0
-    network, underway = new_network(flows), no_slots()
-    # By themselves, because handing over a whole tuple of arrays takes longer than the rest of an event.
-    counters, flow_due, flow_heap = network.counters, network.due, network.due_heap
-    flows_left = np.zeros(num_tasks if len(flows.first) > 1 else 0, np.int64)
-    flow_first = flows.first
-    num_ended = 0
+def simulate(tasks, progress, flows, network, underway):
+    """Fill `progress`; gives how many tasks ended."""
+    # By themselves, because taking an array out of a tuple in the loop would take longer than the rest of an event.
+    duration, resource, priority, flow_set = tasks.duration, tasks.resource, tasks.priority, tasks.flow_set
+    first_successor, successors, queue_first = tasks.first_successor, tasks.successors, tasks.queue_first
+    start, end, waited_for, missing = progress.start, progress.end, progress.waited_for, progress.missing
+    flows_left, done, done_at, alone_s = progress.flows_left, progress.done, progress.done_at, progress.alone_s
+    busy, free, freed_by = progress.busy, progress.free, progress.freed_by
+    queue_keys, queue_tasks, queued = progress.queue_keys, progress.queue_tasks, progress.queued
+    touched, is_touched = progress.touched, progress.is_touched
+    event_times, event_tasks, starting = progress.event_times, progress.event_tasks, progress.starting
+    flow_first, counters, flow_due, flow_heap = flows.first, network.counters, network.due, network.due_heap
+    num_events = num_starting = num_ended = num_transfers = num_touched = num_needed = 0
     now = moment = limit = 0.0
+    alone, alone_since, alone_until = -1, 0.0, math.inf
 
-    for task in range(num_tasks):
+    for task in range(len(duration)):
         if missing[task] == 0:
             where = resource[task]
             if where < 0:
@@ -63,40 +108,65 @@ def simulate(
             else:
                 push(queue_keys, queue_tasks, queue_first[where], queued[where], priority[task], task)
                 queued[where] += 1
-    for where in range(num_resources):
+    for where in range(len(free)):
         touched[where] = where
         is_touched[where] = True
-    num_touched = num_resources
+    num_touched = len(free)
 
-    num_needed = 0
     while True:
         # In a loop of its own, because a variable that is replaced inside a loop slows all of it down.
         if num_needed > 0:
             underway = more_slots(underway, counters, num_needed)
         while True:
-            if num_starting > 0:
+            if alone_until <= limit:
+                now = max(now, alone_until)
+                push(event_times, event_tasks, 0, num_events, alone_until + duration[alone], alone)
+                num_events += 1
+                num_transfers = 0
+                alone, alone_until = -1, math.inf
+
+            elif num_starting > 0:
                 task = starting[num_starting - 1]
-                flow_group = flow_set[task]
-                num_flows = flow_first[flow_group + 1] - flow_first[flow_group] if flow_group >= 0 else 0
-                if num_flows > counters[NUM_FREE]:
-                    num_needed = num_flows
-                    break
-                num_starting -= 1
+                group = flow_set[task]
+                num_flows = flow_first[group + 1] - flow_first[group] if group >= 0 else 0
                 if num_flows == 0:
+                    num_starting -= 1
                     push(event_times, event_tasks, 0, num_events, now + duration[task], task)
                     num_events += 1
+                elif num_transfers == 0 and alone_s[group] >= 0.0:
+                    num_starting -= 1
+                    num_transfers = 1
+                    alone, alone_since, alone_until = task, now, now + alone_s[group]
                 else:
+                    num_needed = num_flows
+                    if alone_until < math.inf:
+                        other = flow_set[alone]
+                        num_needed += flow_first[other + 1] - flow_first[other]
+                    if num_needed > counters[NUM_FREE]:
+                        break
+                    if alone_until < math.inf:
+                        flows_left[alone] = num_needed - num_flows
+                        begin_flows(network, underway, flows, flow_set[alone], alone, alone_since)
+                        catch_up(network, underway, flows, alone_since, now / SAME_TIME, flows_left, done, done_at)
+                        alone_until = math.inf
+                    num_starting -= 1
+                    alone = task if num_transfers == 0 else -1
+                    alone_since = now
+                    num_transfers += 1
                     flows_left[task] = num_flows
-                    begin_flows(network, underway, flows, flow_group, task, now)
+                    begin_flows(network, underway, flows, group, task, now)
 
             elif counters[NUM_DUE] > 0 and flow_due[flow_heap[0]] <= limit:
-                due = flow_due[flow_heap[0]]
-                task = end_flow(network, underway, flows)
-                now = max(now, due)
-                flows_left[task] -= 1
-                if flows_left[task] == 0:
-                    push(event_times, event_tasks, 0, num_events, due + duration[task], task)
+                num_done, latest = end_flows(network, underway, flows, limit, flows_left, done, done_at)
+                now = max(now, latest)
+                num_transfers -= num_done
+                for i in range(num_done):
+                    task = done[i]
+                    push(event_times, event_tasks, 0, num_events, done_at[i] + duration[task], task)
                     num_events += 1
+                    if task == alone:
+                        alone_s[flow_set[task]] = done_at[i] - alone_since
+                        alone = -1
 
             elif num_events > 0 and event_times[0] <= limit:
                 when = event_times[0]
@@ -151,13 +221,11 @@ def simulate(
             else:
                 if counters[NUM_CHANGED] > 0:
                     share_links(network, underway, flows, now)
-                moment = flow_due[flow_heap[0]] if counters[NUM_DUE] > 0 else math.inf
+                moment = alone_until
+                if counters[NUM_DUE] > 0:
+                    moment = min(moment, flow_due[flow_heap[0]])
                 if num_events > 0:
                     moment = min(moment, event_times[0])
                 if moment == math.inf:
-                    num_needed = 0
-                    break
-                limit = moment * _SAME_TIME
-        if num_needed == 0:
-            break
-    return start, end, waited_for, busy, num_ended
+                    return num_ended
+                limit = moment * SAME_TIME

@@ -1,4 +1,8 @@
-"""Binary heaps in arrays that many of them may share: what happens next, and who is first in a queue.
+"""Heaps in arrays: what happens next, who is first in a queue, which flow of a route is done first.
+
+    push, pop              a binary heap of (key, item) pairs, in arrays that many heaps may share
+    put, take_out          a binary heap whose items know their places, so that their keys may change
+    meld, without_root     pairing heaps, as many as wanted of the same nodes
 
 Imported only when a graph runs.
 """
@@ -49,3 +53,77 @@ def pop(keys, items, base, size):
     keys[base + place] = key
     items[base + place] = item
     return first
+
+
+@compiled
+def put(heap, places, keys, size, item, key):
+    """Give `item`, which has a place in a heap of `size`, the key `key`, and move it where it now belongs."""
+    place = places[item]
+    keys[item] = key
+    while place > 0:
+        above = (place - 1) >> 1
+        other = heap[above]
+        if keys[other] <= key:
+            break
+        heap[place] = other
+        places[other] = place
+        place = above
+    while True:
+        below = 2 * place + 1
+        if below >= size:
+            break
+        if below + 1 < size and keys[heap[below + 1]] < keys[heap[below]]:
+            below += 1
+        other = heap[below]
+        if key <= keys[other]:
+            break
+        heap[place] = other
+        places[other] = place
+        place = below
+    heap[place] = item
+    places[item] = place
+
+
+@compiled
+def take_out(heap, places, keys, size, item):
+    """Take `item` out, which leaves a heap of `size`: the last one moves into its place."""
+    last = heap[size]
+    if last != item:
+        places[last] = places[item]
+        put(heap, places, keys, size, last, keys[last])
+    places[item] = -1
+
+
+@compiled
+def meld(keys, child, sibling, one, two):
+    """One heap out of two, given by their roots; -1 is an empty one. Gives its root, which has the smallest key."""
+    if one < 0:
+        return two
+    if two < 0:
+        return one
+    if keys[two] < keys[one]:
+        one, two = two, one
+    sibling[two] = child[one]
+    child[one] = two
+    return one
+
+
+@compiled
+def without_root(keys, child, sibling, root):
+    """What is left of a heap: the children in pairs from the left, then all of these from the right."""
+    pairs = -1
+    node = child[root]
+    while node >= 0:
+        partner = sibling[node]
+        following = sibling[partner] if partner >= 0 else -1
+        pair = meld(keys, child, sibling, node, partner)
+        sibling[pair] = pairs
+        pairs = pair
+        node = following
+    heap = -1
+    while pairs >= 0:
+        following = sibling[pairs]
+        sibling[pairs] = -1
+        heap = meld(keys, child, sibling, heap, pairs)
+        pairs = following
+    return heap

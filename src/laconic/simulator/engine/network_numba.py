@@ -14,14 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from laconic.simulator.engine.compilation import compiled
+from laconic.simulator.engine.flow_sets import Flows
+from laconic.simulator.engine.heaps_numba import meld, put, take_out, without_root
 from laconic.simulator.engine.maxmin_numba import fill
 
 _Floats = npt.NDArray[np.float64]
 _Indices = npt.NDArray[np.int64]
 _Small = npt.NDArray[np.int32]
 
-NUM_DUE, NUM_CHANGED, EPOCH, NUM_FREE = range(4)
-"""Places in `Network.counters`."""
+NUM_DUE, NUM_CHANGED, EPOCH, NUM_FREE, NUM_COUNTERS = range(5)
+"""Places in `Network.counters`, and how many those are."""
+
+SAME_TIME = 1.0 + 1e-12
+"""Times that differ by less are one moment: rounding must not make many of what is one in a symmetric pattern."""
 
 
 class Network(NamedTuple):
@@ -80,48 +85,48 @@ class Underway(NamedTuple):
     """Slots that nobody uses; those before counters[NUM_FREE]."""
 
 
-@compiled
-def new_network(flows):
+def new_network(flows: Flows) -> Network:
+    """Nothing under way."""
     num_routes, num_links, num_hops = len(flows.route_first) - 1, len(flows.capacity), len(flows.links)
     return Network(
-        np.zeros(num_routes),
-        np.zeros(num_routes),
-        np.zeros(num_routes),
-        np.zeros(num_routes, np.int64),
-        np.full(num_routes, -1, np.int32),
-        np.zeros(num_routes),
-        np.empty(num_routes, np.int32),
-        np.full(num_routes, -1, np.int32),
-        np.empty(num_hops, np.int32),
-        np.empty(num_hops, np.int32),
-        np.empty(num_hops, np.int32),
-        np.zeros(num_links, np.int64),
-        np.empty(num_routes, np.int32),
-        np.zeros(num_routes, np.bool_),
-        np.zeros(num_routes, np.int64),
-        np.zeros(num_links, np.int64),
-        np.empty(num_routes, np.int32),
-        np.empty(num_links, np.int32),
-        np.empty(num_routes),
-        np.empty(num_links),
-        np.empty(num_links, np.int64),
-        np.empty(num_links),
-        np.empty(num_links, np.int32),
-        np.zeros(4, np.int64),
+        served=np.zeros(num_routes),
+        since=np.zeros(num_routes),
+        rate=np.zeros(num_routes),
+        count=np.zeros(num_routes, dtype=np.int64),
+        root=np.full(num_routes, -1, dtype=np.int32),
+        due=np.zeros(num_routes),
+        due_heap=np.empty(num_routes, dtype=np.int32),
+        due_place=np.full(num_routes, -1, dtype=np.int32),
+        crossing=np.empty(num_hops, dtype=np.int32),
+        crossing_hop=np.empty(num_hops, dtype=np.int32),
+        hop_place=np.empty(num_hops, dtype=np.int32),
+        num_crossing=np.zeros(num_links, dtype=np.int64),
+        changed=np.empty(num_routes, dtype=np.int32),
+        is_changed=np.zeros(num_routes, dtype=np.bool_),
+        seen_route=np.zeros(num_routes, dtype=np.int64),
+        seen_link=np.zeros(num_links, dtype=np.int64),
+        part_routes=np.empty(num_routes, dtype=np.int32),
+        part_links=np.empty(num_links, dtype=np.int32),
+        new_rate=np.empty(num_routes),
+        left=np.empty(num_links),
+        growing=np.empty(num_links, dtype=np.int64),
+        keys=np.empty(num_links),
+        queue=np.empty(num_links, dtype=np.int32),
+        counters=np.zeros(NUM_COUNTERS, dtype=np.int64),
     )
 
 
-@compiled
-def no_slots():
-    small = np.empty(0, np.int32)
-    return Underway(np.empty(0), small, np.empty(0, np.int64), small, small, small)
+def no_slots() -> Underway:
+    """For no flow at all."""
+    small = np.empty(0, dtype=np.int32)
+    return Underway(np.empty(0), small, np.empty(0, dtype=np.int64), small, small, small)
 
 
 @compiled
 def more_slots(underway, counters, needed):
-    """The same flows in at least twice as many slots, `needed` of them free."""
+    """The same flows in more slots, at least `needed` of them free."""
     old = len(underway.task)
-    size = max(2 * old, old + needed)
+    size = 2 * old + needed
     grown = Underway(
         np.empty(size),
         np.empty(size, np.int32),
@@ -130,69 +135,112 @@ def more_slots(underway, counters, needed):
         np.empty(size, np.int32),
         np.empty(size, np.int32),
     )
-    grown.finish[:old] = underway.finish
-    grown.task[:old] = underway.task
-    grown.count[:old] = underway.count
-    grown.child[:old] = underway.child
-    grown.sibling[:old] = underway.sibling
-    num_free = counters[NUM_FREE]
-    grown.free[:num_free] = underway.free[:num_free]
+    for slot in range(old):
+        grown.finish[slot] = underway.finish[slot]
+        grown.task[slot] = underway.task[slot]
+        grown.count[slot] = underway.count[slot]
+        grown.child[slot] = underway.child[slot]
+        grown.sibling[slot] = underway.sibling[slot]
+        grown.free[slot] = underway.free[slot]
     for slot in range(old, size):
-        grown.free[num_free + slot - old] = slot
-    counters[NUM_FREE] = num_free + size - old
+        grown.free[counters[NUM_FREE]] = slot
+        counters[NUM_FREE] += 1
     return grown
 
 
 @compiled
 def begin_flows(network, underway, flows, flow_set, task, now):
     """Start the flows of a set; there are slots enough for them."""
-    counters = network.counters
+    served, since, rate, count, root = network.served, network.since, network.rate, network.count, network.root
+    finish, child, sibling, free = underway.finish, underway.child, underway.sibling, underway.free
+    slot_task, slot_count = underway.task, underway.count
+    changed, is_changed, counters = network.changed, network.is_changed, network.counters
+    entry_route, entry_bytes, entry_count = flows.route, flows.num_bytes, flows.count
+    route_first, links, crossing_first = flows.route_first, flows.links, flows.crossing_first
+    crossing, crossing_hop, hop_place = network.crossing, network.crossing_hop, network.hop_place
+    num_crossing = network.num_crossing
     for entry in range(flows.first[flow_set], flows.first[flow_set + 1]):
-        route = flows.route[entry]
-        counters[NUM_FREE] -= 1
-        slot = underway.free[counters[NUM_FREE]]
-        if network.count[route] == 0:
-            network.served[route] = 0.0
-            network.since[route] = now
-            network.rate[route] = 0.0
-            _enter(network, flows, route)
+        route = entry_route[entry]
+        if count[route] > 0:
+            _serve(served, since, rate, route, now)
         else:
-            _serve(network, route, now)
-        network.count[route] += flows.count[entry]
-        underway.finish[slot] = network.served[route] + flows.num_bytes[entry]
-        underway.task[slot] = task
-        underway.count[slot] = flows.count[entry]
-        underway.child[slot] = -1
-        underway.sibling[slot] = -1
-        network.root[route] = _meld(underway, network.root[route], slot)
-        _note_change(network, route)
+            served[route] = 0.0
+            since[route] = now
+            rate[route] = 0.0
+            for hop in range(route_first[route], route_first[route + 1]):
+                link = links[hop]
+                place = crossing_first[link] + num_crossing[link]
+                num_crossing[link] += 1
+                crossing[place] = route
+                crossing_hop[place] = hop
+                hop_place[hop] = place
+        count[route] += entry_count[entry]
+        counters[NUM_FREE] -= 1
+        slot = free[counters[NUM_FREE]]
+        finish[slot] = served[route] + entry_bytes[entry]
+        slot_task[slot] = task
+        slot_count[slot] = entry_count[entry]
+        child[slot] = -1
+        sibling[slot] = -1
+        root[route] = meld(finish, child, sibling, root[route], slot)
+        _note_change(changed, is_changed, counters, route)
 
 
 @compiled
-def end_flow(network, underway, flows):
-    """Take out the flow that is due first, and give its task."""
-    route = network.due_heap[0]
-    slot = network.root[route]
-    network.served[route] = underway.finish[slot]
-    network.since[route] = network.due[route]
-    network.count[route] -= underway.count[slot]
-    network.root[route] = _without_root(underway, slot)
-    underway.free[network.counters[NUM_FREE]] = slot
-    network.counters[NUM_FREE] += 1
-    _note_change(network, route)
-    if network.root[route] < 0:
-        _leave(network, flows, route)
-        _remove_due(network, route)
-    else:
-        # At the rate it has; what it has from now on is worked out with all else that changes at this moment.
-        _set_due(network, route, _done_at(network, underway, route))
-    return underway.task[slot]
+def end_flows(network, underway, flows, limit, flows_left, done, done_at):
+    """Take out the flows that are due until `limit`.
+
+    Tasks that have no flows left are written into `done`, with their times; gives how many those are, and the time of
+    the last flow.
+    """
+    served, since, rate, count, root = network.served, network.since, network.rate, network.count, network.root
+    due, due_heap, due_place = network.due, network.due_heap, network.due_place
+    finish, child, sibling, free = underway.finish, underway.child, underway.sibling, underway.free
+    slot_task, slot_count = underway.task, underway.count
+    changed, is_changed, counters = network.changed, network.is_changed, network.counters
+    route_first, links, crossing_first = flows.route_first, flows.links, flows.crossing_first
+    crossing, crossing_hop, hop_place = network.crossing, network.crossing_hop, network.hop_place
+    num_crossing = network.num_crossing
+    num_done, latest = 0, 0.0
+    while counters[NUM_DUE] > 0 and due[due_heap[0]] <= limit:
+        route = due_heap[0]
+        slot = root[route]
+        latest = due[route]
+        served[route] = finish[slot]
+        since[route] = latest
+        count[route] -= slot_count[slot]
+        root[route] = without_root(finish, child, sibling, slot)
+        free[counters[NUM_FREE]] = slot
+        counters[NUM_FREE] += 1
+        _note_change(changed, is_changed, counters, route)
+        if root[route] >= 0:
+            # At the rate it has; the one it gets is worked out with all else that changes at this moment.
+            following = latest + (finish[root[route]] - served[route]) / rate[route]
+            put(due_heap, due_place, due, counters[NUM_DUE], route, following)
+        else:
+            counters[NUM_DUE] -= 1
+            take_out(due_heap, due_place, due, counters[NUM_DUE], route)
+            for hop in range(route_first[route], route_first[route + 1]):
+                link = links[hop]
+                num_crossing[link] -= 1
+                # The last route of the link takes its place.
+                place, last = hop_place[hop], crossing_first[link] + num_crossing[link]
+                moved = crossing_hop[last]
+                crossing[place] = crossing[last]
+                crossing_hop[place] = moved
+                hop_place[moved] = place
+        task = slot_task[slot]
+        flows_left[task] -= 1
+        if flows_left[task] == 0:
+            done[num_done] = task
+            done_at[num_done] = latest
+            num_done += 1
+    return num_done, latest
 
 
 @compiled
 def share_links(network, underway, flows, now):
     """Work out rates anew where something changed."""
-    counters = network.counters
     num_routes, num_links = _connected_part(network, flows)
     fill(
         network.part_routes,
@@ -212,181 +260,94 @@ def share_links(network, underway, flows, now):
         network.queue,
         network.new_rate,
     )
+    served, since, rate, root, finish = network.served, network.since, network.rate, network.root, underway.finish
+    due, due_heap, due_place = network.due, network.due_heap, network.due_place
+    new_rate, part_routes = network.new_rate, network.part_routes
+    changed, is_changed, counters = network.changed, network.is_changed, network.counters
     for i in range(num_routes):
-        route = network.part_routes[i]
-        if network.is_changed[route] or network.new_rate[route] != network.rate[route]:
-            _serve(network, route, now)
-            network.rate[route] = network.new_rate[route]
-            _set_due(network, route, _done_at(network, underway, route))
+        route = part_routes[i]
+        if is_changed[route] or new_rate[route] != rate[route]:
+            _serve(served, since, rate, route, now)
+            rate[route] = new_rate[route]
+            if due_place[route] < 0:
+                due_place[route] = counters[NUM_DUE]
+                counters[NUM_DUE] += 1
+            missing = max(finish[root[route]] - served[route], 0.0)
+            put(due_heap, due_place, due, counters[NUM_DUE], route, now + missing / rate[route])
     for i in range(counters[NUM_CHANGED]):
-        network.is_changed[network.changed[i]] = False
+        is_changed[changed[i]] = False
     counters[NUM_CHANGED] = 0
+
+
+@compiled
+def catch_up(network, underway, flows, since, until, flows_left, done, done_at):
+    """Let the flows that began at `since` run until `until`, before which no transfer ends."""
+    share_links(network, underway, flows, since)
+    due, due_heap = network.due, network.due_heap
+    while due[due_heap[0]] < until:
+        _, latest = end_flows(network, underway, flows, due[due_heap[0]] * SAME_TIME, flows_left, done, done_at)
+        share_links(network, underway, flows, latest)
 
 
 @compiled
 def _connected_part(network, flows):
     """All routes with flows that share links, directly or through others, with those that changed; and the links."""
-    counters = network.counters
+    count, seen_route, seen_link = network.count, network.seen_route, network.seen_link
+    part_routes, part_links, changed, counters = (
+        network.part_routes,
+        network.part_links,
+        network.changed,
+        network.counters,
+    )
+    route_first, links, crossing_first = flows.route_first, flows.links, flows.crossing_first
+    crossing, num_crossing = network.crossing, network.num_crossing
     counters[EPOCH] += 1
     epoch = counters[EPOCH]
     num_routes = num_links = 0
     for i in range(counters[NUM_CHANGED]):
-        route = network.changed[i]
-        if network.seen_route[route] != epoch:
-            network.seen_route[route] = epoch
-            if network.count[route] > 0:
-                network.part_routes[num_routes] = route
+        route = changed[i]
+        if seen_route[route] != epoch:
+            seen_route[route] = epoch
+            if count[route] > 0:
+                part_routes[num_routes] = route
                 num_routes += 1
-            num_links = _see_links(network, flows, route, epoch, num_links)
+            num_links = _see_links(route_first, links, seen_link, part_links, route, epoch, num_links)
     looked = 0
     while looked < num_links:
-        link = network.part_links[looked]
+        link = part_links[looked]
         looked += 1
-        begin = flows.crossing_first[link]
-        for i in range(begin, begin + network.num_crossing[link]):
-            route = network.crossing[i]
-            if network.seen_route[route] != epoch:
-                network.seen_route[route] = epoch
-                network.part_routes[num_routes] = route
+        begin = crossing_first[link]
+        for i in range(begin, begin + num_crossing[link]):
+            route = crossing[i]
+            if seen_route[route] != epoch:
+                seen_route[route] = epoch
+                part_routes[num_routes] = route
                 num_routes += 1
-                num_links = _see_links(network, flows, route, epoch, num_links)
+                num_links = _see_links(route_first, links, seen_link, part_links, route, epoch, num_links)
     return num_routes, num_links
 
 
 @compiled
-def _see_links(network, flows, route, epoch, num_links):
-    for hop in range(flows.route_first[route], flows.route_first[route + 1]):
-        link = flows.links[hop]
-        if network.seen_link[link] != epoch:
-            network.seen_link[link] = epoch
-            network.part_links[num_links] = link
+def _see_links(route_first, links, seen_link, part_links, route, epoch, num_links):
+    for hop in range(route_first[route], route_first[route + 1]):
+        link = links[hop]
+        if seen_link[link] != epoch:
+            seen_link[link] = epoch
+            part_links[num_links] = link
             num_links += 1
     return num_links
 
 
 @compiled
-def _serve(network, route, now):
-    if now > network.since[route]:
-        network.served[route] += network.rate[route] * (now - network.since[route])
-        network.since[route] = now
+def _serve(served, since, rate, route, now):
+    if now > since[route]:
+        served[route] += rate[route] * (now - since[route])
+        since[route] = now
 
 
 @compiled
-def _done_at(network, underway, route):
-    missing = underway.finish[network.root[route]] - network.served[route]
-    return network.since[route] + max(missing, 0.0) / network.rate[route]
-
-
-@compiled
-def _note_change(network, route):
-    if not network.is_changed[route]:
-        network.is_changed[route] = True
-        network.changed[network.counters[NUM_CHANGED]] = route
-        network.counters[NUM_CHANGED] += 1
-
-
-@compiled
-def _enter(network, flows, route):
-    """Put the route among those that cross its links."""
-    for hop in range(flows.route_first[route], flows.route_first[route + 1]):
-        link = flows.links[hop]
-        place = flows.crossing_first[link] + network.num_crossing[link]
-        network.num_crossing[link] += 1
-        network.crossing[place] = route
-        network.crossing_hop[place] = hop
-        network.hop_place[hop] = place
-
-
-@compiled
-def _leave(network, flows, route):
-    """Take it out again; the last one of each link takes its place."""
-    for hop in range(flows.route_first[route], flows.route_first[route + 1]):
-        link = flows.links[hop]
-        network.num_crossing[link] -= 1
-        place, last = network.hop_place[hop], flows.crossing_first[link] + network.num_crossing[link]
-        moved = network.crossing_hop[last]
-        network.crossing[place] = network.crossing[last]
-        network.crossing_hop[place] = moved
-        network.hop_place[moved] = place
-
-
-@compiled
-def _meld(underway, one, two):
-    """One heap out of two; -1 is an empty one."""
-    if one < 0:
-        return two
-    if two < 0:
-        return one
-    if underway.finish[two] < underway.finish[one]:
-        one, two = two, one
-    underway.sibling[two] = underway.child[one]
-    underway.child[one] = two
-    return one
-
-
-@compiled
-def _without_root(underway, root):
-    """The rest of a heap: its children in pairs from the left, then all of these from the right."""
-    pairs = -1
-    child = underway.child[root]
-    while child >= 0:
-        partner = underway.sibling[child]
-        following = underway.sibling[partner] if partner >= 0 else -1
-        pair = _meld(underway, child, partner)
-        underway.sibling[pair] = pairs
-        pairs = pair
-        child = following
-    heap = -1
-    while pairs >= 0:
-        following = underway.sibling[pairs]
-        underway.sibling[pairs] = -1
-        heap = _meld(underway, heap, pairs)
-        pairs = following
-    return heap
-
-
-@compiled
-def _set_due(network, route, due):
-    """Put the route where it belongs among those that are due."""
-    heap, places, dues = network.due_heap, network.due_place, network.due
-    place = places[route]
-    if place < 0:
-        place = network.counters[NUM_DUE]
-        network.counters[NUM_DUE] += 1
-    dues[route] = due
-    while place > 0:
-        above = (place - 1) >> 1
-        other = heap[above]
-        if dues[other] <= due:
-            break
-        heap[place] = other
-        places[other] = place
-        place = above
-    size = network.counters[NUM_DUE]
-    while True:
-        below = 2 * place + 1
-        if below >= size:
-            break
-        if below + 1 < size and dues[heap[below + 1]] < dues[heap[below]]:
-            below += 1
-        other = heap[below]
-        if due <= dues[other]:
-            break
-        heap[place] = other
-        places[other] = place
-        place = below
-    heap[place] = route
-    places[route] = place
-
-
-@compiled
-def _remove_due(network, route):
-    heap, places = network.due_heap, network.due_place
-    network.counters[NUM_DUE] -= 1
-    last = heap[network.counters[NUM_DUE]]
-    if last != route:
-        place = places[route]
-        heap[place] = last
-        places[last] = place
-        _set_due(network, last, network.due[last])
-    places[route] = -1
+def _note_change(changed, is_changed, counters, route):
+    if not is_changed[route]:
+        is_changed[route] = True
+        changed[counters[NUM_CHANGED]] = route
+        counters[NUM_CHANGED] += 1

@@ -42,6 +42,8 @@ class Label:
     """The part of the network."""
     nbytes: int = 0
     move: str = ""
+    moving_s: float = 0.0
+    """How long bytes move, at its end."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +183,11 @@ class Drawing:
         world_size = inputs.world_size if world is None else world
         ends = list(after)
         for passage in inputs.network.passages(move, world_size, inputs.num_servers):
-            label = Label("exchange", step, bucket, passage.where, move.nbytes, f"{move.kind} {move.algorithm}")
+            name, moving_s = f"{move.kind} {move.algorithm}", passage.busy_s * share
+            label = Label("exchange", step, bucket, passage.where, move.nbytes, name, moving_s)
             ends = [
                 self.builder.timed(
-                    passage.busy_s * share,
+                    passage.startup_s + moving_s,
                     resource=self.part(passage.where),
                     priority=self._order,
                     after=ends,
@@ -192,7 +195,7 @@ class Drawing:
                 )
             ]
             if passage.latency_s:
-                waiting = Label("latency", step, bucket, passage.where, move.nbytes, label.move)
+                waiting = Label("latency", step, bucket, passage.where, move.nbytes, name)
                 ends = [self.builder.timed(passage.latency_s, after=ends, label=self._label(waiting))]
         return ends
 

@@ -176,7 +176,7 @@ class AnalyticNetwork:
             )
         startup_s = min(curve.startup_s, found.seconds)
         issue_s = min(curve.issue_s, startup_s)
-        return Passage(LINK, found.seconds - startup_s + messages * issue_s, startup_s - issue_s)
+        return Passage(LINK, found.seconds - startup_s, startup_s - issue_s, messages * issue_s)
 
     def _warn(self, text: str) -> None:
         self._warnings[text] = None

@@ -17,17 +17,20 @@ UP, DOWN = "to servers", "from servers"
 
 @dataclass(frozen=True)
 class Passage:
-    """One stretch of a move: t = latency_s + busy_s, of which others may use the same links during latency_s."""
+    """One stretch of a move: t = startup_s + busy_s + latency_s, of which others may use the same links in the last."""
 
     where: str
     """The part of the network that nobody else can use meanwhile."""
     busy_s: float
+    """How long bytes move."""
     latency_s: float = 0.0
+    startup_s: float = 0.0
+    """Before bytes move, and nobody else's can."""
 
     @property
     def seconds(self) -> float:
         """How long it takes by itself."""
-        return self.busy_s + self.latency_s
+        return self.startup_s + self.busy_s + self.latency_s
 
 
 class Network(Protocol):

@@ -1,0 +1,78 @@
+"""One step in one sentence: how long it took, how much of it was waiting, and for what."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from laconic.report.results import TORCH_DDP, TORCH_HOOKS
+from laconic.report.timeline import RankStep
+from laconic.units import human_bytes
+
+_NEGLIGIBLE = 0.005
+"""Of a step."""
+
+
+def milliseconds(value: float) -> str:
+    """With three digits or more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def in_words(step: RankStep, number: int, strategy: str) -> str:
+    """As in: step 23: 402 ms, of which 100 ms wait for communication; bucket 4 (11.2 MiB) is waited for longest."""
+    begin = f"step {number}: {_ms(step.duration_s)}"
+    if strategy in (TORCH_DDP, *TORCH_HOOKS.values()):
+        return f"{begin}{_beyond_alone(step)}; torch does not say when it exchanges"
+    exchanges = [span for span in step.spans if span.kind == "exchange"]
+    if not exchanges:
+        return f"{begin}; nothing is exchanged in it"
+    return f"{begin}{_waiting(step)}{_going_on(step)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{milliseconds(seconds * 1e3)} ms"
+
+
+def _beyond_alone(step: RankStep) -> str:
+    """What the passes take longer than by themselves; nothing if that is not known."""
+    if step.alone_s is None:
+        return ""
+    passes_s = sum(span.duration_s for span in step.spans if span.kind in ("forward", "backward"))
+    return f", of which about {_ms(max(0.0, passes_s - step.alone_s))} wait for communication"
+
+
+def _waiting(step: RankStep) -> str:
+    waits = [span for span in step.spans if span.kind == "wait" and span.age == 0]
+    total_s = sum(span.duration_s for span in waits)
+    if total_s < _NEGLIGIBLE * step.duration_s:
+        return ", and next to nothing of it waits for communication"
+    words = f", of which {_ms(total_s)} wait for communication"
+    by_bucket: dict[int, float] = defaultdict(float)
+    for span in waits:
+        if span.bucket is not None:
+            by_bucket[span.bucket] += span.duration_s
+    if not by_bucket:
+        return words
+    bucket = max(by_bucket, key=lambda number: by_bucket[number])
+    sent = _sent_bytes(step, bucket)
+    named = f"bucket {bucket}" if sent is None else f"bucket {bucket} ({human_bytes(sent)})"
+    if len(by_bucket) == 1:
+        return f"{words}, all for {named}"
+    return f"{words}; {named} is waited for longest, {_ms(by_bucket[bucket])}"
+
+
+def _sent_bytes(step: RankStep, bucket: int) -> int | None:
+    """What its exchange sends, both halves where there are two; of one step where several are seen."""
+    for age in (0, -1):
+        of_bucket = [span for span in step.spans if (span.kind, span.bucket, span.age) == ("exchange", bucket, age)]
+        sent = [span.wire_bytes for span in of_bucket if span.wire_bytes is not None]
+        if sent:
+            return sum(sent)
+    return None
+
+
+def _going_on(step: RankStep) -> str:
+    own = [span for span in step.spans if span.kind == "exchange" and span.age == 0]
+    later = {span.bucket for span in own if span.end_s > step.begin_s + step.duration_s + 1e-4}
+    if not later:
+        return ""
+    return f"; exchanges of {len(later)} of its {len({span.bucket for span in own})} buckets end in the next step"

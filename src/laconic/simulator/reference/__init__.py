@@ -1,0 +1,1 @@
+"""Measured figures of others that the simulator is held to."""

@@ -1,0 +1,183 @@
+"""The seven lossless methods of a quantitative survey, predicted for all its models, networks and numbers of GPUs.
+
+Calibrated on what the survey measured with one GPU and with one exchange after the whole backward pass (BSP), nothing
+else: for every model, network and number of GPUs
+
+    T = batch n / throughput(BSP) - compute - offset(model)        what exchanging everything takes, in one piece
+
+offset is what a step with other GPUs in the host takes more or less than one alone, the same for all networks and for
+both BERTs, which are one program: found from BSP with all-reduce, as the part that does not grow with bytes. Two figures cannot be read off BSP and
+are assumptions, the same for all models, networks and methods:
+
+    start-up of each exchange    0.5 ms of software; all-reduces also a network's own, which the survey's authors give
+                                 in their program for MG-WFBP as fitted on clusters of theirs
+    interference                 30% of compute's speed is lost while something is under way: the hosts are PCIe-only,
+                                 and what is exchanged passes through the memory of GPU and host that compute uses
+
+Methods run as the strategies of this library, on workloads of this library. A host's four GPUs add up before anything
+crosses the network, so servers see hosts; their number is that of the hosts, and the load on them is part of T.
+
+Reference: Shi et al. 2021, A Quantitative Survey of Communication Optimizations in Distributed Deep Learning, IEEE
+Network 35(3), arXiv:2005.13247; HKBU-HPML/ddl-benchmarks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from laconic.cluster import Cluster, Link
+from laconic.core.exchange import Move
+from laconic.core.transport import all_reduce_sent
+from laconic.simulator.network import LINK, Passage
+from laconic.simulator.reference.survey_figures import GPUS, MODELS, NETWORKS, THROUGHPUT
+from laconic.simulator.simulation import Conditions, simulate
+from laconic.workload import Workload, workload
+
+METHODS = {
+    "BSP-A2A": "bsp / all_reduce / none / sequential",
+    "BSP-PS": "bsp / parameter_server(shards=1) / none / sequential",
+    "WFBP-A2A": "bsp / all_reduce / none / wfbp",
+    "WFBP-PS": "bsp / parameter_server(shards=1) / none / wfbp",
+    "MG-WFBP": "bsp / all_reduce / none / mg_wfbp",
+    "ByteScheduler-A2A": (
+        "bsp / all_reduce / none / priority(partition_bytes=4000000, credit_bytes=16000000, merge=false)"
+    ),
+    "ByteScheduler-PS": (
+        "bsp / parameter_server(shards=1) / none / priority(partition_bytes=4096000, credit_bytes=16384000, merge=false)"
+    ),
+}
+"""The survey's methods as strategies. One shard: see above."""
+
+_GPUS_PER_HOST = 4
+_BANDWIDTH_BPS = {"10GbE": 10e9, "100GbE": 100e9, "100GbIB": 100e9}
+_SOFTWARE_S = 0.5e-3
+_RING_S = {
+    "10GbE": (0.042e-3, 0.523e-3, 0.908e-3, 1.348e-3),
+    "100GbIB": (0.042e-3, 0.098e-3, 0.236e-3, 0.406e-3),
+}
+"""Start-up of an all-reduce among each of GPUS; TCP/IP over InfiniBand is taken half-way between the two."""
+_INTERFERENCE = 0.3
+_MEMORY_BYTES_PER_S = 616e9
+_OPTIMIZER_BYTES = {"ResNet-50": 28, "BERT-Base": 76, "BERT-Large": 76}
+"""Bytes that the optimizer's kernels read and write per parameter: SGD with momentum; AdamW as separate kernels."""
+
+
+def table() -> list[dict[str, object]]:
+    """One entry per cell of the survey: model, network, method, gpus and predicted throughput in samples per second."""
+    return [
+        {"model": model, "network": network, "method": method, "gpus": gpus, "throughput": found}
+        for model in MODELS
+        for network in NETWORKS
+        for method in METHODS
+        for gpus in GPUS
+        for found in [throughput(model, network, method, gpus)]
+    ]
+
+
+def throughput(model: str, network: str, method: str, gpus: int) -> float:
+    """Predicted samples per second of all GPUs together."""
+    job = workload(MODELS[model])
+    optimizer_s = _OPTIMIZER_BYTES[model] * job.num_parameters / _MEMORY_BYTES_PER_S
+    found = simulate(
+        METHODS[method],
+        job.scaled(compute_s=job.compute_s + offsets()[model] - optimizer_s),
+        _cluster(network, gpus),
+        network=_network(model, network, method, gpus),
+        conditions=Conditions(interference_ratio=_INTERFERENCE, optimizer_s=optimizer_s),
+    )
+    return gpus * job.batch / found.step_s
+
+
+@dataclass(frozen=True)
+class CalibratedNetwork:
+    """Everything takes turns on one link: t = startup + bytes x seconds per byte."""
+
+    startup_s: float
+    byte_s: float
+    latency_s: float = 0.0
+    """What passes beside, while others may be under way."""
+
+    def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
+        """See Network; a sum of everybody's bytes, or the way to the servers and back."""
+        return (Passage(LINK, move.nbytes * self.byte_s, self.latency_s, self.startup_s),)
+
+    def warnings(self) -> list[str]:
+        """See Network."""
+        return []
+
+
+def _network(model: str, network: str, method: str, gpus: int) -> CalibratedNetwork:
+    with_servers = method.endswith("-PS")
+    byte_s = exchange_s(model, network, "BSP-PS" if with_servers else "BSP-A2A", gpus) / _job(model).gradient_bytes
+    if method.startswith("BSP"):
+        return CalibratedNetwork(0.0, byte_s)  # T includes the start-up of the one exchange
+    if with_servers:
+        return CalibratedNetwork(_SOFTWARE_S, byte_s)
+    if method == "ByteScheduler-A2A":
+        # Its credit lets several be under way: what one takes on the network, others hide.
+        return CalibratedNetwork(_SOFTWARE_S, byte_s, _ring_s(network, gpus))
+    return CalibratedNetwork(_SOFTWARE_S + _ring_s(network, gpus), byte_s)
+
+
+def _ring_s(network: str, gpus: int) -> float:
+    place = GPUS.index(gpus)
+    if network in _RING_S:
+        return _RING_S[network][place]
+    return sum(times[place] for times in _RING_S.values()) / len(_RING_S)
+
+
+def _cluster(network: str, gpus: int) -> Cluster:
+    links = (Link(bandwidth_bps=_BANDWIDTH_BPS[network]),) * (gpus // _GPUS_PER_HOST)
+    return Cluster(links=links, devices_per_host=_GPUS_PER_HOST, inside=Link(bandwidth_bps=64e9))
+
+
+# -- calibration -------------------------------------------------------------------------------------------------
+
+
+@cache
+def _job(model: str) -> Workload:
+    return workload(MODELS[model])
+
+
+def _measured_s(model: str, network: str, method: str, gpus: int) -> float | None:
+    """What a step of BSP took beyond the compute time of one GPU."""
+    found = THROUGHPUT[model, network, method][GPUS.index(gpus)]
+    return None if found is None else gpus * _job(model).batch / found - _job(model).compute_s
+
+
+@cache
+def offsets() -> dict[str, float]:
+    """For each model, what a step takes beyond one GPU's compute and the exchange, by least squares.
+
+    measured(model, network, n) = offset(program) + bytes(model, n) x seconds per byte(network, n)
+
+    Without a program that has two sizes, an offset in proportion to bytes could not be told from time per byte.
+    """
+    programs, places = ["ResNet", "BERT"], [(network, gpus) for network in NETWORKS for gpus in GPUS]
+    rows, values = [], []
+    for model in MODELS:
+        program = programs.index(model.partition("-")[0])
+        for place, (network, gpus) in enumerate(places):
+            measured_s = _measured_s(model, network, "BSP-A2A", gpus)
+            assert measured_s is not None, "BSP with all-reduce was measured everywhere"
+            row = np.zeros(len(programs) + len(places))
+            row[program] = 1.0
+            row[len(programs) + place] = all_reduce_sent(_job(model).gradient_bytes, gpus) / 1e9
+            # Errors are relative to the whole step, as the survey's own deviations are.
+            step_s = measured_s + _job(model).compute_s
+            rows.append(row / step_s)
+            values.append(measured_s / step_s)
+    solution, *_ = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)
+    return {model: float(solution[programs.index(model.partition("-")[0])]) for model in MODELS}
+
+
+def exchange_s(model: str, network: str, method: str, gpus: int) -> float:
+    """T: what exchanging everything in one piece takes; where networks were mixed up, as for the model that was not."""
+    measured_s = _measured_s(model, network, method, gpus)
+    if measured_s is not None:
+        return measured_s - offsets()[model]
+    known_s = exchange_s("BERT-Base", network, method, gpus)
+    return known_s * _job(model).gradient_bytes / _job("BERT-Base").gradient_bytes
