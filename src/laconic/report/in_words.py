@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from laconic.report.results import TORCH_DDP, TORCH_HOOKS
-from laconic.report.timeline import RankStep
+from laconic.report.timeline import RankStep, Span
 from laconic.units import human_bytes
 
 _NEGLIGIBLE = 0.005
@@ -46,6 +47,9 @@ def _waiting(step: RankStep) -> str:
     if total_s < _NEGLIGIBLE * step.duration_s:
         return ", and next to nothing of it waits for communication"
     words = f", of which {_ms(total_s)} wait for communication"
+    coding_s = _coding(step, waits)
+    if coding_s >= _NEGLIGIBLE * step.duration_s:
+        words += f" ({_ms(coding_s)} of them encode and decode)"
     by_bucket: dict[int, float] = defaultdict(float)
     for span in waits:
         if span.bucket is not None:
@@ -58,6 +62,13 @@ def _waiting(step: RankStep) -> str:
     if len(by_bucket) == 1:
         return f"{words}, all for {named}"
     return f"{words}; {named} is waited for longest, {_ms(by_bucket[bucket])}"
+
+
+def _coding(step: RankStep, waits: Sequence[Span]) -> float:
+    """How much of the waiting the communication thread of this rank spent with its own work."""
+    work = [span for span in step.spans if span.kind in ("encode", "decode")]
+    overlaps = (min(wait.end_s, span.end_s) - max(wait.start_s, span.start_s) for wait in waits for span in work)
+    return sum(max(0.0, overlap_s) for overlap_s in overlaps)
 
 
 def _sent_bytes(step: RankStep, bucket: int) -> int | None:

@@ -426,15 +426,17 @@
   // Lanes that can be read, unless there are too many of them.
   const laneHeight = (number) => (number <= 12 ? 14 : 7);
   const CHARACTER = 6;
+  // Of a step whose exchanges end in the next one, this much more is drawn.
+  const BEYOND = 0.3;
 
   // The longest of some texts, given by falling length, that has room in so many pixels.
   const fitting = (room, ...choices) => choices.find((text) => text.length * CHARACTER + 8 <= room) || "";
 
   // One bar of a block: where it is, what stands on it, what hovering tells.
-  function timelineBar(item, span, place, perMs, from) {
+  function timelineBar(item, span, place, perMs, [from, until]) {
     const { kind, start, took, bucket, sent, age, half } = span;
     const begin = Math.max(start, from);
-    const shown = start + took - begin;
+    const shown = Math.min(start + took, until) - begin;
     const room = shown * perMs;
     const size = sent === null ? "" : bytes(sent);
     const part = half === null ? "" : half === 1 ? ", first half" : ", second half";
@@ -463,10 +465,17 @@
     const read = ([kind, start, took, bucket, sent, lane, age, half]) => ({
       kind: D.kinds[kind], start, took, bucket, sent, lane, age, half,
     });
-    const steps = items.map((item) => ({ item, ...item.ranks[state.rank], spans: item.ranks[state.rank].spans.map(read) }));
-    const most = Math.max(...steps.flatMap(({ spans }) => spans.map(({ start, took }) => start + took)));
-    const perMs = (width(name) - (narrow ? 20 : 95)) / (most * 1.01);
-    const lettersPerLine = Math.floor(width(name) / 6.6);
+    const steps = items.map((item) => {
+      const step = item.ranks[state.rank];
+      const spans = step.spans.map(read);
+      const last = Math.max(...spans.map(({ start, took }) => start + took));
+      const end = step.begin + step.ms;
+      return { item, words: step.words, spans, last, end, until: Math.min(last, end + BEYOND * step.ms) };
+    });
+    const most = Math.max(...steps.map(({ until }) => until));
+    const room = width(name) - (narrow ? 20 : 95);
+    const perMs = room / (most * 1.01);
+    const lettersPerLine = Math.floor(room / 6.6);
     const bars = [];
     const titles = [];
     const shapes = [];
@@ -476,13 +485,14 @@
       ticks.ticktext.push(text);
     };
     let y = 0;
-    for (const { item, words, begin, ms: lasted, spans } of steps) {
+    for (const { item, words, spans: all, last, end, until } of steps) {
       const font = { size: 13, color: colour("text") };
       titles.push(note(`${square(item)} <b>${nameOf(item)}</b>`, { ...atLeft(y + TITLE / 2), font }));
       y += TITLE;
       const lines = wrapped(words, lettersPerLine).split("<br>");
       lines.forEach((text, index) => titles.push(note(text, atLeft(y + index * 16 + 8))));
       const training = y + lines.length * 16 + 5;
+      const spans = all.filter(({ start }) => start < until);
       const exchanges = spans.filter(({ kind }) => kind === "exchange");
       const isCoded = spans.some(({ kind }) => kind === "encode" || kind === "decode");
       const lanes = Math.max(0, ...exchanges.map(({ lane }) => lane + 1));
@@ -497,17 +507,21 @@
         let place = { top: training, height: TRAINING };
         if (kind === "exchange") place = { top: exchanging + span.lane * height, height: height - 1 };
         else if (kind === "encode" || kind === "decode") place = { top: coding, height: CODING };
-        bars.push(timelineBar(item, span, place, perMs, Math.min(0, begin)));
+        bars.push(timelineBar(item, span, place, perMs, [0, until]));
         if (kind !== "wait") continue;
         // What is exchanged below a wait is what costs.
-        const at = { x0: start, x1: start + took, y0: training + TRAINING, y1: bottom + 1 };
+        const at = { x0: start, x1: Math.min(start + took, until), y0: training + TRAINING, y1: bottom + 1 };
         shapes.push({ type: "rect", ...at, layer: "below", fillcolor: colour("wait"), opacity: 0.14, line: { width: 0 } });
       }
-      if (spans.some(({ age, start }) => age === 1 || start + 0.1 > begin + lasted)) {
-        const end = { x0: begin + lasted, x1: begin + lasted, y0: training - 3, y1: bottom + 3 };
-        shapes.push({ type: "line", ...end, line: { color: colour("muted"), width: 1.2, dash: "dot" } });
-      }
-      y = bottom + BLOCK;
+      if (last > end + 0.1) {
+        const at = { x0: end, x1: end, y0: training - 4, y1: bottom + 3 };
+        shapes.push({ type: "line", ...at, line: { color: colour("text"), width: 1.2, dash: "dot" } });
+        const goesOn = until < last ? `, the last exchange ends at ${ms(last)} ms` : "";
+        const beside = { x: end, xanchor: end > most / 2 ? "right" : "left", y: bottom + 9, yanchor: "middle" };
+        titles.push(note(`next step${goesOn}`, { ...beside, font: { size: 11, color: colour("muted") } }));
+        y = bottom + 10;
+      } else y = bottom;
+      y += BLOCK;
     }
     const inks = ["forward", "backward", "optimizer", "wait", "encode", "decode", "exchange", "earlier"];
     const used = inks.filter((ink) => bars.some((bar) => bar.ink === ink));

@@ -126,8 +126,8 @@ def simulate(tasks, progress, flows, network, underway):
                 alone, alone_until = -1, math.inf
 
             elif num_starting > 0:
-                task = starting[num_starting - 1]
-                group = flow_set[task]
+                task = np.int64(starting[num_starting - 1])
+                group = np.int64(flow_set[task])
                 num_flows = flow_first[group + 1] - flow_first[group] if group >= 0 else 0
                 if num_flows == 0:
                     num_starting -= 1
@@ -140,14 +140,14 @@ def simulate(tasks, progress, flows, network, underway):
                 else:
                     num_needed = num_flows
                     if alone_until < math.inf:
-                        other = flow_set[alone]
+                        other = np.int64(flow_set[alone])
                         num_needed += flow_first[other + 1] - flow_first[other]
                     if num_needed > counters[NUM_FREE]:
                         break
                     if alone_until < math.inf:
                         flows_left[alone] = num_needed - num_flows
-                        begin_flows(network, underway, flows, flow_set[alone], alone, alone_since)
-                        catch_up(network, underway, flows, alone_since, now / SAME_TIME, flows_left, done, done_at)
+                        until = now / SAME_TIME
+                        catch_up(network, underway, flows, other, alone, alone_since, until, flows_left, done, done_at)
                         alone_until = math.inf
                     num_starting -= 1
                     alone = task if num_transfers == 0 else -1

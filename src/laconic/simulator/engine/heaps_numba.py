@@ -9,10 +9,10 @@ Imported only when a graph runs.
 
 from __future__ import annotations
 
-from laconic.simulator.engine.compilation import compiled
+from laconic.simulator.engine.compilation import compiled_part
 
 
-@compiled
+@compiled_part
 def push(keys, items, base, size, key, item):
     """Put (key, item) into the heap of `size` entries from `base` on. The smallest key is first, then the smallest item."""
     place = size
@@ -28,7 +28,7 @@ def push(keys, items, base, size, key, item):
     items[base + place] = item
 
 
-@compiled
+@compiled_part
 def pop(keys, items, base, size):
     """Take out the first of `size` entries and give its item."""
     first = items[base]
@@ -55,7 +55,7 @@ def pop(keys, items, base, size):
     return first
 
 
-@compiled
+@compiled_part
 def put(heap, places, keys, size, item, key):
     """Give `item`, which has a place in a heap of `size`, the key `key`, and move it where it now belongs."""
     place = places[item]
@@ -84,7 +84,7 @@ def put(heap, places, keys, size, item, key):
     places[item] = place
 
 
-@compiled
+@compiled_part
 def take_out(heap, places, keys, size, item):
     """Take `item` out, which leaves a heap of `size`: the last one moves into its place."""
     last = heap[size]
@@ -94,7 +94,7 @@ def take_out(heap, places, keys, size, item):
     places[item] = -1
 
 
-@compiled
+@compiled_part
 def meld(keys, child, sibling, one, two):
     """One heap out of two, given by their roots; -1 is an empty one. Gives its root, which has the smallest key."""
     if one < 0:
@@ -108,7 +108,7 @@ def meld(keys, child, sibling, one, two):
     return one
 
 
-@compiled
+@compiled_part
 def without_root(keys, child, sibling, root):
     """What is left of a heap: the children in pairs from the left, then all of these from the right."""
     pairs = -1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from laconic.simulator.engine.compilation import compiled
+from laconic.simulator.engine.compilation import compiled_part
 from laconic.simulator.engine.flow_sets import Flows
 from laconic.simulator.engine.heaps_numba import meld, put, take_out, without_root
 from laconic.simulator.engine.maxmin_numba import fill
@@ -122,7 +122,7 @@ def no_slots() -> Underway:
     return Underway(np.empty(0), small, np.empty(0, dtype=np.int64), small, small, small)
 
 
-@compiled
+@compiled_part
 def more_slots(underway, counters, needed):
     """The same flows in more slots, at least `needed` of them free."""
     old = len(underway.task)
@@ -148,7 +148,7 @@ def more_slots(underway, counters, needed):
     return grown
 
 
-@compiled
+@compiled_part
 def begin_flows(network, underway, flows, flow_set, task, now):
     """Start the flows of a set; there are slots enough for them."""
     served, since, rate, count, root = network.served, network.since, network.rate, network.count, network.root
@@ -186,7 +186,7 @@ def begin_flows(network, underway, flows, flow_set, task, now):
         _note_change(changed, is_changed, counters, route)
 
 
-@compiled
+@compiled_part
 def end_flows(network, underway, flows, limit, flows_left, done, done_at):
     """Take out the flows that are due until `limit`.
 
@@ -238,7 +238,7 @@ def end_flows(network, underway, flows, limit, flows_left, done, done_at):
     return num_done, latest
 
 
-@compiled
+@compiled_part
 def share_links(network, underway, flows, now):
     """Work out rates anew where something changed."""
     num_routes, num_links = _connected_part(network, flows)
@@ -279,9 +279,10 @@ def share_links(network, underway, flows, now):
     counters[NUM_CHANGED] = 0
 
 
-@compiled
-def catch_up(network, underway, flows, since, until, flows_left, done, done_at):
-    """Let the flows that began at `since` run until `until`, before which no transfer ends."""
+@compiled_part
+def catch_up(network, underway, flows, flow_set, task, since, until, flows_left, done, done_at):
+    """Start the flows of a set at `since` and let them run until `until`, before which not all of them are done."""
+    begin_flows(network, underway, flows, flow_set, task, since)
     share_links(network, underway, flows, since)
     due, due_heap = network.due, network.due_heap
     while due[due_heap[0]] < until:
@@ -289,7 +290,7 @@ def catch_up(network, underway, flows, since, until, flows_left, done, done_at):
         share_links(network, underway, flows, latest)
 
 
-@compiled
+@compiled_part
 def _connected_part(network, flows):
     """All routes with flows that share links, directly or through others, with those that changed; and the links."""
     count, seen_route, seen_link = network.count, network.seen_route, network.seen_link
@@ -327,7 +328,7 @@ def _connected_part(network, flows):
     return num_routes, num_links
 
 
-@compiled
+@compiled_part
 def _see_links(route_first, links, seen_link, part_links, route, epoch, num_links):
     for hop in range(route_first[route], route_first[route + 1]):
         link = links[hop]
@@ -338,14 +339,14 @@ def _see_links(route_first, links, seen_link, part_links, route, epoch, num_link
     return num_links
 
 
-@compiled
+@compiled_part
 def _serve(served, since, rate, route, now):
     if now > since[route]:
         served[route] += rate[route] * (now - since[route])
         since[route] = now
 
 
-@compiled
+@compiled_part
 def _note_change(changed, is_changed, counters, route):
     if not is_changed[route]:
         is_changed[route] = True

@@ -9,7 +9,7 @@ from typing import Literal
 from laconic.core.exchange import Move
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
-from laconic.simulator.engine import NOWHERE, GraphBuilder
+from laconic.simulator.engine import GraphBuilder
 from laconic.simulator.network import Network
 from laconic.simulator.network.contract import seconds
 from laconic.strategy import Strategy
@@ -106,6 +106,7 @@ class Drawing:
         self.labels: list[Label] = []
         self._compute = [self.builder.resource(f"compute {number}") for number in range(len(inputs.classes))]
         self._codec = [self.builder.resource(f"communication {number}") for number in range(len(inputs.classes))]
+        self._numbers = range(len(inputs.classes))
         self._parts: dict[str, int] = {}
         self._order = 0
         self.step_ends: list[list[int]] = []
@@ -146,16 +147,14 @@ class Drawing:
     def encode(
         self, step: int, bucket: int, flat: Bucket, ready: Sequence[Sequence[int]], after: Sequence[int]
     ) -> list[int]:
-        """Each class encodes a bucket when it is ready there; gives the tasks that end with that."""
+        """Each class encodes a bucket when it is ready there; gives what must end for all to have done so."""
         self.next_in_order()
-        return self._codecs("encode", step, bucket, flat, [[*tasks, *after] for tasks in ready])
+        each = (self._code("encode", step, bucket, flat, number, [*ready[number], *after]) for number in self._numbers)
+        return [task for tasks in each for task in tasks]
 
-    def decode(self, step: int, bucket: int, flat: Bucket, after: Sequence[int]) -> list[int]:
-        """Each class decodes what has arrived."""
-        return self._codecs("decode", step, bucket, flat, [list(after)] * len(self.inputs.classes))
-
-    def _codecs(self, kind: Kind, step: int, bucket: int, flat: Bucket, after: list[list[int]]) -> list[int]:
-        return [self._code(kind, step, bucket, flat, number, tasks) for number, tasks in enumerate(after)]
+    def decode(self, step: int, bucket: int, flat: Bucket, after: Sequence[int]) -> list[list[int]]:
+        """Each class decodes what has arrived; gives for each what must end for it to have done so."""
+        return [self._code("decode", step, bucket, flat, number, after) for number in self._numbers]
 
     def code_alone(
         self, kind: Kind, step: int, bucket: int, flat: Bucket, rank_class: int, after: Sequence[int]
@@ -163,17 +162,17 @@ class Drawing:
         """One class encodes or decodes a bucket, whatever the others do."""
         if kind == "encode":
             self.next_in_order()
-        return [self._code(kind, step, bucket, flat, rank_class, after)]
+        return self._code(kind, step, bucket, flat, rank_class, after)
 
-    def _code(self, kind: Kind, step: int, bucket: int, flat: Bucket, number: int, after: Sequence[int]) -> int:
+    def _code(
+        self, kind: Kind, step: int, bucket: int, flat: Bucket, rank_class: int, after: Sequence[int]
+    ) -> list[int]:
         time_s = self.inputs.code_s(kind, flat)
-        return self.builder.timed(
-            time_s,
-            resource=self._codec[number] if time_s else NOWHERE,
-            priority=self._order,
-            after=after,
-            label=self._label(Label(kind, step, bucket)),
-        )
+        if not time_s:
+            return list(after)
+        label = self._label(Label(kind, step, bucket))
+        resource = self._codec[rank_class]
+        return [self.builder.timed(time_s, resource=resource, priority=self._order, after=after, label=label)]
 
     def move(
         self, step: int, bucket: int, move: Move, after: Sequence[int], *, share: float = 1.0, world: int | None = None

@@ -19,6 +19,7 @@ class GradientSteps:
         self._plan = plan
         self._passes = Passes(drawing.inputs.workload, plan)
         self._submission = Submission(plan)
+        self._moves = [drawing.inputs.moves(bucket, halves=plan.halves) for bucket in plan.buckets]
         self._done: list[list[list[int]]] = []
         """Of the step before: for each bucket and class, what ends with its outcome being there."""
 
@@ -64,7 +65,7 @@ class GradientSteps:
                 number, index, bucket, [[ends[stretch]] for ends in backward], self._submission.room()
             )
             ends = encoded
-            moves = drawing.inputs.moves(bucket, halves=plan.halves)
+            moves = self._moves[index]
             first, rest = (moves[:-1], moves[-1:]) if plan.halves and len(moves) > 1 else (moves, ())
             for move in first:
                 ends = drawing.move(number, index, move, ends)
@@ -74,20 +75,22 @@ class GradientSteps:
                 done.append([])
                 continue
             decoded = drawing.decode(number, index, bucket, ends)
-            self._submission.opened(bucket.nbytes, decoded)
-            done.append([[task] for task in decoded])
+            self._submission.opened(bucket.nbytes, _all(decoded))
+            done.append(decoded)
         # The second halves follow when all gradients have left, those of the first layers first.
         left = [ends[-1] for ends in backward]
         for index, ends in reversed(halves):
             bucket = plan.buckets[index]
             room = self._submission.room()
             drawing.next_in_order()
-            for move in drawing.inputs.moves(bucket, halves=True)[-1:]:
-                ends = drawing.move(number, index, move, [*ends, *left, *room])
-            decoded = drawing.decode(number, index, bucket, ends)
-            self._submission.opened(bucket.nbytes, decoded)
-            done[index] = [[task] for task in decoded]
+            ends = drawing.move(number, index, self._moves[index][-1], [*ends, *left, *room])
+            done[index] = drawing.decode(number, index, bucket, ends)
+            self._submission.opened(bucket.nbytes, _all(done[index]))
         return done
+
+
+def _all(done: list[list[int]]) -> list[int]:
+    return [task for tasks in done for task in tasks]
 
 
 class Passes:

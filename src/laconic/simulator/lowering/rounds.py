@@ -48,9 +48,9 @@ class _Rounds:
             for move in drawing.inputs.moves(bucket):
                 ends = drawing.move(number, name, move, ends)
             decoded = drawing.decode(number, name, bucket, ends)
-            self._submission.opened(bucket.nbytes, decoded)
-            for rank_class, task in enumerate(decoded):
-                done[rank_class].append(task)
+            self._submission.opened(bucket.nbytes, [task for tasks in decoded for task in tasks])
+            for rank_class, tasks in enumerate(decoded):
+                done[rank_class] += tasks
         return done
 
 

@@ -1,0 +1,225 @@
+"""`laconic simulate [STRATEGY ...]`: what a step costs on a cluster that need not exist, and why.
+
+With --json, one stable document:
+
+    {"workload": str, "batch": int, "fidelity": str,
+     "conditions": {"slow": {RANK: factor}, "noise_ratio": float, "interference_ratio": float, "optimizer_s": float},
+     "rows": [{"name": str,                the preset's name, or the text
+               "strategy": str,            canonical text
+               "cluster": str, "workers": int, "bandwidth_bps": float,
+               "refused": str or null,     why it cannot run there; then nothing but the next key follows
+               "step_s", "compute_s", "exposed_s", "samples_per_s", "efficiency", "wire_bytes",
+               "busy": {PART: share},
+               "critical_path": [{"what": str, "share": float}],
+               "spread_s": [5%, median, 95%] or null,
+               "target": null, or with --target
+                         {"steps_ratio", "steps_ratio_low", "steps_ratio_high",    null where not measured
+                          "seconds", "seconds_low", "seconds_high", "because": str}}],
+     "warnings": [str]}
+
+Rows come setting by setting (bandwidth, then workers), in each one strategy after the other as given. With --reference,
+a list of what was published instead: {"model", "network", "method", "gpus", "throughput"}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from laconic.cli.compare import read_strategies, refuse_beside
+from laconic.cli.terminal import emit_json, emit_sections
+from laconic.errors import UsageError, one_line
+from laconic.strategy import SEVEN, Strategy
+from laconic.units import parse_quantity
+
+if TYPE_CHECKING:
+    from laconic.simulator.place import Place
+    from laconic.simulator.simulation import Conditions
+    from laconic.simulator.sweep import Setting, Sweep
+    from laconic.workload import Workload
+
+DEFAULT_STRATEGIES = (
+    "ddp",
+    "wfbp-a2a",
+    "mg-wfbp",
+    "bytescheduler-a2a",
+    "dear",
+    "ddp-bf16",
+    "powersgd",
+    "topk-int8-ef",
+    "local-sgd",
+    "d-psgd",
+)
+"""Ways to send everything, then fewer bytes, then less often or to neighbours only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Predict what a training step takes under strategies, on any cluster, and say what it waits for.
+
+    Several bandwidths or numbers of workers make a sweep: everything with everything.
+    """
+
+    strategy: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[STRATEGY ...]")] = ()
+    """Presets, one-line texts in quotes, or files that end in .toml. Left out: one of each kind."""
+    preset: Literal["seven"] | None = None
+    """seven: the seven lossless methods of the quantitative survey, instead of strategies."""
+    strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """A file with one strategy per line; empty lines and what follows a # are left out."""
+    workload: Annotated[str, tyro.conf.arg(metavar="NAME|FILE.json")] = "resnet50"
+    """What is trained: resnet50, bert-base, gpt2, llama-7b ... or a JSON file, as profile writes (docs/workloads.md)."""
+    compute: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    """How long forward and backward take together, e.g. 300ms. Left out: as long as the workload says."""
+    cluster: Annotated[str, tyro.conf.arg(metavar="NAME|FILE.toml")] = "ethernet-10g"
+    """ethernet-1g, ethernet-10g, cloud-100g, dgx-h100, pcie-box, two-sites ... or a file, as probe writes."""
+    hosts: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Number of hosts. Left out: as many as the workers need."""
+    devices: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Per host, instead of the cluster's."""
+    bandwidth: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RATE[,RATE...]")] = ()
+    """Of every host's link, instead of the cluster's: 10gbit, or 1gbit,10gbit,100gbit for a sweep."""
+    delay: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    """Of every host's link, instead of the cluster's: 25us."""
+    inside: Annotated[str | None, tyro.conf.arg(metavar="RATE")] = None
+    """Between the devices of one host, instead of the cluster's: 252gbit."""
+    workers: Annotated[str | None, tyro.conf.arg(metavar="N|N,N|N..N[..STEP]")] = None
+    """Number of workers; 4,8,16 or 4..1024 (4, 8, 16, ... 1024) or 4..64..4 for a sweep. Left out: every device."""
+    fidelity: Literal["analytic", "flow"] = "analytic"
+    """analytic: formulas and measured tables; flow: every message shares the links it crosses with all others."""
+    slow: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RANK=FACTOR")] = ()
+    """A rank whose compute takes so many times as long, e.g. 3=2; repeat for several."""
+    noise: Annotated[str, tyro.conf.arg(metavar="SHARE")] = "0"
+    """Standard deviation of compute times from step to step and rank to rank, e.g. 5%."""
+    interference: Annotated[str, tyro.conf.arg(metavar="SHARE")] = "0"
+    """Share of its speed that compute loses while the network is busy, e.g. 20%."""
+    optimizer: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0"
+    """How long the optimizer's step takes, e.g. 3ms; it is not overlapped with communication."""
+    target: bool = False
+    """Also say how many more steps a strategy needs for the loss bsp has, as far as measured, and the time that takes."""
+    trace: Annotated[str | None, tyro.conf.arg(metavar="FILE.json")] = None
+    """Write the simulated steps as a trace for Perfetto (ui.perfetto.dev); not for sweeps."""
+    output: Annotated[str | None, tyro.conf.arg(metavar="FILE.html")] = None
+    """Write an offline page with figures."""
+    reference: Literal["quantitative-survey"] | None = None
+    """Print the published measurements of the quantitative survey, and simulate nothing."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def run(arguments: Arguments) -> int:
+    """Simulate and print."""
+    if arguments.reference is not None:
+        refuse_beside(arguments, "reference", Arguments(), but=("json",))
+        return _reference(as_json=arguments.json)
+    # Only here: "laconic simulate --help" needs none of this.
+    from laconic.cli.simulate_view import as_json, simulated, tables
+    from laconic.simulator.time_to_target import Target
+
+    places, sweep = _sweep(arguments)
+    if arguments.trace is not None and len(sweep.settings) > 1:
+        raise UsageError("simulate: --trace shows one cluster with one number of workers; leave out the sweep.")
+    rows, events = simulated(sweep, with_events=arguments.trace is not None)
+    refused = [row.refused for row in rows if row.prediction is None]
+    if len(refused) == len(rows):
+        raise UsageError(f"simulate: {refused[0]}")
+    notes = list(dict.fromkeys(note for place in places for note in place.notes()))
+    target = Target() if arguments.target else None
+    if arguments.trace is not None:
+        _write_trace(arguments.trace, events)
+    if arguments.output is not None:
+        _write_page(arguments.output, sweep, rows, notes, target)
+    if arguments.json:
+        emit_json(as_json(sweep, rows, notes, target))
+    else:
+        emit_sections(*tables(sweep, rows, notes, target))
+    return 0
+
+
+def _sweep(arguments: Arguments) -> tuple[list[Place], Sweep]:
+    from laconic.simulator.sweep import Sweep
+
+    places = _places(arguments)
+    return places, Sweep(
+        strategies=_strategies(arguments),
+        workload=_workload(arguments),
+        settings=_settings(places, arguments.workers),
+        fidelity=arguments.fidelity,
+        conditions=_conditions(arguments),
+    )
+
+
+def _strategies(arguments: Arguments) -> tuple[Strategy, ...]:
+    if arguments.preset is not None:
+        if arguments.strategy or arguments.strategies:
+            raise UsageError("simulate: give --preset or strategies of your own, not both.")
+        texts: Sequence[str] = SEVEN
+    else:
+        texts = read_strategies(arguments.strategy, arguments.strategies, DEFAULT_STRATEGIES)
+    # Two spellings of one strategy are one row.
+    found = {
+        str(strategy): strategy
+        for strategy in (Strategy.load(text) if text.endswith(".toml") else Strategy.parse(text) for text in texts)
+    }
+    return tuple(found.values())
+
+
+def _workload(arguments: Arguments) -> Workload:
+    from laconic.workload import workload
+
+    found = workload(arguments.workload)
+    if arguments.compute is None:
+        return found
+    return found.scaled(compute_s=parse_quantity(arguments.compute, "time", "--compute"))
+
+
+def _places(arguments: Arguments) -> list[Place]:
+    from laconic.cluster import parse_bandwidth
+    from laconic.simulator.place import Place
+
+    rates = [parse_bandwidth(rate, "--bandwidth") for text in arguments.bandwidth for rate in text.split(",")]
+    delay_s = None if arguments.delay is None else parse_quantity(arguments.delay, "time", "--delay")
+    inside_bps = None if arguments.inside is None else parse_bandwidth(arguments.inside, "--inside")
+    return [
+        Place(
+            cluster=arguments.cluster,
+            hosts=arguments.hosts,
+            devices=arguments.devices,
+            bandwidth_bps=rate,
+            delay_s=delay_s,
+            inside_bps=inside_bps,
+        )
+        for rate in dict.fromkeys(rates) or [None]
+    ]
+
+
+def _settings(places: Sequence[Place], workers: str | None) -> tuple[Setting, ...]:
+    from laconic.simulator.sweep import parse_counts
+
+    counts = (None,) if workers is None else parse_counts(workers, "--workers")
+    return tuple(place.setting(count) for place in places for count in counts)
+
+
+def _conditions(arguments: Arguments) -> Conditions:
+    from laconic.simulator.simulation import Conditions
+
+    slow: dict[int, float] = {}
+    for text in arguments.slow:
+        rank, equals, factor = text.partition("=")
+        try:
+            slow[int(rank)] = float(factor)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise UsageError(
+                f'--slow must be a rank and by what its compute times are multiplied, e.g. 3=2, got "'
+                f'{one_line(text, 60)}".'
+            )
+    return Conditions(
+        slow=slow,
+        noise_ratio=parse_quantity(arguments.noise, "share", "--noise"),
+        interference_ratio=parse_quantity(arguments.interference, "share", "--interference"),
+        optimizer_s=parse_quantity(arguments.optimizer, "time", "--optimizer"),
+    )
