@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,20 @@ from tests.processes import run_processes
 from laconic.cli import main
 from laconic.cluster import Cluster
 
-AS_A_COMMAND = "import sys\nfrom laconic.cli import main\nsys.exit(main(arguments['words']))"
+ON_HOSTS_OF_THEIR_OWN = """
+import os, sys
+from laconic.cli import main
+
+os.environ["LACONIC_HOST"] = "host-" + os.environ["RANK"]
+sys.exit(main(arguments["words"]))
+"""
 INSIDE_A_JOB = """
 import sys
 import torch.distributed as dist
 from laconic.cli import main
 
 dist.init_process_group("gloo")
+assert main(["probe", "--json", "--sizes", "1KiB", "2KiB"]) == 0
 codes = [main(["probe", "--backend", "gloo"]), main(arguments["words"])]
 assert dist.is_initialized(), "the job's group is not ours to end"
 dist.destroy_process_group()
@@ -64,14 +73,14 @@ def test_two_ranks_write_a_cluster_that_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "pair.toml"
     words = ["probe", "--output", str(path), "--sizes", "1KiB", "16KiB", "256KiB", "--limit", "5s", "--pairs"]
     results = run_processes(
-        AS_A_COMMAND,
+        ON_HOSTS_OF_THEIR_OWN,
         world_size=2,
         arguments={"words": [*words, "--algorithms", "ring", "--bandwidth", "1gbit"]},
-        # Two hosts by name: what ranks share is for them to say.
+        # Held back, so that something is known about the times.
         environment={"LACONIC_PACE": "1gbit"},
     )
     made = Cluster.load(path)
-    assert (made.name, made.num_hosts, made.devices_per_host) == ("pair", 1, 2)
+    assert (made.name, made.num_hosts, made.devices_per_host) == ("pair", 2, 1)
     assert made.links[0].bandwidth_bps == 1e9
     assert made.source.startswith("Measured by laconic probe on ")
     measured = made.measured
@@ -85,8 +94,9 @@ def test_two_ranks_write_a_cluster_that_can_be_read(tmp_path: Path) -> None:
     assert measured.seconds("send", 262_144).seconds >= 0.0020
     assert len(measured.pairs_bps) == 2
     said = results[0].stdout.splitlines()
-    assert said[0].startswith("1 host of 2 devices (inside ")
-    assert "operation" in said[3]
+    assert said[0].startswith("2 hosts at 1gbit, delay ")
+    assert said[3].split()[-2:] == ["of", "stated"]
+    assert all(re.fullmatch(r"\d+%", line.split()[-1]) for line in said[4:9])
     assert [line.split()[0] for line in said[4:9]] == kinds
     assert "slowest pair: rank" in results[0].stdout
     assert "probe: 16.0 KiB: all_reduce " in results[0].stderr
@@ -99,6 +109,10 @@ def test_two_ranks_write_a_cluster_that_can_be_read(tmp_path: Path) -> None:
 def test_inside_a_job_a_rank_that_cannot_go_on_tells_the_others(tmp_path: Path) -> None:
     words = ["probe", "--output", str(tmp_path / "nowhere" / "a.toml"), "--timeout", "30s"]
     results = run_processes(INSIDE_A_JOB, world_size=2, arguments={"words": words})
+    shown = json.loads(results[0].stdout)
+    assert (shown["hosts"], shown["devices_per_host"], shown["pairs_bps"]) == (1, 2, [])
+    assert [curve["sizes"] for curve in shown["curves"]] == [[1024, 2048]] * 4
+    assert all(curve["startup_s"] >= 0 and curve["plateau_sent_bps"] > 0 for curve in shown["curves"])
     assert "--backend has no effect inside a job" in results[0].stderr
     assert "there is no folder" in results[0].stderr
     # Rank 1 could write wherever it likes; it learns what stopped rank 0, and does not wait for it.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import tomllib
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.cluster import Cluster, FatTree, Link, Racks, Rail, Torus
+from laconic.cluster import PRESETS, TOPOLOGIES, Cluster, FatTree, Link, Racks, Rail, Torus
 from laconic.errors import LaconicError, UsageError
 from tests.cluster.examples import clusters
 
@@ -192,6 +195,20 @@ def test_more_hosts_of_the_same_kind() -> None:
         Cluster.uniform(2, LINK, {1: Link(bandwidth_bps=1e8)}).resized(3)
     with pytest.raises(UsageError, match="hold 4 hosts, but there are 8"):
         Cluster(links=(LINK,) * 4, topology=Torus(dims=(2, 2))).resized(8)
+
+
+def test_the_page_about_clusters_says_what_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 3
+    for block in blocks:
+        Cluster.from_toml(block)
+    assert {name for name in PRESETS if f"\n| `{name}` |" in page} == set(PRESETS)
+    assert {kind for kind in TOPOLOGIES if f"\n| `{kind}` |" in page} == set(TOPOLOGIES)
+    for topology in TOPOLOGIES.values():
+        for field in fields(topology):
+            key = field.name.removesuffix("_s").removesuffix("_bps")
+            assert f"`{key}`" in page or topology is Racks, (topology.kind, key)
 
 
 def test_a_file_that_is_not_there(tmp_path) -> None:

@@ -52,6 +52,21 @@ def test_a_row_says_where_the_time_went() -> None:
     assert ddp.seconds_to_target == pytest.approx(9 + 9 + 0.5 + 0.4), "the first step at or below 2.5 is the fourth"
 
 
+def test_every_wait_of_a_step_counts_where_layers_wait_one_by_one() -> None:
+    tag = {"strategy": "bsp / all_reduce / none / dear", "link": "1gbit"}
+    events = [Event("alone", 0.0, 0, 0, 0.1, {**tag})]
+    for step in range(4):
+        begin_s = 10.0 + step
+        events.append(Event("iteration", begin_s, 0, step, 0.5, {**tag, "loss": 1.0}))
+        for number, wait_s in enumerate((0.1, 0.2)):
+            at_s = begin_s + 0.2 * number
+            events.append(Event("wait", at_s, 0, step, wait_s, {**tag}))
+            events.append(Event("decode", at_s + 0.05, 0, step, 0.03, {**tag, "bucket": number}))
+    (row,) = measures.rows(measures.recordings(events), links="shaped", target_loss=None)
+    assert row.encode_ms == pytest.approx(2 * 30)
+    assert row.exposed_ms == pytest.approx(500 - 100 - 2 * 30)
+
+
 def test_curves_hold_training_time_and_bytes() -> None:
     (recording,) = measures.recordings(contest("bsp", [1.0, 2.0, 3.0], [3.0, 2.0, 1.0]))
     curve = measures.curve(recording)

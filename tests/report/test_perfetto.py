@@ -63,7 +63,7 @@ def test_a_step_by_hand() -> None:
     spans = {where: [span["name"] for span in inside] for where, inside in by_thread(found).items()}
     assert spans == {
         "rank 0: turns": ["ddp on 100mbit"],
-        "rank 0: training": ["step 4", "forward", "backward", "wait", "optimizer"],
+        "rank 0: training": ["step 4", "forward", "backward", "wait, ended by bucket 2", "optimizer"],
         "rank 0: encode and decode": ["encode bucket 3"],
         "rank 0: exchanges": ["exchange of bucket 3"],
         "rank 0: exchanges 2": ["exchange of bucket 2"],
@@ -74,6 +74,18 @@ def test_a_step_by_hand() -> None:
     assert exchange["args"] == {"step": 4, "bucket": 3, "wire_bytes": 6, **ABOUT}
     (iteration,) = (span for span in found if span["name"] == "step 4")
     assert iteration["args"]["loss"] == "nan"
+
+
+def test_halves_are_told_apart_and_a_wait_that_nothing_ended_has_no_bucket() -> None:
+    events = [
+        Event("exchange", 1.0, 0, 0, 0.1, {**ABOUT, "bucket": 5, "half": 1}),
+        Event("exchange", 2.0, 0, 0, 0.1, {**ABOUT, "bucket": 5, "half": 2}),
+        Event("wait", 1.5, 0, 0, 0.1, {**ABOUT}),
+        Event("wait", 2.0, 0, 0, 0.1, {**ABOUT}),
+    ]
+    names = {span["name"] for span in records(events) if span["ph"] == "X"}
+    exchanges = {"exchange of bucket 5, first half", "exchange of bucket 5, second half"}
+    assert names == {*exchanges, "wait", "wait, ended by bucket 5"}
 
 
 def test_processes_and_threads_have_names_of_their_own_and_a_place() -> None:
@@ -107,7 +119,7 @@ def test_spans_of_one_thread_nest_or_follow_in_a_whole_run(tmp_path: Path) -> No
             assert not around or end <= around[-1], (where, span)
             around.append(end)
             assert len(around) == 1 or "training" in where or "turns" in where
-    waits = [span for span in spans["rank 0: training"] if span["name"] == "wait"]
+    waits = [span for span in spans["rank 0: training"] if span["name"].startswith("wait, ended by bucket")]
     assert waits
     assert min(span["ts"] for span in found if span["ph"] == "X") == 0
 

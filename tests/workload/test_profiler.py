@@ -117,9 +117,9 @@ def test_who_owns_which_gradient() -> None:
     owners = by_layer(profiled_known()[1].workload)
     # The root has a parameter of its own, so it is a layer, and stands where that one is used. The tied weight is
     # complete in the embedding, what is called twice stands where it was called first, what is never called nowhere.
-    assert list(owners) == ["tokens", "model", "first", "relu", "twice", "between", "head"]
+    assert list(owners) == ["tokens", "(model)", "first", "relu", "twice", "between", "head"]
     assert owners["tokens"][0] == "tokens.weight"
-    assert owners["model"] == ["offset"]
+    assert owners["(model)"] == ["offset"]
     assert owners["first"] == ["first.bias", "first.weight"]
     assert owners["twice"] == ["twice.bias", "twice.weight"]
     assert owners["between"] == ["between.weight", "between.bias"]

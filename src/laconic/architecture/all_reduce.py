@@ -193,9 +193,9 @@ class AllReduce(Architecture):
 
     def _chosen(self, moment: Moment) -> Chosen:
         """How sums are formed."""
-        hosts = self._known_hosts(moment)
         if self.algorithm == NATIVE or (self.algorithm == "hierarchical" and not self.hosts):
             return lambda nbytes: None  # with equally many ranks on each host, hierarchical sends as much
+        hosts = self._known_hosts(moment)
         if self.algorithm == "auto":
             return lambda nbytes: None if (found := fastest(self.costs, nbytes)) == NATIVE else ALGORITHMS[found](hosts)
         return lambda nbytes: ALGORITHMS[self.algorithm](hosts)

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.text import Text
 
-from laconic.cli.terminal import emit_sections, plain_table, printable
+from laconic.cli.terminal import emit_json, emit_sections, plain_table, printable
 from laconic.errors import CommunicationError, LaconicError, UsageError, did_you_mean, one_line
 from laconic.units import format_rate, human_bytes, human_seconds, parse_quantity
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from laconic.cluster import Cluster, Curve, Measured
-    from laconic.cluster.probe import StartSum
+    from laconic.cluster.trials import StartSum
     from laconic.core.transport import Transport
 
 _HOW = (
@@ -55,6 +55,8 @@ class Arguments:
     """How long any one wait for other ranks may take."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """What carries the bytes; auto: NCCL where there are GPUs, else Gloo."""
+    json: bool = False
+    """Print JSON instead of a table."""
 
 
 def run(arguments: Arguments) -> int:
@@ -89,7 +91,10 @@ def run(arguments: Arguments) -> int:
             return 0
         stem = Path(arguments.output).stem if arguments.output is not None else ""
         made = cluster_of(measured, transport.hosts, bandwidth_bps=stated_bps, name=stem, source=_source(stated_bps))
-        _show(made, measured, stated_bps)
+        if arguments.json:
+            emit_json(_as_json(made, measured))
+        else:
+            _show(made, measured, stated_bps)
         if arguments.output is not None:
             _write(Path(arguments.output), made.to_toml())
             _say(f"written to {arguments.output}; give it as --cluster")
@@ -169,21 +174,38 @@ def _source(stated_bps: float | None) -> str:
     return f"Measured by laconic probe on {time.strftime('%Y-%m-%d')}{stated}."
 
 
+def _wire_bps(curve: Curve) -> float:
+    """Bits per second that one rank sends, for large sizes."""
+    return 8 * curve.plateau_bytes_per_s * curve.sent_bytes(10**9) / 10**9
+
+
+def _as_json(cluster: Cluster, measured: Measured) -> dict[str, object]:
+    return {
+        "hosts": cluster.num_hosts,
+        "devices_per_host": cluster.devices_per_host,
+        "transport": measured.transport,
+        "curves": [
+            {**asdict(curve), "startup_s": curve.startup_s, "plateau_sent_bps": _wire_bps(curve)}
+            for curve in measured.curves
+        ],
+        "pairs_bps": measured.pairs_bps,
+    }
+
+
 def _show(cluster: Cluster, measured: Measured, stated_bps: float | None) -> None:
     """What was measured; rates are those of the bytes a rank sends."""
-    headers = ["operation", "start-up", "each further", "plateau", "largest size", "took"]
+    headers = ["operation", "start-up", "each further", "plateau", "up to"]
     # Between hosts is where a stated bandwidth means something.
     compared = stated_bps is not None and cluster.num_hosts > 1
     table = plain_table(*headers, *(["of stated"] if compared else []), numbers=(*headers[1:], "of stated"))
     for curve in measured.curves:
-        wire_bps = 8 * curve.plateau_bytes_per_s * curve.sent_bytes(10**9) / 10**9
+        wire_bps = _wire_bps(curve)
         cells = [
             curve.kind,
             human_seconds(curve.startup_s),
             human_seconds(curve.issue_s),
             f"{wire_bps / 1e9:.3g} Gbit/s",
             human_bytes(curve.sizes[-1]),
-            human_seconds(curve.seconds[-1]),
         ]
         if compared and stated_bps is not None:
             cells.append(_share(curve, cluster, wire_bps / stated_bps))

@@ -7,14 +7,14 @@ With --json, one stable document:
      "rows": [{"name": str,                the preset's name, or the text
                "strategy": str,            canonical text
                "cluster": str, "workers": int, "bandwidth_bps": float,
-               "refused": str or null,     why it cannot run there; then nothing but the next key follows
+               "refused": str or null,     why it cannot run there; then nothing follows
                "step_s", "compute_s", "exposed_s", "samples_per_s", "efficiency", "wire_bytes",
                "busy": {PART: share},
                "critical_path": [{"what": str, "share": float}],
                "spread_s": [5%, median, 95%] or null,
-               "target": null, or with --target
-                         {"steps_ratio", "steps_ratio_low", "steps_ratio_high",    null where not measured
-                          "seconds", "seconds_low", "seconds_high", "because": str}}],
+               "target": with --target only; null: not measured
+                         {"steps_ratio", "steps_ratio_low", "steps_ratio_high", "seconds", "seconds_low",
+                          "seconds_high", "is_product": bool, "because": str}}],
      "warnings": [str]}
 
 Rows come setting by setting (bandwidth, then workers), in each one strategy after the other as given. With --reference,
@@ -23,23 +23,25 @@ a list of what was published instead: {"model", "network", "method", "gpus", "th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
 
 from laconic.cli.compare import read_strategies, refuse_beside
-from laconic.cli.terminal import emit_json, emit_sections
-from laconic.errors import UsageError, one_line
+from laconic.cli.simulate_view import as_json, simulated, tables
+from laconic.cli.terminal import emit_json, emit_sections, plain_table
+from laconic.cluster import parse_bandwidth
+from laconic.errors import LaconicError, UsageError, one_line
+from laconic.simulator.place import Place
+from laconic.simulator.simulation import Conditions
+from laconic.simulator.sweep import Setting, Sweep, parse_counts
 from laconic.strategy import SEVEN, Strategy
 from laconic.units import parse_quantity
-
-if TYPE_CHECKING:
-    from laconic.simulator.place import Place
-    from laconic.simulator.simulation import Conditions
-    from laconic.simulator.sweep import Setting, Sweep
-    from laconic.workload import Workload
+from laconic.workload import Workload, workload
 
 DEFAULT_STRATEGIES = (
     "ddp",
@@ -70,7 +72,7 @@ class Arguments:
     strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A file with one strategy per line; empty lines and what follows a # are left out."""
     workload: Annotated[str, tyro.conf.arg(metavar="NAME|FILE.json")] = "resnet50"
-    """What is trained: resnet50, bert-base, gpt2, llama-7b ... or a JSON file, as profile writes (docs/workloads.md)."""
+    """What is trained: resnet50, bert-base, gpt2, llama-7b ... or a JSON file, as profile writes."""
     compute: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
     """How long forward and backward take together, e.g. 300ms. Left out: as long as the workload says."""
     cluster: Annotated[str, tyro.conf.arg(metavar="NAME|FILE.toml")] = "ethernet-10g"
@@ -98,7 +100,7 @@ class Arguments:
     optimizer: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0"
     """How long the optimizer's step takes, e.g. 3ms; it is not overlapped with communication."""
     target: bool = False
-    """Also say how many more steps a strategy needs for the loss bsp has, as far as measured, and the time that takes."""
+    """Also say how many more steps it takes to reach the loss bsp has, where that was measured, and how long."""
     trace: Annotated[str | None, tyro.conf.arg(metavar="FILE.json")] = None
     """Write the simulated steps as a trace for Perfetto (ui.perfetto.dev); not for sweeps."""
     output: Annotated[str | None, tyro.conf.arg(metavar="FILE.html")] = None
@@ -113,42 +115,39 @@ def run(arguments: Arguments) -> int:
     """Simulate and print."""
     if arguments.reference is not None:
         refuse_beside(arguments, "reference", Arguments(), but=("json",))
-        return _reference(as_json=arguments.json)
-    # Only here: "laconic simulate --help" needs none of this.
-    from laconic.cli.simulate_view import as_json, simulated, tables
-    from laconic.simulator.time_to_target import Target
-
-    places, sweep = _sweep(arguments)
-    if arguments.trace is not None and len(sweep.settings) > 1:
-        raise UsageError("simulate: --trace shows one cluster with one number of workers; leave out the sweep.")
-    rows, events = simulated(sweep, with_events=arguments.trace is not None)
-    refused = [row.refused for row in rows if row.prediction is None]
-    if len(refused) == len(rows):
-        raise UsageError(f"simulate: {refused[0]}")
-    notes = list(dict.fromkeys(note for place in places for note in place.notes()))
-    target = Target() if arguments.target else None
-    if arguments.trace is not None:
-        _write_trace(arguments.trace, events)
-    if arguments.output is not None:
-        _write_page(arguments.output, sweep, rows, notes, target)
-    if arguments.json:
-        emit_json(as_json(sweep, rows, notes, target))
-    else:
-        emit_sections(*tables(sweep, rows, notes, target))
-    return 0
-
-
-def _sweep(arguments: Arguments) -> tuple[list[Place], Sweep]:
-    from laconic.simulator.sweep import Sweep
-
+        _print_reference(as_json=arguments.json)
+        return 0
     places = _places(arguments)
-    return places, Sweep(
+    sweep = Sweep(
         strategies=_strategies(arguments),
         workload=_workload(arguments),
         settings=_settings(places, arguments.workers),
         fidelity=arguments.fidelity,
         conditions=_conditions(arguments),
     )
+    rows = simulated(sweep)
+    if all(row.prediction is None for row in rows):
+        raise UsageError(f"simulate: {rows[0].refused}")
+    notes = list(dict.fromkeys(note for place in places for note in place.notes()))
+    if arguments.json:
+        emit_json(as_json(sweep, rows, notes, target=arguments.target))
+    else:
+        emit_sections(*tables(sweep, rows, notes, target=arguments.target))
+    return 0
+
+
+def _print_reference(*, as_json: bool) -> None:
+    from laconic.simulator.reference.quantitative_survey import table
+
+    rows = table()
+    if as_json:
+        emit_json(rows)
+        return
+    headers = list(dict.fromkeys(key for row in rows for key in row))
+    printed = plain_table(*headers, numbers=("gpus", "throughput"))
+    for row in rows:
+        printed.add_row(*(str(row.get(header, "")) for header in headers))
+    emit_sections(printed)
 
 
 def _strategies(arguments: Arguments) -> tuple[Strategy, ...]:
@@ -167,8 +166,6 @@ def _strategies(arguments: Arguments) -> tuple[Strategy, ...]:
 
 
 def _workload(arguments: Arguments) -> Workload:
-    from laconic.workload import workload
-
     found = workload(arguments.workload)
     if arguments.compute is None:
         return found
@@ -176,9 +173,6 @@ def _workload(arguments: Arguments) -> Workload:
 
 
 def _places(arguments: Arguments) -> list[Place]:
-    from laconic.cluster import parse_bandwidth
-    from laconic.simulator.place import Place
-
     rates = [parse_bandwidth(rate, "--bandwidth") for text in arguments.bandwidth for rate in text.split(",")]
     delay_s = None if arguments.delay is None else parse_quantity(arguments.delay, "time", "--delay")
     inside_bps = None if arguments.inside is None else parse_bandwidth(arguments.inside, "--inside")
@@ -196,15 +190,11 @@ def _places(arguments: Arguments) -> list[Place]:
 
 
 def _settings(places: Sequence[Place], workers: str | None) -> tuple[Setting, ...]:
-    from laconic.simulator.sweep import parse_counts
-
     counts = (None,) if workers is None else parse_counts(workers, "--workers")
     return tuple(place.setting(count) for place in places for count in counts)
 
 
 def _conditions(arguments: Arguments) -> Conditions:
-    from laconic.simulator.simulation import Conditions
-
     slow: dict[int, float] = {}
     for text in arguments.slow:
         rank, equals, factor = text.partition("=")

@@ -8,15 +8,14 @@ the slowest rank counts, and of the repeats the median. Sizes grow until the tim
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from laconic.cluster.cluster import Cluster
 from laconic.cluster.link import Link
 from laconic.cluster.measured import Curve, Measured
+from laconic.cluster.trials import ELEMENT_BYTES, Operation, Stage, StartSum, operations_of
 from laconic.core.clock import Clock
 from laconic.core.hosts import Hosts
 from laconic.core.transport import AllWork, Transport, Work
@@ -34,17 +33,6 @@ _ALWAYS = 2
 """So many sizes are measured however long they take: fewer say nothing about how times grow."""
 _IN_FLIGHT = 8
 _PAIR_BYTES = 4 * 1024**2
-_ELEMENT_BYTES = 4
-
-StartSum = Callable[[torch.Tensor], Work]
-"""Starts an all-reduce of a tensor."""
-
-
-@dataclass(frozen=True)
-class _Operation:
-    kind: str
-    prepare: Callable[[int], tuple[int, Callable[[], Work]] | None]
-    """For a size: the bytes it really takes, and what starts it; None where it would take too much memory."""
 
 
 def probe(
@@ -66,9 +54,9 @@ def probe(
     if transport.world_size < 2:
         raise UsageError("there is nothing to measure with one rank. Start at least two.")
     _check_sizes(sizes)
-    stage = _Stage(transport, clock, device or transport.control_device)
+    stage = Stage(transport, clock, device or transport.control_device)
     tell = on_progress or (lambda text: None)
-    operations = _operations(stage, max(sizes), algorithms or {})
+    operations = operations_of(stage, max(sizes), algorithms or {})
     found: dict[str, list[tuple[int, float]]] = {operation.kind: [] for operation in operations}
     alive, spent_s = operations, 0.0
     for number, nbytes in enumerate(sorted(set(sizes))):
@@ -144,105 +132,13 @@ def check_hosts(hosts: Hosts) -> None:
 
 
 def _check_sizes(sizes: Sequence[int]) -> None:
-    if len(set(sizes)) < 2 or min(sizes) < _ELEMENT_BYTES:
-        raise UsageError(f"at least two sizes of {_ELEMENT_BYTES} bytes or more are needed, got {list(sizes)}.")
-
-
-class _Stage:
-    """Where operations are timed: ranks, their clock and where their tensors live."""
-
-    def __init__(self, transport: Transport, clock: Clock, device: torch.device) -> None:
-        self.transport = transport
-        self.clock = clock
-        self.device = device
-
-    def zeros(self, *shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, device=self.device)
-
-    def by_turns(self, starts: Sequence[Callable[[], Work]], repeats: int) -> tuple[list[float], float]:
-        """Medians over repeats of what the slowest rank took for each; and what all of it took."""
-        began_s = self.clock.now()
-        rows = [[self._time(start) for start in starts] for _ in range(1 + repeats)][1:]
-        slowest = self.slowest([*(time_s for row in rows for time_s in row), self.clock.now() - began_s])
-        columns = [slowest[index : -1 : len(starts)] for index in range(len(starts))]
-        return [statistics.median(column) for column in columns], slowest[-1]
-
-    def _time(self, start: Callable[[], Work]) -> float:
-        self._meet()
-        began_s = self.clock.now()
-        start().wait()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return self.clock.now() - began_s
-
-    def _meet(self) -> None:
-        """Begin together: who comes late would seem to make the others slow."""
-        here = torch.zeros(1, device=self.transport.control_device)
-        self.transport.all_reduce(here, purpose="control", what="a trial").wait()
-
-    def slowest(self, times_s: Sequence[float]) -> list[float]:
-        """The largest over all ranks, of each."""
-        times = torch.tensor(times_s, dtype=torch.float64, device=self.transport.control_device)
-        self.transport.all_reduce(times, op="max", purpose="control", what="times of a probe").wait()
-        return times.tolist()
-
-
-def _operations(stage: _Stage, most_bytes: int, algorithms: Mapping[str, StartSum]) -> list[_Operation]:
-    transport = stage.transport
-    world_size, what = transport.world_size, "a probe"
-
-    def sum_with(start: StartSum) -> Callable[[int], tuple[int, Callable[[], Work]]]:
-        def prepare(nbytes: int) -> tuple[int, Callable[[], Work]]:
-            tensor = stage.zeros(nbytes // _ELEMENT_BYTES)
-            return tensor.nbytes, lambda: start(tensor)
-
-        return prepare
-
-    def gather(nbytes: int) -> tuple[int, Callable[[], Work]] | None:
-        # The result is as many times as large, so it ends with smaller parts than the others.
-        if nbytes * world_size > max(most_bytes, 1024**2):
-            return None
-        tensor = stage.zeros(nbytes // _ELEMENT_BYTES)
-        output = stage.zeros(world_size, *tensor.shape)
-        return tensor.nbytes, lambda: transport.all_gather(output, tensor, purpose="control", what=what)
-
-    def exchange(nbytes: int) -> tuple[int, Callable[[], Work]]:
-        tensor = stage.zeros(world_size, max(1, nbytes // _ELEMENT_BYTES // world_size))
-        output = torch.empty_like(tensor)
-        return tensor.nbytes, lambda: transport.all_to_all(output, tensor, purpose="control", what=what)
-
-    def send_along(order: Sequence[int]) -> Callable[[int], tuple[int, Callable[[], Work]]]:
-        def prepare(nbytes: int) -> tuple[int, Callable[[], Work]]:
-            tensor = stage.zeros(nbytes // _ELEMENT_BYTES)
-            output = torch.empty_like(tensor)
-            if transport.rank not in order:
-                return tensor.nbytes, lambda: AllWork(())
-            place = order.index(transport.rank)
-            sends = [(order[(place + 1) % len(order)], tensor)]
-            receives = [(order[place - 1], output)]
-            return tensor.nbytes, lambda: transport.send_receive(sends, receives, purpose="control", what=what)
-
-        return prepare
-
-    operations = [
-        _Operation("all_reduce", sum_with(lambda tensor: transport.all_reduce(tensor, purpose="control", what=what))),
-        *(_Operation(f"all_reduce({name})", sum_with(start)) for name, start in algorithms.items()),
-        _Operation("all_gather", gather),
-        _Operation("all_to_all", exchange),
-        _Operation("send", send_along(range(world_size))),
-    ]
-    hosts = transport.hosts
-    if 1 < len(hosts) < world_size and min(map(len, hosts)) > 1:
-        # Otherwise the ring of all ranks is either all inside or all between hosts.
-        own = next(host for host in hosts if transport.rank in host)
-        operations.append(_Operation("send(inside)", send_along(own)))
-        operations.append(_Operation("send(between)", send_along([host[0] for host in hosts])))
-    return operations
+    if len(set(sizes)) < 2 or min(sizes) < ELEMENT_BYTES:
+        raise UsageError(f"at least two sizes of {ELEMENT_BYTES} bytes or more are needed, got {list(sizes)}.")
 
 
 def _affordable(
-    operations: Sequence[_Operation], found: Mapping[str, list[tuple[int, float]]], nbytes: int, left_s: float
-) -> list[_Operation]:
+    operations: Sequence[Operation], found: Mapping[str, list[tuple[int, float]]], nbytes: int, left_s: float
+) -> list[Operation]:
     """Without the slowest, until the others should be done in the time that is left."""
     expected = {
         operation.kind: (1 + _repeats(nbytes)) * _expected_s(found[operation.kind], nbytes)
@@ -266,7 +162,7 @@ def _expected_s(points: list[tuple[int, float]], nbytes: int) -> float:
     return high_s + max(high_s - low_s, 0.1 * high_s) / (high - low) * (nbytes - high)
 
 
-def _issue_times(stage: _Stage, operations: Sequence[_Operation], nbytes: int) -> dict[str, float]:
+def _issue_times(stage: Stage, operations: Sequence[Operation], nbytes: int) -> dict[str, float]:
     """Of each kind: what every further small operation adds while others are under way."""
     starts: list[Callable[[], Work]] = []
     for operation in operations:
@@ -285,7 +181,7 @@ def _at_once(starts: Sequence[Callable[[], Work]]) -> Callable[[], Work]:
 
 
 def _pairs(
-    stage: _Stage, sends: Sequence[tuple[int, float]], limit_s: float, tell: Callable[[str], None]
+    stage: Stage, sends: Sequence[tuple[int, float]], limit_s: float, tell: Callable[[str], None]
 ) -> tuple[tuple[float, ...], ...]:
     """Bits per second from each rank to each other, while no other pair sends: as large a message as time allows."""
     transport = stage.transport
@@ -293,7 +189,7 @@ def _pairs(
     turns = world_size * (world_size - 1) * (1 + _REPEATS_OF_PAIRS)
     allowed = [size for size, seconds in sends if size <= _PAIR_BYTES and turns * 2 * seconds <= limit_s]
     nbytes = max(allowed, default=sends[0][0])
-    large, small = stage.zeros(nbytes // _ELEMENT_BYTES), stage.zeros(1)
+    large, small = stage.zeros(nbytes // ELEMENT_BYTES), stage.zeros(1)
     rates = [[0.0] * world_size for _ in range(world_size)]
     for source in range(world_size):
         for destination in range(world_size):

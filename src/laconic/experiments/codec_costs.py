@@ -33,6 +33,8 @@ from laconic.workload.device_time import DeviceTime, Mark
 
 SIZES_BYTES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 """Of the buckets, uncompressed: powers of two, so that a matrix that is nearly square has so many bytes."""
+GPU_SIZES_BYTES = (*SIZES_BYTES, 64 * MIB, 256 * MIB)
+"""Below these, a GPU takes as long for every size, and nothing could be said about a byte."""
 _REPEATS = 11
 _WARMUP_REPEATS = 3
 """In which kernels are compiled."""
@@ -55,14 +57,15 @@ def measured_codec(
     *,
     device: torch.device | str,
     dtype: torch.dtype = torch.float32,
-    sizes_bytes: Sequence[int] = SIZES_BYTES,
+    sizes_bytes: Sequence[int] | None = None,
     clock: Clock | None = None,
 ) -> CodecCost:
-    """Time the compressor on gradients of these sizes and draw the line."""
+    """Time the compressor on gradients of these sizes, or of those usual for the device, and draw the line."""
     if dtype not in compressor.dtypes:
         raise UsageError(f"{compressor} cannot carry gradients of {str(dtype).removeprefix('torch.')}.")
     device = torch.device(device)
     timer = DeviceTime(device, clock)
+    sizes_bytes = sizes_bytes or (GPU_SIZES_BYTES if device.type == "cuda" else SIZES_BYTES)
     trials = [_trial(compressor, _gradient(nbytes, device, dtype), timer) for nbytes in sizes_bytes]
     encode, encode_error = line([(trial.nbytes, trial.encode_s) for trial in trials])
     decode, decode_error = line([(trial.nbytes, trial.decode_s) for trial in trials])

@@ -60,8 +60,11 @@ class Exchanges:
         later = self._events[bisect_right(self._ends_s, at_s + SLACK_S) :]
         return any(event.time_s < at_s - SLACK_S for event in later)
 
-    def waited_for(self, wait: Event) -> list[Waiting]:
-        """The parts of a wait, in the order of time; together they are all of it."""
+    def waited_for(self, wait: Event, shortest_s: float = SLACK_S) -> list[Waiting]:
+        """The parts of a wait, in the order of time; together they are all of it.
+
+        shortest_s: a shorter part belongs to the one after it; the last part may be shorter.
+        """
         within = self.ended_in(wait.time_s, end_of(wait))
         if not within:
             return [Waiting(wait.time_s, end_of(wait), None)]
@@ -70,7 +73,7 @@ class Exchanges:
         parts: list[Waiting] = []
         begin_s = wait.time_s
         for exchange in within[:-1]:
-            if end_of(exchange) > begin_s + SLACK_S:
+            if end_of(exchange) >= begin_s + shortest_s:
                 parts.append(Waiting(begin_s, end_of(exchange), exchange))
                 begin_s = end_of(exchange)
         # Whoever waits wakes up a little after the end of what it waited for.

@@ -442,8 +442,9 @@
     const part = half === null ? "" : half === 1 ? ", first half" : ", second half";
     let [ink, text, what] = [kind, "", kind];
     if (kind === "wait") {
-      [ink, what] = ["wait", bucket === null ? "waiting" : `waiting for bucket ${bucket}`];
-      text = bucket === null ? fitting(room, "waits") : fitting(room, `waits for bucket ${bucket}`, `bucket ${bucket}`, `${bucket}`);
+      what = bucket === null ? "waiting" : `waiting for bucket ${bucket}`;
+      const named = [`waits for bucket ${bucket}`, `bucket ${bucket}`, `${bucket}`];
+      text = fitting(room, ...(bucket === null ? ["waits"] : named));
     } else if (kind === "exchange") {
       ink = age < 0 ? "earlier" : kind;
       what = `exchange of bucket ${bucket}${part}`;
@@ -454,7 +455,8 @@
     const lines = [`<b>${what}</b> ${ms(took)} ms`, `from ${ms(start)} to ${ms(start + took)} ms`];
     if (kind !== "wait" && age < 0) lines.push("of the step before");
     if (size && kind === "exchange") lines.push(`sends ${size}`);
-    return { kind, ink, x: shown, base: begin, y: place.top + place.height / 2, width: place.height, text, age, words: hover(item, ...lines) };
+    const where = { x: shown, base: begin, y: place.top + place.height / 2, width: place.height };
+    return { ...where, ink, text, age, words: hover(item, ...lines) };
   }
 
   function timelineFigure(name) {
@@ -511,14 +513,16 @@
         if (kind !== "wait") continue;
         // What is exchanged below a wait is what costs.
         const at = { x0: start, x1: Math.min(start + took, until), y0: training + TRAINING, y1: bottom + 1 };
-        shapes.push({ type: "rect", ...at, layer: "below", fillcolor: colour("wait"), opacity: 0.14, line: { width: 0 } });
+        const looks = { layer: "below", fillcolor: colour("wait"), opacity: 0.14, line: { width: 0 } };
+        shapes.push({ type: "rect", ...at, ...looks });
       }
       if (last > end + 0.1) {
         const at = { x0: end, x1: end, y0: training - 4, y1: bottom + 3 };
         shapes.push({ type: "line", ...at, line: { color: colour("text"), width: 1.2, dash: "dot" } });
         const goesOn = until < last ? `, the last exchange ends at ${ms(last)} ms` : "";
         const beside = { x: end, xanchor: end > most / 2 ? "right" : "left", y: bottom + 9, yanchor: "middle" };
-        titles.push(note(`next step${goesOn}`, { ...beside, font: { size: 11, color: colour("muted") } }));
+        const where = narrow ? atLeft(bottom + 9) : beside;
+        titles.push(note(`next step${goesOn}`, { ...where, font: { size: 11, color: colour("muted") } }));
         y = bottom + 10;
       } else y = bottom;
       y += BLOCK;
@@ -540,15 +544,18 @@
         marker: {
           color: colour(ink),
           opacity: own.map((bar) => (bar.age > 0 ? 0.45 : 1)),
-          // Encoding may take less than a pixel; a rim of its own colour keeps it visible.
-          line: { width: 0.8, color: colour(isCoding ? ink : "page") },
+          // Encoding may take less than a pixel; a rim of its own colour keeps it visible. Nor must a rim hide a bar.
+          line: {
+            width: own.map((bar) => (isCoding || bar.x * perMs > 4 ? 0.8 : 0)),
+            color: colour(isCoding ? ink : "page"),
+          },
         },
         text: own.map((bar) => bar.text),
         textposition: "inside",
         insidetextanchor: "middle",
         textangle: 0,
         constraintext: "none",
-        textfont: { color: isDark ? "#ffffff" : colour("text"), size: ink === "exchange" || ink === "earlier" ? 10 : 11 },
+        textfont: { color: isDark ? "#ffffff" : colour("text"), size: isDark || ink === "forward" ? 11 : 10 },
         hovertemplate: own.map((bar) => bar.words),
       };
     });

@@ -72,7 +72,13 @@ def render(runs: Sequence[RunFolder]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"bytes": human_bytes, "ms": milliseconds, "duration": _duration, "loss": _loss, "date": _date}
+    environment.filters |= {
+        "bytes": human_bytes,
+        "ms": milliseconds,
+        "duration": _duration,
+        "loss": _loss,
+        "date": _date,
+    }
     return environment.from_string(_resource("page.html.jinja")).render(
         title=_title(loaded),
         runs=loaded,

@@ -3,9 +3,10 @@
 Each rank is a process with these threads:
 
     turns               which strategy on which link has its turn
-    training            steps with forward, backward (in it: wait) and optimizer; alone
+    training            steps with forward, backward and optimizer, waits in them; alone
     encode and decode   local work on the communication thread
-    exchanges           one bucket each; more threads where they overlap, as spans of one thread must nest
+    exchanges           one bucket each; more threads where they overlap, as spans of one thread must nest; where
+                        events say which part of the network they use, threads for each part
 
 Reference: "Trace Event Format", Google 2016.
 """
@@ -14,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from laconic.core.event import Event, Scalar
+from laconic.report.exposure import Exchanges
 from laconic.report.lanes import first_free_lanes
 
 _ROOMS = {
@@ -37,20 +39,22 @@ _NESTING = frozenset({"turns", "training"})
 _THREADS_PER_RANK = 1000
 
 
-def trace(events: Iterable[Event]) -> dict[str, object]:
-    """The trace as a JSON object; times in microseconds since the first event."""
+def trace(events: Iterable[Event], names: Mapping[int, str] | None = None) -> dict[str, object]:
+    """The trace as a JSON object; times in microseconds since the first event. names: of ranks, instead of "rank 0"."""
     by_room: dict[tuple[int, str], list[Event]] = defaultdict(list)
     for event in events:
         if event.kind in _ROOMS:
-            by_room[event.rank, _ROOMS[event.kind]].append(event)
+            by_room[event.rank, _room(event)].append(event)
     zero_s = min((event.time_s for room in by_room.values() for event in room), default=0.0)
     records: list[dict[str, object]] = []
+    rooms = list(dict.fromkeys([*_ROOMS.values(), *(room for _, room in by_room)]))
     for rank in sorted({rank for rank, _ in by_room}):
+        exchanges = Exchanges(event for (of, _), room in by_room.items() if of == rank for event in room)
         # Perfetto takes process 0 for the kernel's idle task, and threads of equal number for one thread.
         process = rank + 1
-        records += _named("process", process, 0, f"rank {rank}", rank)
+        records += _named("process", process, 0, (names or {}).get(rank, f"rank {rank}"), rank)
         thread = process * _THREADS_PER_RANK
-        for room in dict.fromkeys(_ROOMS.values()):
+        for room in rooms:
             # What begins at the same time as another and lasts longer is around it.
             in_room = sorted(by_room.get((rank, room), []), key=lambda event: (event.time_s, -event.duration_s))
             spans = [_microseconds(event, zero_s) for event in in_room]
@@ -61,9 +65,15 @@ def trace(events: Iterable[Event]) -> dict[str, object]:
                 name = room if lane == 0 else f"{room} {lane + 1}"
                 records += _named("thread", process, thread + lane, name, thread + lane)
             for event, (begin, end), lane in zip(in_room, spans, lanes, strict=True):
-                records.append(_slice(event, begin, end, process, thread + lane))
+                about = _slice(event, begin, end, process, thread + lane)
+                records.append({**about, "name": _name(event, exchanges)})
             thread += max(lanes, default=-1) + 1
     return {"displayTimeUnit": "ms", "traceEvents": records}
+
+
+def _room(event: Event) -> str:
+    where = event.data.get("where")
+    return f"exchanges, {where}" if event.kind == "exchange" and where is not None else _ROOMS[event.kind]
 
 
 def _microseconds(event: Event, zero_s: float) -> tuple[float, float]:
@@ -96,7 +106,6 @@ def _named(what: str, process: int, thread: int, name: str, place: int) -> list[
 def _slice(event: Event, begin: float, end: float, process: int, thread: int) -> dict[str, object]:
     return {
         "ph": "X",
-        "name": _name(event),
         "cat": event.kind,
         "pid": process,
         "tid": thread,
@@ -111,14 +120,18 @@ def _strict(value: Scalar) -> Scalar:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _name(event: Event) -> str:
+def _name(event: Event, exchanges: Exchanges) -> str:
     """What Perfetto writes on the span."""
+    if event.kind == "wait":
+        last = exchanges.ended_by(event)
+        return "wait" if last is None else f"wait, ended by bucket {last.data.get('bucket')}"
     if event.kind == "turn":
         return f"{event.data.get('strategy')} on {event.data.get('link')}"
     if event.kind == "iteration":
         return f"step {event.step}"
     if event.kind == "exchange":
-        return f"exchange of bucket {event.data.get('bucket')}"
+        half = {1: ", first half", 2: ", second half"}.get(int(event.data.get("half") or 0), "")
+        return f"exchange of bucket {event.data.get('bucket')}{half}"
     if event.kind in ("encode", "decode"):
         return f"{event.kind} bucket {event.data.get('bucket')}"
     return event.kind

@@ -132,15 +132,16 @@ def _ages(events: Sequence[Event], here: Iteration) -> dict[int, Age]:
 
 def _waits(events: Sequence[Event], here: Iteration, zero_s: float) -> list[Span]:
     exchanges = Exchanges(events)
+    shortest_s = _SEEN_SHARE * (here.end_s - here.begin_s)
     found: list[Span] = []
-    for event in events:
-        for part in exchanges.waited_for(event) if event.kind == "wait" else ():
-            if part.seconds >= _SEEN_SHARE * (here.end_s - here.begin_s):
-                age: Age = 1 if part.begin_s >= here.end_s - SLACK_S else 0
-                wait = Event("wait", part.begin_s, event.rank, event.step, part.seconds)
-                if part.exchange is not None:
-                    wait.data["bucket"] = part.exchange.data.get("bucket")
-                found.append(_span(wait, age, part.begin_s, part.end_s, zero_s))
+    for wait in events:
+        if wait.kind != "wait" or wait.duration_s < shortest_s:
+            continue
+        for part in exchanges.waited_for(wait, shortest_s):
+            bucket = None if part.exchange is None else _count(part.exchange, "bucket")
+            age: Age = 1 if part.begin_s >= here.end_s - SLACK_S else 0
+            start_s = part.begin_s - zero_s
+            found.append(Span(kind="wait", start_s=start_s, duration_s=part.seconds, bucket=bucket, age=age))
     return found
 
 

@@ -1,8 +1,8 @@
 """Which step of a strategy to draw: of the later half of its steps, the one of median duration.
 
-Schedules that hold updates back exchange the gradients of one step during the forward pass of the next. Of theirs a step
-is taken that follows another one and is followed by one: a turn's first has nothing to wait for, and after its last the
-link is not watched.
+Schedules that hold updates back exchange the gradients of one step during the forward pass of the next. Of theirs a
+step is taken that follows another one and is followed by one: a turn's first has nothing to wait for, and after its
+last nobody watches the link.
 """
 
 from __future__ import annotations

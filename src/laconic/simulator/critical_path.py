@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 
 from laconic.simulator.engine import Outcome
 from laconic.simulator.lowering.drawing import Drawing, Label
@@ -23,21 +23,39 @@ _WORDS = {
 
 def because(drawing: Drawing, outcome: Outcome, first_s: float, end: int) -> tuple[tuple[str, float], ...]:
     """What the time from `first_s` to the end of task `end` goes to: words and share, the largest first."""
-    shares: Counter[str] = Counter()
+    groups: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    sizes: dict[int, int] = {}
     for task in outcome.critical_path(end):
         began_s = max(first_s, float(outcome.start_s[task]))
         if (took_s := float(outcome.end_s[task]) - began_s) > 0:
-            shares[_words(drawing.labels[task])] += took_s
+            label = drawing.labels[task]
+            groups[_words(label)][label.of] += took_s
+            sizes[label.of] = label.nbytes
     total_s = float(outcome.end_s[end]) - first_s
-    return tuple((words, took_s / total_s) for words, took_s in shares.most_common()) if total_s > 0 else ()
+    found = [
+        (_whole(words, buckets, sizes), sum(buckets.values()) / total_s) for words, buckets in groups.items() if total_s
+    ]
+    return tuple(sorted(found, key=lambda entry: -entry[1]))
 
 
 def _words(label: Label) -> str:
+    """What a task does; "of" where it does that for a bucket."""
     if label.kind in {"forward", "backward"}:
         return "computes"
     if label.kind == "optimizer":
         return "is the optimizer's step"
     if label.kind in {"encode", "decode"}:
-        return f"{label.kind}s bucket {label.of}"
+        return f"{label.kind}s"
     what = _WORDS.get(label.move) or f"the {label.move.split(' ', 1)[1]} all-reduce"
-    return f"waits for {what} of bucket {label.of} ({human_bytes(label.nbytes)}, {label.where})"
+    start = "waits for the latency of" if label.kind == "latency" else "waits for"
+    return f"{start} {what} ({label.where}) of"
+
+
+def _whole(words: str, buckets: dict[int, float], sizes: dict[int, int]) -> str:
+    if not words.endswith(" of") and words not in {"encodes", "decodes"}:
+        return words
+    longest = max(buckets, key=lambda bucket: buckets[bucket])
+    name = f"bucket {longest}"
+    if words.endswith(" of"):
+        name += f", {human_bytes(sizes[longest])}"
+    return f"{words} {name}" if len(buckets) == 1 else f"{words} {len(buckets)} buckets (longest: {name})"

@@ -75,3 +75,20 @@ class Prediction:
             "spread_s": None if spread is None else [spread.low_s, spread.median_s, spread.high_s],
             "warnings": list(self.warnings),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """One of several jobs on one fabric."""
+
+    strategy: str
+    workload: str
+    alone_s: float
+    """A step when it has the fabric to itself."""
+    together_s: float
+    """A step when all jobs run."""
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long a step takes because of the others."""
+        return self.together_s / self.alone_s if self.alone_s else 1.0

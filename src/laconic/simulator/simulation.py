@@ -89,9 +89,7 @@ def simulate(
     workers: ranks, on the first devices of the cluster; all of them if left out.
     network: what moves cost; by formulas and the cluster's measured tables if left out.
     """
-    return simulation(
-        strategy, workload, cluster, workers=workers, network=network, conditions=conditions
-    ).prediction
+    return simulation(strategy, workload, cluster, workers=workers, network=network, conditions=conditions).prediction
 
 
 def simulation(
@@ -142,13 +140,16 @@ def _classes(cluster: Cluster, world_size: int, slow: Mapping[int, float]) -> tu
         if not 0 <= rank < world_size:
             raise UsageError(f"slow: there is no rank {rank}; ranks are numbered 0 to {world_size - 1}.")
     speeds, each = cluster.speeds, cluster.devices_per_host
-    found = Counter(
-        slow.get(rank, 1.0) / (speeds[rank // each] if speeds else 1.0) for rank in range(world_size)
-    )
+    found = Counter(slow.get(rank, 1.0) / (speeds[rank // each] if speeds else 1.0) for rank in range(world_size))
     return tuple(RankClass(size, slowdown) for slowdown, size in sorted(found.items()))
 
 
 # -- plans -----------------------------------------------------------------------------------------------------
+
+
+def first_plans(inputs: Inputs) -> list[Plan]:
+    """The plan the runtime would make, or try first; one for each part that is exchanged at a time of its own."""
+    return _candidates(inputs)[0]
 
 
 def _candidates(inputs: Inputs) -> list[list[Plan]]:
@@ -181,11 +182,11 @@ class _Steady:
 
 def _steady(inputs: Inputs, plans: list[Plan], conditions: Conditions) -> _Steady:
     """Draw as many steps as it takes until they repeat."""
-    rule = inputs.strategy.synchronization
-    period = rule.period if isinstance(rule, LocalUpdates) else 1
+    period = period_of(inputs.strategy)
     num_periods = _STEPS if period == 1 else 3
     while True:
-        drawing = _drawn(inputs, plans, period, num_periods * period)
+        drawing = Drawing(inputs)
+        draw_steps(drawing, plans, num_periods * period)
         graph = drawing.builder.build()
         outcome = slowed(drawing, graph, conditions.interference_ratio)
         lengths = [_length(drawing, outcome, period, back) for back in (0, 1)]
@@ -198,8 +199,15 @@ def _steady(inputs: Inputs, plans: list[Plan], conditions: Conditions) -> _Stead
         num_periods *= 2
 
 
-def _drawn(inputs: Inputs, plans: list[Plan], period: int, num_steps: int) -> Drawing:
-    strategy, drawing = inputs.strategy, Drawing(inputs)
+def period_of(strategy: Strategy) -> int:
+    """Steps after which everything repeats."""
+    rule = strategy.synchronization
+    return rule.period if isinstance(rule, LocalUpdates) else 1
+
+
+def draw_steps(drawing: Drawing, plans: list[Plan], num_steps: int) -> None:
+    """So many steps, as the seam of the runtime makes them that the strategy has."""
+    strategy = drawing.inputs.strategy
     rule = strategy.synchronization
     first_step = 0
     if isinstance(rule, LocalUpdates):
@@ -217,7 +225,6 @@ def _drawn(inputs: Inputs, plans: list[Plan], period: int, num_steps: int) -> Dr
         steps = LocalSteps(drawing, plans, rule, first_step)
     for number in range(num_steps):
         steps.step(number)
-    return drawing
 
 
 def _length(drawing: Drawing, outcome: Outcome, period: int, back: int) -> float:

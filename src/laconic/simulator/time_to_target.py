@@ -110,7 +110,7 @@ COMPRESSIONS: tuple[Measured, ...] = tuple(
         "dct_topk + error_feedback + warmup(steps=75)": 0.085,
     }.items()
 )
-"""What is sent by bsp with an all-reduce, other than with defaults; with these, methods declare their gap themselves."""
+"""What bsp with an all-reduce sends, with other settings than defaults; for these, methods declare their loss_gap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,20 +145,17 @@ SAME = StepsNeeded(ratio=1.0, low=1.0, high=1.0, because="computes what bsp with
 
 def steps_needed(strategy: Strategy) -> StepsNeeded | None:
     """What the strategy needs; None if that was not measured."""
-    synchronization, architecture = str(strategy.synchronization), strategy.architecture
-    compression = strategy.compression
-    sent = "none" if compression.lossless else str(compression)
-    where = _where(strategy)
-    if whole := _of(CELLS, f"{synchronization} / {where} / {sent}"):
-        return SAME if synchronization == "bsp" and all(found.loss_gap == 0 for found in whole) else _steps(whole)
-    plain = synchronization == "bsp" and where in ("all_reduce", "parameter_server")
-    cell = SAME if plain else _steps(_of(CELLS, f"{synchronization} / {where} / none"))
-    code = SAME if sent == "none" else _steps(_compression(compression))
-    if cell is None or code is None:
-        return None
-    if code is SAME:
-        return cell
-    return code if where == "all_reduce" and plain else cell.times(code)
+    when, where = str(strategy.synchronization), _where(strategy)
+    what = "none" if strategy.compression.lossless else str(strategy.compression)
+    if (when, what) == ("bsp", "none") and where in ("all_reduce", "parameter_server"):
+        return SAME
+    if whole := _steps(_of(CELLS, f"{when} / {where} / {what}")):
+        return whole
+    code = _steps(_compression(strategy.compression))
+    if (when, where) == ("bsp", "all_reduce"):
+        return code
+    cell = SAME if (when, where) == ("bsp", "parameter_server") else _steps(_of(CELLS, f"{when} / {where} / none"))
+    return None if cell is None or code is None else cell.times(code)
 
 
 def _where(strategy: Strategy) -> str:
@@ -209,14 +206,13 @@ def _steps(measured: tuple[Measured, ...]) -> StepsNeeded | None:
 
 
 def _powers() -> list[float]:
-    """p of each stretch of the baseline's curve."""
+    """The p of each stretch of the baseline's curve."""
     return [
-        math.log(before / after) / math.log(steps / first)
-        for (first, before), (steps, after) in pairwise(BASELINE)
+        math.log(before / after) / math.log(steps / first) for (first, before), (steps, after) in pairwise(BASELINE)
     ]
 
 
 def _power(steps: int) -> float:
-    """p from there on; after the last stretch, that of the last."""
+    """The p from there on; after the last stretch, that of the last."""
     ends = [end for end, _ in BASELINE[1:]]
     return next((power for end, power in zip(ends, _powers(), strict=True) if steps < end), _powers()[-1])

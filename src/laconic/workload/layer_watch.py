@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from laconic.workload.device_time import Mark
 
-WHOLE_MODEL = "model"
-"""What the model itself is called where it is a layer, or where nothing in it is one."""
+WHOLE_MODEL = "(model)"
+"""What the model itself is called where it is a layer, or where nothing in it is one; no module is called so."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A collective at flow level: what is sent in one step begins together, and the next step begins when it has arrived."""
+"""A collective at flow level: what is sent in a step begins together, and the next step begins when it has arrived."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_collective(
     if nbytes < 0:
         raise UsageError(f"a collective cannot carry {nbytes} bytes: nbytes must not be negative.")
     last = None
-    for sources, destinations, sizes in _steps(collective, nbytes):
+    for sources, destinations, sizes in messages(collective, nbytes):
         last = builder.transfer(
             devices[sources],
             devices[destinations],
@@ -59,7 +59,7 @@ def add_collective(
 
 
 @lru_cache(maxsize=8)
-def _steps(collective: Collective, nbytes: int) -> tuple[_Messages, ...]:
+def messages(collective: Collective, nbytes: int) -> tuple[_Messages, ...]:
     """What is sent in each step: all chunks from one rank to another are one message."""
     size, table = collective.world_size, collective.table
     chunk_bytes = np.diff(chunk_bounds(nbytes, collective.num_chunks)).astype(np.float64)

@@ -140,13 +140,12 @@ def simulate(tasks, progress, flows, network, underway):
                 else:
                     num_needed = num_flows
                     if alone_until < math.inf:
-                        other = np.int64(flow_set[alone])
-                        num_needed += flow_first[other + 1] - flow_first[other]
+                        num_needed += flow_first[flow_set[alone] + 1] - flow_first[flow_set[alone]]
                     if num_needed > counters[NUM_FREE]:
                         break
                     if alone_until < math.inf:
                         flows_left[alone] = num_needed - num_flows
-                        until = now / SAME_TIME
+                        other, until = np.int64(flow_set[alone]), now / SAME_TIME
                         catch_up(network, underway, flows, other, alone, alone_since, until, flows_left, done, done_at)
                         alone_until = math.inf
                     num_starting -= 1

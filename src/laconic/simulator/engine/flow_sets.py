@@ -95,7 +95,7 @@ class FlowSets:
         flow_bytes = np.concatenate([np.empty(0), *(num_bytes for _, num_bytes in self._sets)])
         uses = np.repeat(np.array(self._uses, dtype=np.float64), set_sizes)
         pair_bytes = np.bincount(flow_pair, flow_bytes * uses, minlength=len(pairs))
-        link_bytes = np.bincount(links, pair_bytes[pair_of_link], minlength=len(capacity))
+        link_bytes = np.bincount(links, pair_bytes[pair_of_link], minlength=len(capacity)).astype(np.float64)
 
         narrow = np.isfinite(capacity[links])  # a link without a limit is never what flows share
         route_of, route_first, route_links = _distinct_routes(
@@ -171,11 +171,11 @@ def _merged(
 ) -> tuple[_Indices, _Indices, _Floats, _Indices]:
     """Flows that take bandwidth, in the order of sets, those of a set that are alike as one with a count."""
     real = takes_bandwidth[route] & (num_bytes > 0)
-    columns = [num_bytes[real], route[real], flow_set[real]]
-    order = np.lexsort(columns)
-    columns = [column[order] for column in columns]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    count = np.diff(np.append(np.flatnonzero(new), len(order)))
-    entry_bytes, entry_route, entry_set = (column[new] for column in columns)
-    return entry_set, entry_route, entry_bytes, count
+    order = np.flatnonzero(real)[np.lexsort((num_bytes[real], route[real], flow_set[real]))]
+    flow_set, route, num_bytes = flow_set[order], route[order], num_bytes[order]
+    new = np.ones(len(order), dtype=np.bool_)
+    for column in (flow_set, route, num_bytes):
+        new[1:] &= column[1:] == column[:-1]
+    new[1:] = ~new[1:]
+    begins = np.flatnonzero(new)
+    return flow_set[begins], route[begins], num_bytes[begins], np.diff(np.append(begins, len(order)))

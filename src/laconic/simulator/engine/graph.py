@@ -97,7 +97,7 @@ class GraphBuilder:
             raise UsageError(
                 f"task {self.num_tasks}: duration_s must be finite and not negative, got {duration_s}.",
             )
-        return self._add(duration_s, resource, priority, after, label, -1)
+        return self._add(duration_s, resource, priority, after, label)
 
     def transfer(
         self,
@@ -119,21 +119,21 @@ class GraphBuilder:
         task = self.num_tasks
         if not 0.0 <= latency_s < math.inf:
             raise UsageError(f"task {task}: latency_s must be finite and not negative, got {latency_s}.")
-        ends = [_devices(task, "sources", sources), _devices(task, "destinations", destinations)]
+        begins, ends = _devices(task, "sources", sources), _devices(task, "destinations", destinations)
         sizes = np.asarray(nbytes, dtype=np.float64)
         if sizes.ndim == 0:
-            sizes = np.full(len(ends[0]), sizes)
-        if not len(ends[0]) == len(ends[1]) == len(sizes):
+            sizes = np.full(len(begins), sizes)
+        if not len(begins) == len(ends) == len(sizes):
             raise UsageError(
-                f"task {task}: a transfer needs as many sources as destinations and sizes, got {len(ends[0])}, "
-                f"{len(ends[1])} and {len(sizes)}."
+                f"task {task}: a transfer needs as many sources as destinations and sizes, got {len(begins)}, "
+                f"{len(ends)} and {len(sizes)}."
             )
         wrong = ~((sizes >= 0) & (sizes < math.inf))
         if wrong.any():
             raise UsageError(f"task {task}: nbytes must be finite and not negative, got {sizes[wrong][0]}.")
         # Registered last: a task that is refused leaves nothing behind.
-        added = self._add(latency_s, resource, priority, after, label, -1)
-        self._flow_set[added] = self._flow_sets.add(*ends, sizes)
+        added = self._add(latency_s, resource, priority, after, label)
+        self._flow_set[added] = self._flow_sets.add(begins, ends, sizes)
         return added
 
     def after(self, task: int, earlier: int) -> None:
@@ -177,9 +177,7 @@ class GraphBuilder:
             link_bytes=laid.link_bytes,
         )
 
-    def _add(
-        self, duration_s: float, resource: int, priority: float, after: Iterable[int], label: int, flow_set: int
-    ) -> int:
+    def _add(self, duration_s: float, resource: int, priority: float, after: Iterable[int], label: int) -> int:
         task = len(self._duration_s)
         if not NOWHERE <= resource < len(self._capacity):
             raise UsageError(
@@ -202,7 +200,7 @@ class GraphBuilder:
         self._resource.append(resource)
         self._priority.append(priority)
         self._label.append(label)
-        self._flow_set.append(flow_set)
+        self._flow_set.append(-1)
         return task
 
 

@@ -14,7 +14,7 @@ from laconic.simulator.engine.compilation import compiled_part
 
 @compiled_part
 def push(keys, items, base, size, key, item):
-    """Put (key, item) into the heap of `size` entries from `base` on. The smallest key is first, then the smallest item."""
+    """Put (key, item) into the heap of `size` entries from `base` on; of equal keys the smallest item is first."""
     place = size
     while place > 0:
         above = (place - 1) >> 1

@@ -1,4 +1,4 @@
-"""Max-min fair rates by progressive filling: all flows grow alike until a link is full, which stops those that cross it.
+"""Max-min fair rates by progressive filling: all flows grow alike until a link is full, which stops those on it.
 
     share(link) = what is left of its capacity / flows on it that still grow
 

@@ -31,9 +31,9 @@ class Outcome:
         return float(self.end_s.max(initial=0.0))
 
     def critical_path(self, task: int | None = None) -> list[int]:
-        """The tasks that held up `task`, each the next one, from time 0 on; of the task that ended last if none is named.
+        """The tasks that held up `task`, each the next one, from time 0 on; left out: of the task that ended last.
 
-        To make `task` end sooner, one of these must take less time.
+        To make that end sooner, one of these must take less time.
         """
         if task is None:
             if not len(self.end_s):

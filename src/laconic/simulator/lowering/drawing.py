@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from laconic.architecture import ParameterServer
+from laconic.cluster.fabric import Indices
 from laconic.core.exchange import Move
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
 from laconic.simulator.engine import GraphBuilder
-from laconic.simulator.network import Network
+from laconic.simulator.network import LINK, Network
 from laconic.simulator.network.contract import seconds
+from laconic.simulator.network.flow import FlowNetwork
 from laconic.strategy import Strategy
 from laconic.workload import CodecCost, Workload
 
@@ -61,12 +64,14 @@ class Inputs:
     optimizer_s: float = 0.0
     """What the optimizer's step takes, when all gradients are there."""
     moment: Moment = field(default_factory=Moment)
+    devices: Indices | None = None
+    """Where each rank runs, if what it sends shares links with other jobs; then the network must be a FlowNetwork."""
 
     @property
     def num_servers(self) -> int:
         """Servers beside workers; negative if they have hosts of their own; 0 if there are none."""
         architecture = self.strategy.architecture
-        if not architecture.has_servers:
+        if not isinstance(architecture, ParameterServer):
             return 0
         count = architecture.num_servers(self.world_size)
         return -count if architecture.hosts else count
@@ -97,12 +102,21 @@ class Inputs:
         return seconds(self.network, move, self.world_size, self.num_servers)
 
 
+class Which(NamedTuple):
+    """One exchange of one bucket."""
+
+    step: int
+    number: int
+    """Of the bucket."""
+    bucket: Bucket
+
+
 class Drawing:
     """Tasks so far, with their labels."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, builder: GraphBuilder | None = None) -> None:
         self.inputs = inputs
-        self.builder = GraphBuilder()
+        self.builder = builder or GraphBuilder()
         self.labels: list[Label] = []
         self._compute = [self.builder.resource(f"compute {number}") for number in range(len(inputs.classes))]
         self._codec = [self.builder.resource(f"communication {number}") for number in range(len(inputs.classes))]
@@ -144,58 +158,75 @@ class Drawing:
         """What is moved from now on goes after all that was moved before, where both wait for the same link."""
         self._order += 1
 
-    def encode(
-        self, step: int, bucket: int, flat: Bucket, ready: Sequence[Sequence[int]], after: Sequence[int]
-    ) -> list[int]:
+    def encode(self, which: Which, ready: Sequence[Sequence[int]], after: Sequence[int]) -> list[int]:
         """Each class encodes a bucket when it is ready there; gives what must end for all to have done so."""
         self.next_in_order()
-        each = (self._code("encode", step, bucket, flat, number, [*ready[number], *after]) for number in self._numbers)
+        each = (self._code("encode", which, number, [*ready[number], *after]) for number in self._numbers)
         return [task for tasks in each for task in tasks]
 
-    def decode(self, step: int, bucket: int, flat: Bucket, after: Sequence[int]) -> list[list[int]]:
+    def decode(self, which: Which, after: Sequence[int]) -> list[list[int]]:
         """Each class decodes what has arrived; gives for each what must end for it to have done so."""
-        return [self._code("decode", step, bucket, flat, number, after) for number in self._numbers]
+        return [self._code("decode", which, number, after) for number in self._numbers]
 
-    def code_alone(
-        self, kind: Kind, step: int, bucket: int, flat: Bucket, rank_class: int, after: Sequence[int]
-    ) -> list[int]:
+    def code_alone(self, kind: Kind, which: Which, rank_class: int, after: Sequence[int]) -> list[int]:
         """One class encodes or decodes a bucket, whatever the others do."""
         if kind == "encode":
             self.next_in_order()
-        return self._code(kind, step, bucket, flat, rank_class, after)
+        return self._code(kind, which, rank_class, after)
 
-    def _code(
-        self, kind: Kind, step: int, bucket: int, flat: Bucket, rank_class: int, after: Sequence[int]
-    ) -> list[int]:
-        time_s = self.inputs.code_s(kind, flat)
+    def _code(self, kind: Kind, which: Which, rank_class: int, after: Sequence[int]) -> list[int]:
+        time_s = self.inputs.code_s(kind, which.bucket)
         if not time_s:
             return list(after)
-        label = self._label(Label(kind, step, bucket))
+        label = self._label(Label(kind, which.step, which.number))
         resource = self._codec[rank_class]
         return [self.builder.timed(time_s, resource=resource, priority=self._order, after=after, label=label)]
 
-    def move(
-        self, step: int, bucket: int, move: Move, after: Sequence[int], *, share: float = 1.0, world: int | None = None
-    ) -> list[int]:
+    def move(self, which: Which, move: Move, after: Sequence[int], *, share: float = 1.0) -> list[int]:
         """A move on the network; share: how many of all ranks take part. Gives what must end for it to have ended."""
         inputs = self.inputs
-        world_size = inputs.world_size if world is None else world
+        if inputs.devices is not None:
+            return self._flows(which, move, after, inputs.devices)
         ends = list(after)
-        for passage in inputs.network.passages(move, world_size, inputs.num_servers):
-            name, moving_s = f"{move.kind} {move.algorithm}", passage.busy_s * share
-            label = Label("exchange", step, bucket, passage.where, move.nbytes, name, moving_s)
+        name = f"{move.kind} {move.algorithm}"
+        for passage in inputs.network.passages(move, inputs.world_size, inputs.num_servers):
+            where, moving_s = passage.where, passage.busy_s * share
+            label = Label("exchange", which.step, which.number, where, move.nbytes, name, moving_s)
             ends = [
                 self.builder.timed(
                     passage.startup_s + moving_s,
-                    resource=self.part(passage.where),
+                    resource=self.part(where),
                     priority=self._order,
                     after=ends,
                     label=self._label(label),
                 )
             ]
             if passage.latency_s:
-                waiting = Label("latency", step, bucket, passage.where, move.nbytes, name)
+                waiting = Label("latency", which.step, which.number, where, move.nbytes, name)
                 ends = [self.builder.timed(passage.latency_s, after=ends, label=self._label(waiting))]
+        return ends
+
+    def _flows(self, which: Which, move: Move, after: Sequence[int], devices: Indices) -> list[int]:
+        """A move whose messages share links with those of other jobs; a job's own moves take turns."""
+        network, ends = self.inputs.network, list(after)
+        assert isinstance(network, FlowNetwork), "only flows can share links"
+        stages = network.stages(move, self.inputs.world_size, self.inputs.num_servers)
+        ways = [(stage, move.nbytes) for stage in stages]
+        if move.kind == "serve":
+            ways += [(stage, move.answer_bytes) for stage in stages]
+        for stage, nbytes in ways:
+            label = Label("exchange", which.step, which.number, LINK, move.nbytes, f"{move.kind} {move.algorithm}")
+            transfer = self.builder.transfer(
+                devices[stage.sources],
+                devices[stage.destinations],
+                stage.shares * nbytes,
+                latency_s=stage.num_steps * network.message_s,
+                resource=self.part(LINK),
+                priority=self._order,
+                after=ends,
+                label=self._label(label),
+            )
+            ends = [transfer]
         return ends
 
 

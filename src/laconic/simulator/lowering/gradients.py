@@ -7,7 +7,7 @@ where the schedule defers, every layer of the next forward pass for its own.
 from __future__ import annotations
 
 from laconic.core.plan import Plan
-from laconic.simulator.lowering.drawing import Drawing, Submission
+from laconic.simulator.lowering.drawing import Drawing, Submission, Which
 from laconic.workload import Workload
 
 
@@ -60,31 +60,29 @@ class GradientSteps:
         done: list[list[list[int]]] = []
         halves: list[tuple[int, list[int]]] = []
         for index, bucket in enumerate(plan.buckets):
-            stretch = self._passes.ready[index]
-            encoded = drawing.encode(
-                number, index, bucket, [[ends[stretch]] for ends in backward], self._submission.room()
-            )
-            ends = encoded
+            which, stretch = Which(number, index, bucket), self._passes.ready[index]
+            ends = drawing.encode(which, [[ends[stretch]] for ends in backward], self._submission.room())
             moves = self._moves[index]
             first, rest = (moves[:-1], moves[-1:]) if plan.halves and len(moves) > 1 else (moves, ())
             for move in first:
-                ends = drawing.move(number, index, move, ends)
+                ends = drawing.move(which, move, ends)
             if rest:
                 halves.append((index, ends))
                 self._submission.opened(bucket.nbytes, ends)
                 done.append([])
                 continue
-            decoded = drawing.decode(number, index, bucket, ends)
+            decoded = drawing.decode(which, ends)
             self._submission.opened(bucket.nbytes, _all(decoded))
             done.append(decoded)
         # The second halves follow when all gradients have left, those of the first layers first.
         left = [ends[-1] for ends in backward]
         for index, ends in reversed(halves):
             bucket = plan.buckets[index]
+            which = Which(number, index, bucket)
             room = self._submission.room()
             drawing.next_in_order()
-            ends = drawing.move(number, index, self._moves[index][-1], [*ends, *left, *room])
-            done[index] = drawing.decode(number, index, bucket, ends)
+            ends = drawing.move(which, self._moves[index][-1], [*ends, *left, *room])
+            done[index] = drawing.decode(which, ends)
             self._submission.opened(bucket.nbytes, _all(done[index]))
         return done
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laconic.core.plan import Plan
-from laconic.simulator.lowering.drawing import Drawing, Submission
+from laconic.simulator.lowering.drawing import Drawing, Submission, Which
 from laconic.synchronization import LocalUpdates
 
 
@@ -43,11 +43,11 @@ class _Rounds:
         drawing = self._drawing
         done: list[list[int]] = [[] for _ in ready]
         for index, bucket in enumerate(self._plans[part].buckets):
-            name = self._first[part] + index
-            ends = drawing.encode(number, name, bucket, [[task] for task in ready], self._submission.room())
+            which = Which(number, self._first[part] + index, bucket)
+            ends = drawing.encode(which, [[task] for task in ready], self._submission.room())
             for move in drawing.inputs.moves(bucket):
-                ends = drawing.move(number, name, move, ends)
-            decoded = drawing.decode(number, name, bucket, ends)
+                ends = drawing.move(which, move, ends)
+            decoded = drawing.decode(which, ends)
             self._submission.opened(bucket.nbytes, [task for tasks in decoded for task in tasks])
             for rank_class, tasks in enumerate(decoded):
                 done[rank_class] += tasks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laconic.core.plan import Plan
-from laconic.simulator.lowering.drawing import Drawing, RankClass, Submission
+from laconic.simulator.lowering.drawing import Drawing, RankClass, Submission, Which
 from laconic.synchronization import Asynchronous
 
 
@@ -39,10 +39,11 @@ class PushPullSteps:
         share = ranks.size / drawing.inputs.world_size
         done: list[int] = []
         for index, bucket in enumerate(self._plan.buckets):
-            ends = drawing.code_alone("encode", number, index, bucket, rank_class, [ready, *submission.room()])
+            which = Which(number, index, bucket)
+            ends = drawing.code_alone("encode", which, rank_class, [ready, *submission.room()])
             for move in drawing.inputs.moves(bucket):
-                ends = drawing.move(number, index, move, ends, share=share)
-            ends = drawing.code_alone("decode", number, index, bucket, rank_class, ends)
+                ends = drawing.move(which, move, ends, share=share)
+            ends = drawing.code_alone("decode", which, rank_class, ends)
             submission.opened(bucket.nbytes, ends)
             done += ends
         return done
@@ -76,6 +77,6 @@ class PairwiseSteps:
         for index, bucket in enumerate(self._plan.buckets):
             drawing.next_in_order()
             for move in inputs.pair_moves(bucket):
-                last = drawing.move(number, index, move, last)
+                last = drawing.move(Which(number, index, bucket), move, last)
                 took_s += inputs.seconds(move)
         self._free_s = now_s + took_s

@@ -3,7 +3,8 @@
     t = start-up + steps (software + delay) + bytes one after the other x seconds per byte
 
 The seconds per byte of a step are those of the busiest link that its messages share. Where a probe has measured an
-operation among as many ranks, its table (start-up, ramp, plateau) takes the formula's place.
+operation among as many ranks, its table (start-up, ramp, plateau) takes the formula's place. The backend's own
+all-reduce is a ring or, where that is faster, two trees, as backends choose.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from functools import lru_cache
 
 from laconic.cluster import Cluster
 from laconic.cluster.measured import Curve
-from laconic.collectives.formulas import formula
+from laconic.collectives.choice import NATIVE
+from laconic.collectives.formulas import Formula, formula
 from laconic.core.exchange import Move
 from laconic.core.transport import all_gather_sent, shard_exchange_sent
 from laconic.simulator.network.contract import DOWN, INSIDE, LINK, UP, Passage
@@ -29,6 +31,15 @@ _MEASURED_AS = {
 }
 
 
+def _pipelined_trees(ranks: int) -> Formula:
+    """Two binary trees with many small pieces under way, which backends use among many ranks."""
+    return Formula(2 * (ranks - 1).bit_length(), 2.0)
+
+
+def _seconds(way: Formula, nbytes: int, byte_s: float, step_s: float) -> float:
+    return way.serial_ratio * nbytes * byte_s + way.num_steps * step_s
+
+
 class AnalyticNetwork:
     """A cluster's links, priced by formulas.
 
@@ -41,14 +52,20 @@ class AnalyticNetwork:
         self._fabric = cluster.fabric()
         self._warnings: dict[str, None] = {}
         self._patterns = lru_cache(maxsize=16)(lambda world_size: Patterns(self._fabric, world_size))
-        self.passages = lru_cache(maxsize=65536)(self._passages)
+        self._known: dict[tuple[Move, int, int], tuple[Passage, ...]] = {}
 
     def warnings(self) -> list[str]:
         """See Network."""
         return list(self._warnings)
 
-    def _passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
+    def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
         """See Network."""
+        key = move, world_size, num_servers
+        if key not in self._known:
+            self._known[key] = self._passages(*key)
+        return self._known[key]
+
+    def _passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
         if move.kind in {"to_leaders", "from_leaders"}:
             return (self._inside(move),)
         if move.kind == "serve":
@@ -67,10 +84,11 @@ class AnalyticNetwork:
         nbytes = move.nbytes
         if move.kind == "sum":
             return self._sum(move, ranks, byte_s, step_s, patterns)
+        depth = (ranks - 1).bit_length()  # halving and doubling; a ring sends as much in more steps
         if move.kind == "scatter_sum":
-            return Passage(LINK, nbytes * (ranks - 1) / ranks * byte_s, (ranks - 1) * step_s)
+            return Passage(LINK, nbytes * (ranks - 1) / ranks * byte_s, depth * step_s)
         if move.kind == "gather":
-            return Passage(LINK, all_gather_sent(nbytes, ranks) * byte_s, (ranks - 1) * step_s)
+            return Passage(LINK, all_gather_sent(nbytes, ranks) * byte_s, depth * step_s)
         if move.kind == "scatter":
             all_s, delay_s = patterns.to_all()
             return Passage(LINK, shard_exchange_sent(nbytes, ranks) / max(1, ranks - 1) * all_s, step_s)
@@ -87,6 +105,8 @@ class AnalyticNetwork:
         if move.algorithm == "hierarchical":
             return self._hierarchical(move, ranks, patterns)
         found = formula(move.algorithm, ranks)
+        if move.algorithm == NATIVE:
+            found = min(found, _pipelined_trees(ranks), key=lambda way: _seconds(way, move.nbytes, byte_s, step_s))
         if move.algorithm != "halving_doubling":
             return Passage(LINK, found.serial_ratio * move.nbytes * byte_s, found.num_steps * step_s)
         # Its steps go different distances, and on a tree of switches the long ones share links.
@@ -156,11 +176,13 @@ class AnalyticNetwork:
         if measured is None:
             return None
         kind = _MEASURED_AS[move.kind]
-        if move.kind == "sum" and move.algorithm != "native":
+        if move.kind == "sum" and move.algorithm != NATIVE:
             kind = f"all_reduce({move.algorithm})"
         curve = measured.curve(kind, world_size)
         if curve is None and kind != "send" and (other := measured.curve(kind)) is not None:
-            self._warn(f"{kind} was measured among {other.world_size} ranks, not among {world_size}: formulas are used.")
+            self._warn(
+                f"{kind} was measured among {other.world_size} ranks, not among {world_size}: formulas are used."
+            )
         if curve is None and kind == "send":
             curve = measured.curve(kind)  # between two ranks, however many there are
         return None if curve is None else self._on_curve(curve, move)

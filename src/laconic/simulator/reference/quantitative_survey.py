@@ -6,8 +6,8 @@ else: for every model, network and number of GPUs
     T = batch n / throughput(BSP) - compute - offset(model)        what exchanging everything takes, in one piece
 
 offset is what a step with other GPUs in the host takes more or less than one alone, the same for all networks and for
-both BERTs, which are one program: found from BSP with all-reduce, as the part that does not grow with bytes. Two figures cannot be read off BSP and
-are assumptions, the same for all models, networks and methods:
+both BERTs, which are one program: found from BSP with all-reduce, as the part that does not grow with bytes. Two
+figures cannot be read off BSP and are assumptions, the same for all models and networks:
 
     start-up of each exchange    0.5 ms of software; all-reduces also a network's own, which the survey's authors give
                                  in their program for MG-WFBP as fitted on clusters of theirs
@@ -43,10 +43,11 @@ METHODS = {
     "WFBP-PS": "bsp / parameter_server(shards=1) / none / wfbp",
     "MG-WFBP": "bsp / all_reduce / none / mg_wfbp",
     "ByteScheduler-A2A": (
-        "bsp / all_reduce / none / priority(partition_bytes=4000000, credit_bytes=16000000, merge=false)"
+        "bsp / all_reduce / none / priority(partition_bytes=4000000, merge=false, credit_bytes=16000000)"
     ),
     "ByteScheduler-PS": (
-        "bsp / parameter_server(shards=1) / none / priority(partition_bytes=4096000, credit_bytes=16384000, merge=false)"
+        "bsp / parameter_server(shards=1) / none / "
+        "priority(partition_bytes=4096000, merge=false, credit_bytes=16384000)"
     ),
 }
 """The survey's methods as strategies. One shard: see above."""

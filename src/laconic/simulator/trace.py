@@ -1,0 +1,131 @@
+"""Simulated steps as the events that the runtime writes, so that what shows a run can show a simulation.
+
+Ranks that do the same at the same time are simulated once, and stand here as one rank: the number of their class. What
+they do is told as the runtime tells it: turn, iteration, forward, backward, wait, optimizer, encode, exchange, decode.
+An exchange also has "where", the part of the network it uses, and "busy_s", how long nobody else can use that; a bucket
+whose exchange has several stages has several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from laconic.core.event import Event, Scalar
+from laconic.simulator.simulation import Simulation
+
+_SHORTEST_S = 1e-9
+"""What takes less would not be seen, and may be rounding."""
+
+
+def events(simulation: Simulation, *, began_s: float = 0.0) -> list[Event]:
+    """All that happened, by time; `began_s` is added to all times."""
+    found = [*_turns(simulation), *_iterations(simulation), *_tasks(simulation), *_waits(simulation)]
+    shared: dict[str, Scalar] = {
+        "strategy": simulation.prediction.strategy,
+        "link": simulation.prediction.cluster,
+        "simulated": True,
+    }
+    return sorted(
+        (
+            Event(
+                event.kind, event.time_s + began_s, event.rank, event.step, event.duration_s, {**event.data, **shared}
+            )
+            for event in found
+        ),
+        # What begins with another and lasts longer is around it.
+        key=lambda event: (event.time_s, -event.duration_s),
+    )
+
+
+def rank_names(simulation: Simulation) -> dict[int, str]:
+    """Who stands behind each rank of the events."""
+    classes = simulation.drawing.inputs.classes
+    names: dict[int, str] = {}
+    for number, ranks in enumerate(classes):
+        how_many = "1 rank" if ranks.size == 1 else f"{ranks.size} ranks"
+        names[number] = how_many if ranks.slowdown == 1 else f"{how_many}, compute x {ranks.slowdown:g}"
+    return names
+
+
+def _turns(simulation: Simulation) -> Iterator[Event]:
+    num_steps = len(simulation.drawing.step_ends)
+    for rank in range(len(simulation.drawing.inputs.classes)):
+        yield Event("turn", 0.0, rank, 0, simulation.outcome.makespan_s, {"num_steps": num_steps})
+
+
+def _iterations(simulation: Simulation) -> Iterator[Event]:
+    """From the end of one step to the end of the next: what a loop around them would time."""
+    end_s = simulation.outcome.end_s
+    for rank in range(len(simulation.drawing.inputs.classes)):
+        began_s = 0.0
+        for step, ends in enumerate(simulation.drawing.step_ends):
+            ended_s = float(end_s[ends[rank]])
+            yield Event("iteration", began_s, rank, step, ended_s - began_s)
+            began_s = ended_s
+
+
+def _tasks(simulation: Simulation) -> Iterator[Event]:
+    drawing, outcome = simulation.drawing, simulation.outcome
+    takes_part = _classes_of_tasks(simulation)
+    for task, label in enumerate(drawing.labels):
+        began_s, took_s = float(outcome.start_s[task]), float(outcome.end_s[task] - outcome.start_s[task])
+        if label.kind == "latency" or took_s < _SHORTEST_S:
+            continue
+        data: dict[str, Scalar] = {}
+        if label.kind in {"encode", "decode", "exchange"}:
+            data["bucket"] = label.of
+        if label.kind == "exchange":
+            data |= {"where": label.where, "wire_bytes": label.nbytes, "move": label.move, "busy_s": took_s}
+            took_s += _latency_s(simulation, task)
+        for rank in range(len(drawing.inputs.classes)):
+            if takes_part[task] & 1 << rank:
+                yield Event(label.kind, began_s, rank, label.step, took_s, data)
+
+
+def _latency_s(simulation: Simulation, task: int) -> float:
+    """What passes of an exchange when its links are free again: drawn as the task after it."""
+    labels, outcome = simulation.drawing.labels, simulation.outcome
+    if task + 1 == len(labels) or labels[task + 1].kind != "latency":
+        return 0.0
+    return float(outcome.end_s[task + 1] - outcome.start_s[task + 1])
+
+
+def _waits(simulation: Simulation) -> Iterator[Event]:
+    """Where a class computes nothing between two of its tasks."""
+    drawing, outcome = simulation.drawing, simulation.outcome
+    ended_s: dict[int, float] = {}
+    tasks = np.array(drawing.compute_tasks, dtype=np.int64)
+    for task in tasks[np.argsort(outcome.start_s[tasks], kind="stable")].tolist():
+        label = drawing.labels[task]
+        began_s = float(outcome.start_s[task])
+        if (waited_s := began_s - ended_s.get(label.of, 0.0)) >= _SHORTEST_S:
+            yield Event("wait", ended_s.get(label.of, 0.0), label.of, label.step, waited_s)
+        ended_s[label.of] = max(float(outcome.end_s[task]), ended_s.get(label.of, 0.0))
+
+
+def _classes_of_tasks(simulation: Simulation) -> list[int]:
+    """For each task the classes that take part in it, one bit each.
+
+    Compute says whose it is, and so does the thread that encodes; an exchange is that of all whose work it waits for.
+    """
+    drawing, graph = simulation.drawing, simulation.graph
+    owners = [_owner(simulation, task) for task in range(graph.num_tasks)]
+    found = [0 if owner is None else 1 << owner for owner in owners]
+    for task in range(graph.num_tasks):  # what comes after a task has a higher number
+        for later in graph.successors[graph.first_successor[task] : graph.first_successor[task + 1]].tolist():
+            if owners[later] is None:
+                found[later] |= found[task]
+    assert len(found) == len(drawing.labels)
+    return found
+
+
+def _owner(simulation: Simulation, task: int) -> int | None:
+    label, graph = simulation.drawing.labels[task], simulation.graph
+    if label.kind in {"forward", "backward", "optimizer"}:
+        return label.of
+    resource = int(graph.resource[task])
+    if label.kind in {"encode", "decode"} and resource >= 0:
+        return int(graph.resource_names[resource].rpartition(" ")[2])
+    return None
