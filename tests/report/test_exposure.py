@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,9 +79,6 @@ def test_an_exchange_in_two_halves_is_recorded_as_two() -> None:
     assert set(halves.values()) == {1}
     assert len(halves) == 2 * 2 * len({bucket for _, bucket, _ in halves}) > 4
     for one in exchanges:
-        assert one.data["wire_bytes"] == pytest.approx(exchanges[0].data["wire_bytes"], rel=3), (
-            "each half sends its own"
-        )
         if one.data["half"] == 1:
             (two,) = (
                 event

@@ -11,6 +11,7 @@ import pytest
 from laconic.report.page import render
 from tests.report.chromium import Chromium, find_chromium
 from tests.report.run_folders import TEN, make_run
+from tests.report.test_timeline import DEFERRED, deferred_steps
 
 PROGRAM = find_chromium()
 pytestmark = [
@@ -151,6 +152,52 @@ def test_the_timeline_shows_the_rank_that_is_chosen(browser: Chromium, pages: di
     browser.settle()
     assert browser.value(begin) == pytest.approx(2.0)
     figures(browser, ONE)
+
+
+TIMELINE = """
+(() => {
+  const { data, layout } = document.getElementById("timeline");
+  return {
+    traces: data.map((trace) => trace.name),
+    texts: data.flatMap((trace) => trace.text),
+    words: layout.annotations.map((note) => note.text),
+    shades: layout.shapes.filter((shape) => shape.type === "rect").map((shape) => [shape.x0, shape.x1]),
+    ends: layout.shapes.filter((shape) => shape.type === "line").map((shape) => shape.x0),
+    until: layout.xaxis.range[1],
+  };
+})()
+"""
+
+
+def test_the_timeline_says_what_a_step_waits_for(browser: Chromium, pages: dict[str, Path]) -> None:
+    browser.look(width=1280)
+    browser.open(pages["one"])
+    drawn = browser.value(TIMELINE)
+    assert sum("is waited for longest" in text for text in drawn["words"]) == 5, "all but torch DDP"
+    assert any("torch does not say when it exchanges" in text for text in drawn["words"])
+    assert any(text.startswith("waits for bucket") for text in drawn["texts"])
+    assert "4: 2.1 MiB" in drawn["texts"], "on an exchange, its bucket and what it sends"
+    assert len(drawn["shades"]) >= 5
+    assert drawn["ends"] == []
+    assert "exchange of the step before" not in drawn["traces"]
+
+
+def test_exchanges_that_go_on_are_drawn_into_the_next_step(browser: Chromium, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", strategies=((DEFERRED, "p3", 1.0),), links=("1gbit",))
+    run.write_text("events.jsonl", "".join(event.to_json() + "\n" for event in deferred_steps(10, turn=5)))
+    page = tmp_path / "page.html"
+    page.write_text(render([run]), encoding="utf-8")
+    browser.look(width=1280)
+    browser.open(page)
+    drawn = browser.value(TIMELINE)
+    assert drawn["ends"] == [pytest.approx(1000)]
+    assert drawn["until"] == pytest.approx(1200, rel=0.02), "when the last exchange has ended"
+    assert "exchange of the step before" in drawn["traces"]
+    assert any("exchanges of 2 of its 2 buckets end in the next step" in text for text in drawn["words"])
+    assert "next step" in drawn["words"]
+    assert "next forward" in drawn["texts"] or "forward" in drawn["texts"]
+    assert drawn["shades"][-1] == [pytest.approx(1150), pytest.approx(1200)]
+    assert browser.logged == []
 
 
 def test_a_figure_can_be_saved_and_hovering_tells_more(browser: Chromium, pages: dict[str, Path]) -> None:

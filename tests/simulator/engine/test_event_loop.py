@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -152,7 +153,7 @@ def test_what_held_a_task_up_adds_up(case: tuple[list[Task], list[int]]) -> None
         assert outcome.start_s[path[0]] == 0.0
         assert outcome.waited_for[path[0]] == -1
         assert sum(tasks[part].duration_s for part in path) == outcome.end_s[task]
-        for earlier, later in zip(path, path[1:], strict=False):
+        for earlier, later in pairwise(path):
             assert outcome.end_s[earlier] == outcome.start_s[later]
             shared = tasks[earlier].resource == tasks[later].resource >= 0
             assert earlier in tasks[later].after or shared

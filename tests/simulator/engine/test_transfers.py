@@ -64,10 +64,11 @@ def test_flows_on_one_route_are_told_apart() -> None:
     assert outcome.end_s[[two_kinds, other]].tolist() == pytest.approx([7.0, 6.0])
 
 
-@pytest.mark.parametrize("empty", [dict(nbytes=0), dict(destinations=[0, 1])])
+@pytest.mark.parametrize("empty", [{"nbytes": 0}, {"destinations": [0, 1]}])
 def test_flows_of_nothing_or_to_themselves_take_no_bandwidth(empty: dict) -> None:
     builder = GraphBuilder()
-    nothing = builder.transfer(**(dict(sources=[0, 1], destinations=[1, 0], nbytes=100) | empty), latency_s=0.25)
+    full = {"sources": [0, 1], "destinations": [1, 0], "nbytes": 100}
+    nothing = builder.transfer(**(full | empty), latency_s=0.25)
     real = builder.transfer([0, 1], [1, 0], 100)
     outcome = run(builder.build(switch(2, 100.0)))
     assert outcome.end_s[nothing] == 0.25
@@ -156,7 +157,7 @@ def test_as_a_plain_simulation(case: tuple[list[Task], list[int], list[list[tupl
         builder.resource(str(number), size)
     load = np.zeros(len(fabric.capacity_bytes_per_s))
     for task, flows in zip(tasks, chosen, strict=True):
-        common = dict(resource=task.resource, priority=task.priority, after=task.after)
+        common = {"resource": task.resource, "priority": task.priority, "after": task.after}
         if not flows:
             builder.timed(task.duration_s, **common)
             continue
@@ -172,3 +173,7 @@ def test_as_a_plain_simulation(case: tuple[list[Task], list[int], list[list[tupl
     np.testing.assert_allclose(outcome.start_s, start_s, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(outcome.end_s, end_s, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(outcome.link_bytes, load)
+    path = outcome.critical_path()
+    assert outcome.start_s[path[0]] == 0.0
+    assert outcome.end_s[path[-1]] == outcome.makespan_s
+    np.testing.assert_allclose(outcome.end_s[path[:-1]], outcome.start_s[path[1:]], rtol=1e-9)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
@@ -17,23 +19,34 @@ _R = TypeVar("_R")
 
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`function`, compiled when it is first called and kept on disk.
-
-    For modules that are imported only when something runs. What a kept function calls in other files is kept with it:
-    after a change there, save the file of the caller too.
-    """
-    numba = _numba()
-    return function if numba is None else numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-
-
-def compiled_part(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same for a function that only compiled ones call: it takes half as long to compile."""
+    """`function`, compiled when it is first called and kept on disk. For modules imported only when something runs."""
     numba = _numba()
     if numba is None:
         return function
-    return numba.njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(
-        function
-    )
+    # numba keeps what it compiled under this name, and together with all that it calls, but compares only the file of
+    # the function itself when it takes it back.
+    function.__qualname__ = f"{function.__qualname__}_{_fingerprint()}"
+    try:
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # nowhere to keep it
+        return numba.njit(nogil=True, error_model="numpy")(function)
+
+
+def compiled_part(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`function`, compiled and kept with those that call it, which must be compiled too."""
+    numba = _numba()
+    if numba is None:
+        return function
+    return numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+
+
+@cache
+def _fingerprint() -> str:
+    """Of everything that a kept function may be made of."""
+    digest = hashlib.blake2b(digest_size=6)
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
 
 
 @cache

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from laconic.cluster.fabric import Fabric
 from laconic.errors import UsageError, one_line
-from laconic.simulator.engine.flow_sets import Flows, FlowSets, LaidFlows, no_flows
+from laconic.simulator.engine.flow_sets import FlowSets
+from laconic.simulator.engine.laying import Flows, lay, nothing_laid
 
 NOWHERE = -1
 """In place of a resource: the task needs none."""
@@ -123,10 +124,10 @@ class GraphBuilder:
         sizes = np.asarray(nbytes, dtype=np.float64)
         if sizes.ndim == 0:
             sizes = np.full(len(begins), sizes)
-        if not len(begins) == len(ends) == len(sizes):
+        if sizes.ndim != 1 or not len(begins) == len(ends) == len(sizes):
             raise UsageError(
                 f"task {task}: a transfer needs as many sources as destinations and sizes, got {len(begins)}, "
-                f"{len(ends)} and {len(sizes)}."
+                f"{len(ends)} and {sizes.size}."
             )
         wrong = ~((sizes >= 0) & (sizes < math.inf))
         if wrong.any():
@@ -150,16 +151,21 @@ class GraphBuilder:
         """The tasks so far, with their flows on the links of `fabric`."""
         flow_set = np.array(self._flow_set, dtype=np.int32)
         duration_s = np.array(self._duration_s, dtype=np.float64)
-        laid = LaidFlows(no_flows(), np.empty(0), np.empty(0))
+        transfers = np.flatnonzero(flow_set >= 0)
+        laid = nothing_laid()
         if fabric is not None:
-            laid = self._flow_sets.lay(fabric)
-        elif len(self._flow_sets):
+            last_devices = self._flow_sets.last_devices()[flow_set[transfers]]
+            for place in np.flatnonzero(last_devices >= fabric.num_devices)[:1].tolist():
+                raise UsageError(
+                    f"task {transfers[place]} names device {last_devices[place]}, but the fabric has devices 0 to "
+                    f"{fabric.num_devices - 1} only."
+                )
+            laid = lay(self._flow_sets, fabric)
+            duration_s[transfers] += laid.delay_s[flow_set[transfers]]
+        elif len(transfers):
             raise UsageError(
-                f"task {int(np.flatnonzero(flow_set >= 0)[0])} is a transfer, and there is nothing to send it over: "
-                "give build() a fabric."
+                f"task {transfers[0]} is a transfer, and there is nothing to send it over: give build() a fabric."
             )
-        transfers = flow_set >= 0
-        duration_s[transfers] += laid.delay_s[flow_set[transfers]]
         later, earlier = np.array(self._later, dtype=np.int32), np.array(self._earlier, dtype=np.int32)
         num_successors = np.bincount(earlier, minlength=self.num_tasks)
         return Graph(

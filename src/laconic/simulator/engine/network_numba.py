@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from laconic.simulator.engine.compilation import compiled_part
-from laconic.simulator.engine.flow_sets import Flows
 from laconic.simulator.engine.heaps_numba import meld, put, take_out, without_root
+from laconic.simulator.engine.laying import Flows
 from laconic.simulator.engine.maxmin_numba import fill
 
 _Floats = npt.NDArray[np.float64]
