@@ -1,4 +1,8 @@
-"""`laconic compare` and `laconic replay`: real runs on a few processes, what they keep, and what they refuse."""
+"""`laconic compare` and `laconic replay`: real runs on a few processes, what they keep, and what they refuse.
+
+A rank that is started as users start it loads torch first, for seconds. So few are: where the start is not what matters,
+ranks are forked from a process that has it, and runs that end early are held at the same time.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,20 @@ import os
 import re
 import signal
 import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
-from tests.processes import Command, eventually, is_running, run_processes
+from tests.processes import Command, RankResult, eventually, is_running, run_processes
 
 from laconic.cli import main
 from laconic.core.event import read_events
+from laconic.experiments import contest, run
 from laconic.experiments.config_file import load
-from laconic.lab import launch
+from laconic.lab.launch import Place
 
 SMALL = ["--size", "tiny", "--steps", "6", "--batch", "2", "--hosts", "2"]
 # For what goes wrong on one rank: another would only be waited for.
@@ -32,12 +41,43 @@ def curves_of(folder: Path) -> list[dict[str, list[float]]]:
     return json.loads((folder / "results.json").read_text())["curves"]
 
 
+def rank_of_a_contest(config: str, environments: list[dict[str, str]]) -> None:
+    os.environ.update(environments[int(os.environ["RANK"])])
+    sys.argv[1:] = [config]
+    assert contest.main() == 0
+
+
+def forked_ranks(
+    command: Sequence[str],
+    places: Sequence[Place],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    on_line: Callable[[int, str], None],
+) -> None:
+    """As run_ranks, but with ranks that have torch already; what they say is heard at the end."""
+    environments = [{**environment, **place.environment} for place in places]
+    results = run_processes(
+        "tests.cli.test_compare:rank_of_a_contest",
+        world_size=len(places),
+        arguments={"config": command[-1], "environments": environments},
+        timeout_s=100,
+    )
+    for result in results:
+        for line in result.stdout.splitlines():
+            on_line(result.rank, line)
+
+
 @pytest.fixture(scope="module")
 def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """The folder of a run without slow links, and what it printed."""
     out, output, errors = tmp_path_factory.mktemp("compare") / "run", io.StringIO(), io.StringIO()
     strategies = ["--strategy", "ddp", "--strategy", "bsp / all_reduce / bf16 + error_feedback / wfbp"]
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+    with (
+        patch.object(run, "run_ranks", forked_ranks),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
         assert main(["compare", *SMALL, *strategies, "--bandwidth", "unlimited", "--out", str(out)]) == 0
     return out, output.getvalue(), errors.getvalue()
 
@@ -76,27 +116,6 @@ def test_ddp_and_strategies_side_by_side(unlimited: tuple[Path, str, str]) -> No
     assert json.loads((out / "trace.json").read_text())["traceEvents"]
 
 
-@pytest.mark.lab
-@pytest.mark.timeout(120)
-def test_behind_slow_links_the_kernel_confirms_the_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["--size", "tiny", "--steps", "10", "--batch", "1", "--hosts", "3", "--bandwidth", "20mbit", "--json"]
-    strategies = ["--strategy", "ddp", "--strategy", "ddp-bf16", "--torch-hook", "fp16"]
-    assert main(["compare", *words, *strategies, "--out", str(tmp_path / "run")]) == 0
-    ddp, hook, lossless, lossy = json.loads(capsys.readouterr().out)["rows"]
-    for row in (lossless, lossy):
-        assert row["links"] == "shaped"
-        assert row["link"] == "20mbit"
-        assert row["wire_bytes_source"] == "kernel"
-        assert row["counted_bytes_per_step"] == row["predicted_bytes_per_step"]
-        # Headers of TCP, IP and Ethernet, acknowledgements and Gloo's own, on a step of a few hundred kilobytes.
-        assert 1.0 <= row["wire_bytes_per_step"] / row["counted_bytes_per_step"] < 1.15
-    assert ddp["wire_bytes_per_step"] == pytest.approx(lossless["wire_bytes_per_step"], rel=0.05)
-    assert lossy["speedup_over_ddp"] > 1.1
-    assert hook["strategy"] == "torch DDP + fp16 hook"
-    assert hook["wire_bytes_per_step"] == pytest.approx(lossy["wire_bytes_per_step"], rel=0.05)
-    assert hook["predicted_bytes_per_step"] is None
-
-
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps(
@@ -105,14 +124,15 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
     before, out, config = unlimited[0], tmp_path / "run", tmp_path / "config.toml"
     text = (before / "config.toml").read_text()
     for old, new in (
-        ("steps = 6\n", "seconds = 1.5\ntarget_loss = 5.4\n"),
+        ("steps = 6\n", "seconds = 1.0\ntarget_loss = 5.4\n"),
         ('links = "auto"', 'links = "paced"'),
         ('name = "unlimited"\n', 'name = "20mbit"\n[network.cluster]\nbandwidth = "20mbit"\nhosts = 2\n'),
     ):
         assert old in text
         text = text.replace(old, new)
     config.write_text(text)
-    assert main(["compare", "--config", str(config), "--out", str(out)]) == 0
+    with patch.object(run, "run_ranks", forked_ranks):
+        assert main(["compare", "--config", str(config), "--out", str(out)]) == 0
     captured = capsys.readouterr()
     assert "paced" in captured.out
     assert "paced" in captured.err
@@ -127,7 +147,7 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
     assert float(str(rows[2]["speedup_over_ddp"])) > 1.1
     # The same weights, batches and arithmetic as without links: the same losses to the last bit.
     for curve, free in zip(curves_of(out), curves_of(before), strict=True):
-        assert curve["seconds"][-1] >= 1.5
+        assert curve["seconds"][-1] >= 1.0
         common = min(len(curve["loss"]), len(free["loss"]))
         assert common >= 5
         assert curve["loss"][:common] == free["loss"][:common]
@@ -135,10 +155,12 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
 
 @pytest.mark.lab
 @pytest.mark.timeout(120)
-def test_replay_takes_compute_or_communication_whichever_is_longer(tmp_path: Path) -> None:
+def test_replay_takes_compute_or_communication_whichever_is_longer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     workload = tmp_path / "job.json"
-    layer = {"forward_s": 0.02, "backward_s": 0.04}
+    layer = {"forward_s": 0.01, "backward_s": 0.02}
     layers = [
         {"name": f"layer{index}", **layer, "tensors": [{"name": f"layer{index}.weight", "shape": [250, 250]}]}
         for index in range(4)
@@ -147,13 +169,14 @@ def test_replay_takes_compute_or_communication_whichever_is_longer(tmp_path: Pat
     workload.write_text(json.dumps(document))
     words = ["--workload", str(workload), "--hosts", "2", "--bandwidth", "100mbit", "--steps", "6"]
     strategies = ["--strategy", "bsp-a2a", "--strategy", "wfbp-a2a"]
-    assert main(["replay", *words, *strategies, "--out", str(out)]) == 0
+    assert main(["replay", *words, *strategies, "--json", "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((out / "results.json").read_text())
     ddp, sequential, overlapped = rows_of(out)
     for row in (ddp, sequential, overlapped):
-        assert float(str(row["step_ms"])) >= 240, "forward and backward are slept"
+        assert float(str(row["step_ms"])) >= 120, "forward and backward are slept"
         assert row["final_loss"] is None
     assert sequential["predicted_bytes_per_step"] == 4 * 250 * 250 * 4
-    # 1 MB at 100 Mbit/s is 80 ms after 240 ms of compute; overlapped, all but the last layer's hides behind it.
+    # 1 MB at 100 Mbit/s is 80 ms after 120 ms of compute; overlapped, all but the last layer's hides behind it.
     assert float(str(sequential["exposed_ms"])) > 60
     assert float(str(overlapped["step_ms"])) < float(str(sequential["step_ms"])) - 20
     assert json.loads((out / "results.json").read_text())["kind"] == "replay"
@@ -244,49 +267,98 @@ def ranks_of(folder: Path) -> list[int]:
 
 @pytest.mark.lab
 @pytest.mark.timeout(120)
-def test_a_host_killed_in_the_middle_names_it_and_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_behind_slow_links_the_kernel_confirms_the_bytes_and_a_killed_host_is_named(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ["--size", "tiny", "--steps", "400", "--hosts", "2", "--bandwidth", "50mbit", "--strategy", "ddp"]
-    with Command(["compare", *words, "--out", str(out)], tmp_path / "output") as process:
-        assert eventually(lambda: re.search(r"step +10/400", process.stderr) is not None, 60), process.stderr
+    words = ["--size", "tiny", "--steps", "400", "--batch", "1", "--hosts", "2", "--bandwidth", "20mbit"]
+    strategies = ["--strategy", "ddp", "--strategy", "ddp-bf16", "--torch-hook", "fp16"]
+    with Command(["compare", *words, *strategies, "--out", str(out)], tmp_path / "output") as process:
+        # Contenders take turns of five steps: then all of them have had two.
+        assert eventually(lambda: re.search(r"step +1[1-5]/400", process.stderr) is not None, 60), process.stderr
         victims = ranks_of(out)
         assert len(victims) == 2
         os.kill(victims[-1], signal.SIGKILL)
         assert process.wait(60) == 2, process.stderr
-    errors = process.stderr
-    assert "SIGKILL" in errors or "lost" in errors or "rank" in errors
-    assert "what was measured until then is in" in errors
+    assert "SIGKILL" in process.stderr or "lost" in process.stderr or "rank" in process.stderr
+    assert "what was measured until then is in" in process.stderr
+    assert not any(map(is_running, victims)), "the other rank is stopped"
+    assert (out / "report.html").exists()
     document = json.loads((out / "results.json").read_text())
     assert document["problem"]
-    assert len(document["rows"]) == 2
-    assert all(5 <= row["steps"] < 400 for row in document["rows"])
-    assert (out / "report.html").exists()
-    assert not any(map(is_running, victims)), "the other rank is stopped"
+    assert all(10 <= row["steps"] < 400 for row in document["rows"])
+    ddp, hook, lossless, lossy = document["rows"]
+    for row in (lossless, lossy):
+        assert row["links"] == "shaped"
+        assert row["link"] == "20mbit"
+        assert row["wire_bytes_source"] == "kernel"
+        assert row["counted_bytes_per_step"] == row["predicted_bytes_per_step"]
+        # Headers of TCP, IP and Ethernet, acknowledgements and Gloo's own, on a step of a few hundred kilobytes.
+        assert 1.0 <= row["wire_bytes_per_step"] / row["counted_bytes_per_step"] < 1.15
+    assert ddp["wire_bytes_per_step"] == pytest.approx(lossless["wire_bytes_per_step"], rel=0.05)
+    assert lossy["speedup_over_ddp"] > 1.1
+    assert hook["strategy"] == "torch DDP + fp16 hook"
+    assert hook["wire_bytes_per_step"] == pytest.approx(lossy["wire_bytes_per_step"], rel=0.05)
+    assert hook["predicted_bytes_per_step"] is None
+
+
+def _until_ctrl_c(folder: Path) -> tuple[int, list[int]]:
+    """The exit code of a run that is interrupted, and its ranks."""
+    words = ["--size", "tiny", "--steps", "4000", "--hosts", "2", "--bandwidth", "unlimited", "--strategy", "ddp"]
+    with Command(["compare", *words, "--out", str(folder / "run")], folder / "output") as process:
+        assert eventually(lambda: re.search(r"step +10/4000", process.stderr) is not None, 60), process.stderr
+        ranks = ranks_of(folder / "run")
+        process.send_signal(signal.SIGINT)
+        return process.wait(60), ranks
+
+
+def _on_a_full_disk(folder: Path) -> RankResult:
+    # A limit on the size of files is met at the same calls as the end of a disk.
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+    words = ["compare", *ALONE, "--steps", "100", "--out", str(folder / "run")]
+    code = f"{limit}import sys; from laconic.cli import main; sys.exit(main(arguments['words']))"
+    (done,) = run_processes(code, world_size=1, arguments={"words": words}, may_fail=True, timeout_s=100)
+    return done
+
+
+def _at_a_taken_port(folder: Path) -> tuple[RankResult, int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = ["compare", *ALONE, "--out", str(folder / "run")]
+        code = (
+            "import sys; from laconic.cli import main; from laconic.lab import launch; "
+            "launch.free_port = lambda: arguments['port']; sys.exit(main(arguments['words']))"
+        )
+        arguments = {"words": words, "port": port}
+        (done,) = run_processes(code, world_size=1, arguments=arguments, may_fail=True, timeout_s=100)
+    return done, port
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Future]]]:
+    """Runs that end early, all at the same time, each in a folder of its own."""
+    folder = tmp_path_factory.mktemp("ends")
+    ways = {"ctrl-c": _until_ctrl_c, "full disk": _on_a_full_disk, "taken port": _at_a_taken_port}
+    with ThreadPoolExecutor(len(ways)) as pool:
+        yield folder, {name: pool.submit(way, folder / name) for name, way in ways.items()}
 
 
 @pytest.mark.dist
 @pytest.mark.timeout(120)
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    words = ["--size", "tiny", "--steps", "4000", "--hosts", "2", "--bandwidth", "unlimited", "--strategy", "ddp"]
-    with Command(["compare", *words, "--out", str(out)], tmp_path / "output") as process:
-        assert eventually(lambda: re.search(r"step +10/4000", process.stderr) is not None, 60), process.stderr
-        ranks = ranks_of(out)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-    assert json.loads((out / "results.json").read_text())["problem"] == "interrupted from the keyboard"
+def test_ctrl_c_keeps_what_was_measured(ends: tuple[Path, dict[str, Future]]) -> None:
+    folder, begun = ends
+    exit_code, ranks = begun["ctrl-c"].result()
+    assert exit_code == 130
+    document = json.loads((folder / "ctrl-c" / "run" / "results.json").read_text())
+    assert document["problem"] == "interrupted from the keyboard"
     assert len(ranks) == 2
     assert eventually(lambda: not any(map(is_running, ranks)), 10)
 
 
 @pytest.mark.dist
 @pytest.mark.timeout(120)
-def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
-    # A limit on the size of files is met at the same calls as the end of a disk.
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
-    words = ["compare", *ALONE, "--steps", "100", "--out", str(tmp_path / "run")]
-    code = f"{limit}import sys; from laconic.cli import main; sys.exit(main(arguments['words']))"
-    (done,) = run_processes(code, world_size=1, arguments={"words": words}, may_fail=True, timeout_s=100)
+def test_a_full_disk_is_one_clear_error(ends: tuple[Path, dict[str, Future]]) -> None:
+    done = ends[1]["full disk"].result()
     assert done.exit_code == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
@@ -295,16 +367,9 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.dist
 @pytest.mark.timeout(120)
-def test_a_port_that_is_taken_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(launch, "free_port", lambda: port)
-        assert main(["compare", *ALONE, "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    assert f"cannot start the process group at 127.0.0.1:{port}" in error
-    assert "EADDRINUSE" in error or "already in use" in error
+def test_a_port_that_is_taken_is_named(ends: tuple[Path, dict[str, Future]]) -> None:
+    done, port = ends[1]["taken port"].result()
+    assert done.exit_code == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"cannot start the process group at 127.0.0.1:{port}" in done.stderr
+    assert "EADDRINUSE" in done.stderr or "already in use" in done.stderr

@@ -97,6 +97,11 @@ def test_the_example_in_messages_is_valid() -> None:
             InvalidSetting,
             ["scheduling.fusion.bytes must be a size >= 1B", "got 0B"],
         ),
+        (
+            "bsp / all_reduce / none / fusion(512KiB, first_bytes=800KiB)",
+            InvalidSetting,
+            ["scheduling.fusion.first_bytes=800KiB has no effect beyond bytes=512KiB", "Give at most that"],
+        ),
         ("bsp / all_reduce / none / fusion(-5MiB)", InvalidSetting, ["must be a size >= 1B"]),
         ("bsp / all_reduce / none / fusion(5ms)", InvalidSetting, ["must be a size such as 25MiB", '"5ms"']),
         ("bsp / all_reduce / none / fusion(25MiB/s)", SyntaxProblem, ["expected ',' or ')'"]),

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import itertools
+import pkgutil
 import re
 
 import pytest
 
 from laconic.compression import Compressor, Fp16, Wrapper
 from laconic.errors import IllegalCombination
-from laconic.strategy import AXES, Strategy
+from laconic.strategy import AXES, Strategy, legality
 from tests.strategy.generate import WRAPPERS, bases, is_legal
+
+
+def test_every_rule_is_asked_once() -> None:
+    modules = [importlib.import_module(f"laconic.strategy.legality.{module.name}") for module in _modules()]
+    written = {
+        function
+        for module in modules
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if not name.startswith("_") and list(inspect.signature(function).parameters) == ["parts"]
+    } - {legality.check_legal, legality.nearest_legal}
+    assert len(legality.RULES) == len(set(legality.RULES)) == 20
+    assert set(legality.RULES) == written
+
+
+def _modules() -> list[pkgutil.ModuleInfo]:
+    return list(pkgutil.iter_modules(legality.__path__))
+
+
+@pytest.mark.parametrize("text", ["fusion(bytes=512KiB)", "fusion(bytes=512KiB, first_bytes=512KiB)"])
+def test_small_buckets_need_not_be_asked_for_twice(text: str) -> None:
+    assert str(Strategy.parse(f"bsp / all_reduce / none / {text}").scheduling) == text
 
 
 def _up_to(length: int) -> list[tuple[type[Wrapper], ...]]:

@@ -12,7 +12,7 @@ from laconic.architecture.contract import Architecture, Codec, Scope
 from laconic.collectives import ALGORITHMS, Collective
 from laconic.collectives.choice import NATIVE, Costs, fastest
 from laconic.collectives.execution import WholeExchange, idle, run, unrolled
-from laconic.collectives.halves import Halves, halves_sent
+from laconic.collectives.halves import Halves, halves_sent, share_bytes
 from laconic.collectives.hierarchical import from_leaders, to_leaders
 from laconic.collectives.members import Members
 from laconic.collectives.price import price
@@ -171,13 +171,20 @@ class AllReduce(Architecture):
             if round.kind != "sum":
                 found.append(Move(round.kind, round.sizes))
             elif halves:
-                # Every round is a sum where sums are halved; the shares of one are what the next half gathers.
-                shares = tuple(-(-size // moment.world_size) for size in round.sizes)
-                algorithm = self._named(sum(round.sizes))
-                found += [Move("scatter_sum", round.sizes, algorithm), Move("gather", shares, algorithm)]
+                found += self._halves(round.sizes, moment.world_size)
             else:
                 found.append(Move("sum", round.sizes, self._named(sum(round.sizes))))
         return tuple(found)
+
+    def _halves(self, sizes: tuple[int, ...], world_size: int) -> tuple[Move, Move]:
+        """A sum of which every rank gets its share first, and the other shares later."""
+        algorithm = self._named(sum(sizes))
+        if algorithm == NATIVE:
+            shares = tuple(share_bytes(size, world_size) for size in sizes)
+            sizes = tuple(world_size * share for share in shares)
+        else:
+            shares = tuple(-(-size // world_size) for size in sizes)
+        return Move("scatter_sum", sizes, algorithm), Move("gather", shares, algorithm)
 
     def _named(self, nbytes: int) -> str:
         """The algorithm that adds up so many bytes."""

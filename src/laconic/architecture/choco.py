@@ -82,4 +82,5 @@ class Choco(Architecture):
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
         """A correction, to every neighbour."""
-        return (Move("mix", (compression.payload_bytes(bucket, moment),), peers=len(self.neighbours(moment).sends)),)
+        sizes, peers = (compression.payload_bytes(bucket, moment),), len(self.neighbours(moment).sends)
+        return (Move("mix", sizes, peers=peers, topology=self.topology),)

@@ -75,4 +75,5 @@ class Gossip(Architecture):
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
         """Parameters, to every neighbour."""
-        return (Move("mix", (bucket.nbytes,), peers=len(self.neighbours(moment).sends)),)
+        peers = len(self.neighbours(moment).sends)
+        return (Move("mix", (bucket.nbytes,), peers=peers, topology=self.topology),)

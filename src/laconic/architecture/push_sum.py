@@ -96,4 +96,5 @@ class PushSum(Architecture):
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
         """Parameters and a weight, to every neighbour."""
-        return (Move("mix", (bucket.nbytes + 8,), peers=len(self.neighbours(moment).sends)),)
+        peers = len(self.neighbours(moment).sends)
+        return (Move("mix", (bucket.nbytes + 8,), peers=peers, topology=self.topology),)

@@ -32,13 +32,17 @@ from typing import Annotated, Literal
 import tyro
 
 from laconic.cli.compare import read_strategies, refuse_beside
-from laconic.cli.simulate_view import as_json, simulated, tables
-from laconic.cli.terminal import emit_json, emit_sections, plain_table
+from laconic.cli.simulate_view import as_json, simulated, tables, warnings
+from laconic.cli.terminal import emit, emit_json, emit_sections, plain_table, printable
 from laconic.cluster import parse_bandwidth
+from laconic.core.event import Event
 from laconic.errors import LaconicError, UsageError, one_line
+from laconic.experiments.comparison import short_name
+from laconic.report.perfetto import trace
 from laconic.simulator.place import Place
-from laconic.simulator.simulation import Conditions
-from laconic.simulator.sweep import Setting, Sweep, parse_counts
+from laconic.simulator.simulation import Conditions, Simulation
+from laconic.simulator.sweep import Row, Setting, Sweep, parse_counts
+from laconic.simulator.trace import events, rank_names
 from laconic.strategy import SEVEN, Strategy
 from laconic.units import parse_quantity
 from laconic.workload import Workload, workload
@@ -125,15 +129,62 @@ def run(arguments: Arguments) -> int:
         fidelity=arguments.fidelity,
         conditions=_conditions(arguments),
     )
-    rows = simulated(sweep)
+    if arguments.trace is not None and len(sweep.settings) > 1:
+        raise UsageError("simulate: --trace shows one cluster with one number of workers; leave out the sweep.")
+    for path in (arguments.trace, arguments.output):
+        _check_writable(path)
+    turns: list[Simulation] = []
+    rows = simulated(sweep, keep=turns if arguments.trace is not None else None)
     if all(row.prediction is None for row in rows):
         raise UsageError(f"simulate: {rows[0].refused}")
     notes = list(dict.fromkeys(note for place in places for note in place.notes()))
+    if arguments.trace is not None:
+        _write(arguments.trace, json.dumps(_trace(turns), separators=(",", ":"), allow_nan=False))
+    if arguments.output is not None:
+        _write(arguments.output, _page(sweep, rows, notes, target=arguments.target))
     if arguments.json:
         emit_json(as_json(sweep, rows, notes, target=arguments.target))
-    else:
-        emit_sections(*tables(sweep, rows, notes, target=arguments.target))
+        return 0
+    emit_sections(*tables(sweep, rows, notes, target=arguments.target))
+    if arguments.trace is not None:
+        emit(f"\nOpen {printable(arguments.trace)} in ui.perfetto.dev\n")
+    if arguments.output is not None:
+        emit(f"\nOpen {printable(arguments.output)}\n")
     return 0
+
+
+def _trace(turns: Sequence[Simulation]) -> dict[str, object]:
+    """One strategy after the other."""
+    found: list[Event] = []
+    began_s = 0.0
+    for turn in turns:
+        found += events(turn, began_s=began_s)
+        # A gap that is seen.
+        began_s += 1.05 * turn.outcome.makespan_s
+    return trace(found, rank_names(turns[0]))
+
+
+def _page(sweep: Sweep, rows: Sequence[Row], notes: Sequence[str], *, target: bool) -> str:
+    try:
+        from laconic.report.sweep_page import render
+    except ModuleNotFoundError as exc:
+        # The library itself runs with torch and numpy alone, so an installation without these two is legal.
+        raise UsageError(f'--output needs {exc.name}. Install it with "pip install plotly jinja2".') from exc
+    names = {str(strategy): short_name(str(strategy)) for strategy in sweep.strategies}
+    return render(sweep, rows, names=names, warnings=warnings(rows, notes), target=target)
+
+
+def _check_writable(path: str | None) -> None:
+    """Before anything is simulated: a sweep may take minutes."""
+    if path is not None and not Path(path).resolve().parent.is_dir():
+        raise UsageError(f"cannot write {one_line(path, 120)}: there is no folder {Path(path).parent}.")
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise LaconicError(f"cannot write {path}: {exc.strerror}.") from exc
 
 
 def _print_reference(*, as_json: bool) -> None:
@@ -146,8 +197,12 @@ def _print_reference(*, as_json: bool) -> None:
     headers = list(dict.fromkeys(key for row in rows for key in row))
     printed = plain_table(*headers, numbers=("gpus", "throughput"))
     for row in rows:
-        printed.add_row(*(str(row.get(header, "")) for header in headers))
+        printed.add_row(*(_cell(row.get(header, "")) for header in headers))
     emit_sections(printed)
+
+
+def _cell(value: object) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else str(value)
 
 
 def _strategies(arguments: Arguments) -> tuple[Strategy, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,38 +14,59 @@ from rich.text import Text
 from laconic.cli.terminal import printable, stdout_console
 from laconic.experiments.comparison import short_name
 from laconic.simulator.prediction import Prediction
+from laconic.simulator.simulation import Simulation
 from laconic.simulator.sweep import Row, Setting, Sweep
 from laconic.simulator.time_to_target import BSP_STEPS, StepsNeeded, steps_needed
 from laconic.units import format_rate, human_bytes, human_seconds
 
 _SILENT_S = 5.0
 """Without a terminal, a line of progress so often."""
-_WHY_WIDTH = 32
+_LONG = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
+_GIVE_WAY = ("busy", "sent/step", "samples/s", "exposed", "efficiency")
+"""Columns a narrow terminal does without, in this order; JSON and the page have them all."""
+_NAME_WIDTHS = (40, 24)
+"""Of strategies, which are cut to the second of these before a column goes."""
+_WHY_WIDTH = 28
 """Columns that reasons need beside the numbers; with less they go beneath them."""
 
 
-def simulated(sweep: Sweep) -> list[Row]:
-    """Run all of it; on a terminal with a bar, elsewhere with a line now and then, both on stderr."""
+_WHY = "of a step"
+_MEANINGS = {
+    "step": "a steady one, on average",
+    "exposed": "communication that compute waits for",
+    "samples/s": "of all workers together",
+    "efficiency": "beside one worker that does not communicate",
+    "sent/step": "payload bytes of one worker",
+    "busy": "share of the time in which the network is",
+    "median (5-95%)": "of steps whose compute times vary as given",
+    "steps needed": "for the loss bsp has, from losses of a tiny GPT at equal steps with 4 workers, with the range "
+    "that noise and the curve's slope leave",
+    "to bsp's loss": f"time to the loss bsp has after {BSP_STEPS} steps",
+    _WHY: "what its time goes to, along the critical path",
+}
+"""What columns say."""
+
+
+def simulated(sweep: Sweep, *, keep: list[Simulation] | None = None) -> list[Row]:
+    """Run all of it, with progress on stderr: a bar on a terminal, elsewhere a line now and then.
+
+    keep: gets the tasks and times behind every row that was not refused.
+    """
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        return list(_with_lines(sweep))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     rows: list[Row] = []
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("simulating", total=len(sweep))
-        for row in sweep.rows():
-            rows.append(row)
-            progress.update(task, advance=1, description=f"simulating, {_short(row.setting)}")
-    return rows
-
-
-def _with_lines(sweep: Sweep) -> Iterator[Row]:
     told_s = time.monotonic()
-    for number, row in enumerate(sweep.rows(), start=1):
-        yield row
-        if time.monotonic() - told_s >= _SILENT_S and number < len(sweep):
-            told_s = time.monotonic()
-            print(f"simulated {number} of {len(sweep)}, {_short(row.setting)}", file=sys.stderr, flush=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("simulating", total=len(sweep))
+        for row, found in sweep.simulations():
+            rows.append(row)
+            if keep is not None and found is not None:
+                keep.append(found)
+            progress.update(bar, advance=1, description=f"simulating, {_short(row.setting)}")
+            if not console.is_terminal and time.monotonic() - told_s >= _SILENT_S and len(rows) < len(sweep):
+                told_s = time.monotonic()
+                print(f"simulated {len(rows)} of {len(sweep)}, {_short(row.setting)}", file=sys.stderr, flush=True)
+    return rows
 
 
 def _short(setting: Setting) -> str:
@@ -63,10 +84,14 @@ def warnings(rows: Sequence[Row], notes: Sequence[str]) -> list[str]:
 
 def tables(sweep: Sweep, rows: Sequence[Row], notes: Sequence[str], *, target: bool) -> list[RenderableType]:
     """One table; in a sweep each setting's rows stand together in it."""
-    sections: list[RenderableType] = [_headline(sweep), *_table(sweep, rows, target)]
+    drawn, shown = _table(sweep, rows, target)
+    sections: list[RenderableType] = [_headline(sweep), *drawn]
     refused = list(dict.fromkeys(f"{_name(row)} cannot run here: {row.refused}" for row in rows if row.refused))
     sections += [Text(printable(text), style="yellow") for text in refused]
-    sections.append(Text(_meaning(sweep, rows, target), style="dim"))
+    meanings = " ".join(f"{column}: {_MEANINGS[column]}." for column in shown)
+    if any(needed.is_product for row in rows if target and (needed := steps_needed(row.strategy)) is not None):
+        meanings += " *: only its parts were measured, their product was not."
+    sections.append(Text(meanings, style="dim"))
     told = [Text(printable(f"Note: {text}"), style="yellow") for text in warnings(rows, notes)]
     return [*sections, *_joined(told)]
 
@@ -92,8 +117,8 @@ Cell = Callable[[Row, Prediction], str]
 
 def _columns(sweep: Sweep, target: bool) -> dict[str, Cell]:
     columns: dict[str, Cell] = {
-        "step": lambda _, found: human_seconds(found.step_s),
-        "exposed": lambda _, found: human_seconds(found.exposed_s) if found.exposed_s >= 5e-8 else "0",
+        "step": lambda _, found: _time(found.step_s),
+        "exposed": lambda _, found: _time(found.exposed_s),
         "samples/s": lambda _, found: f"{found.samples_per_s:,.0f}",
         "efficiency": lambda _, found: f"{found.efficiency:.0%}",
         "sent/step": lambda _, found: human_bytes(found.wire_bytes),
@@ -107,46 +132,55 @@ def _columns(sweep: Sweep, target: bool) -> dict[str, Cell]:
     return columns
 
 
-def _table(sweep: Sweep, rows: Sequence[Row], target: bool) -> list[RenderableType]:
-    """With the reasons in a column of their own, or beneath where that is too narrow."""
-    console = stdout_console()
-    is_sweep = len(sweep.settings) > 1
+def _table(sweep: Sweep, rows: Sequence[Row], target: bool) -> tuple[list[RenderableType], list[str]]:
+    """The widest table that fits, with the reasons in a column of their own, or beneath; and the columns it has."""
+    console, is_sweep = stdout_console(), len(sweep.settings) > 1
     columns = _columns(sweep, target)
+    width = 0
+    for dropped, name_width in [(dropped, width) for dropped in ("", *_GIVE_WAY) for width in _NAME_WIDTHS]:
+        columns.pop(dropped, None)
+        table = _drawn(rows, columns, is_sweep, name_width=name_width)
+        width = console.measure(table, options=console.options.update(width=10_000)).maximum
+        if width <= console.width:
+            break
+    # Two spaces stand between columns.
+    if (left := console.width - width - 2) >= _WHY_WIDTH:
+        return [_drawn(rows, columns, is_sweep, name_width=name_width, why_width=left)], [*columns, _WHY]
+    if is_sweep:
+        return [table], list(columns)
+    lines = [Text(printable(f"{_name(row)}: of a step {_why(row)}")) for row in rows if row.prediction is not None]
+    return [table, *_joined(lines)], [*columns, _WHY]
+
+
+def _drawn(
+    rows: Sequence[Row], columns: dict[str, Cell], is_sweep: bool, *, name_width: int, why_width: int = 0
+) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for header in ("bandwidth", "workers") if is_sweep else ():
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("strategy", overflow="ellipsis", no_wrap=True, max_width=40)
-    for header in columns:
-        table.add_column(header, justify="right", no_wrap=True)
-    cells = [_cells(row, columns, previous, is_sweep) for row, previous in zip(rows, [None, *rows], strict=False)]
-    for line in cells:
+        table.add_column(header, justify="right", no_wrap=True, min_width=len(header))
+    # The longest names give way before numbers do.
+    table.add_column("strategy", overflow="ellipsis", no_wrap=True, max_width=name_width)
+    cells = [_cells(row, columns) for row in rows]
+    for number, header in enumerate(columns):
+        needed = max(len(header), *(len(line[number]) for line in cells))
+        table.add_column(header, justify="right", no_wrap=True, min_width=needed)
+    if why_width:
+        table.add_column(_WHY, no_wrap=is_sweep, overflow="ellipsis", max_width=why_width)
+    for number, row in enumerate(rows):
+        setting = row.setting
+        line = [printable(_name(row)), *cells[number], *([_why(row)] if why_width else [])]
+        if is_sweep:
+            # Said once, where it begins.
+            begins = number == 0 or rows[number - 1].setting is not setting
+            line = [*([format_rate(setting.bandwidth_bps), str(setting.workers)] if begins else ["", ""]), *line]
         table.add_row(*line)
-    width = console.measure(table, options=console.options.update(width=10_000)).maximum
-    whys = [_why(row) for row in rows]
-    if console.width - width >= _WHY_WIDTH:
-        table.add_column("of a step", no_wrap=is_sweep, overflow="ellipsis" if is_sweep else "fold")
-        # rich has no way to fill a column of rows that are there.
-        full = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        full.columns = [column.copy() for column in table.columns]
-        for line, why in zip(cells, whys, strict=True):
-            full.add_row(*line, why)
-        return [full]
-    if is_sweep:
-        return [table]
-    lines = [Text(printable(f"{_name(row)}: of a step {why}")) for row, why in zip(rows, whys, strict=True) if why]
-    return [table, *_joined(lines)]
+    return table
 
 
-def _cells(row: Row, columns: dict[str, Cell], previous: Row | None, is_sweep: bool) -> list[str]:
-    setting = row.setting
-    cells: list[str] = []
-    if is_sweep:
-        is_first = previous is None or previous.setting is not setting
-        cells += [format_rate(setting.bandwidth_bps), str(setting.workers)] if is_first else ["", ""]
-    cells.append(printable(_name(row)))
+def _cells(row: Row, columns: dict[str, Cell]) -> list[str]:
     if row.prediction is None:
-        return [*cells, "refused", *[""] * (len(columns) - 1)]
-    return [*cells, *(cell(row, row.prediction) for cell in columns.values())]
+        return ["refused", *[""] * (len(columns) - 1)]
+    return [cell(row, row.prediction) for cell in columns.values()]
 
 
 def _name(row: Row) -> str:
@@ -171,7 +205,8 @@ def _spread(found: Prediction) -> str:
     spread = found.spread
     if spread is None:
         return ""
-    return f"{human_seconds(spread.median_s)} ({human_seconds(spread.low_s)}-{human_seconds(spread.high_s)})"
+    unit, factor = ("s", 1.0) if spread.median_s >= 1 else ("ms", 1e-3)
+    return _ranged(spread.median_s, spread.low_s, spread.high_s, unit, factor)
 
 
 def _steps(needed: StepsNeeded | None) -> str:
@@ -185,34 +220,23 @@ def _steps(needed: StepsNeeded | None) -> str:
 def _seconds(needed: StepsNeeded | None, step_s: float) -> str:
     if needed is None:
         return "not measured"
-    found, low, high = map(_duration, needed.seconds(step_s))
-    return found if low == high else f"{found} ({low}-{high})"
+    found_s, low_s, high_s = needed.seconds(step_s)
+    unit, factor = next((unit for unit in _LONG if found_s >= 3 * unit[1]), _LONG[-1])
+    return _ranged(found_s, low_s, high_s, unit, factor)
 
 
-def _duration(seconds: float) -> str:
-    """A long time for people: 42 s, 4.3 min, 5.2 h."""
-    for unit, factor in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 3 * factor:
-            return f"{seconds / factor:.1f} {unit}"
-    return f"{seconds:.0f} s"
+def _ranged(found_s: float, low_s: float, high_s: float, unit: str, factor: float) -> str:
+    """As in 4.3 (3.9-5.0) min."""
+    digits = 2 if found_s < 10 * factor else 1
+    found, low, high = (f"{time_s / factor:,.{digits}f}" for time_s in (found_s, low_s, high_s))
+    return f"{found} {unit}" if low == high else f"{found} ({low}-{high}) {unit}"
 
 
-def _meaning(sweep: Sweep, rows: Sequence[Row], target: bool) -> str:
-    text = (
-        "step: of a steady step, on average. exposed: communication that compute waits for. efficiency: beside one "
-        "worker that does not communicate. sent: payload bytes of one worker. busy: share of the time in which the "
-        "network is. of a step: what its time goes to, along the critical path."
-    )
-    if sweep.conditions.noise_ratio:
-        text += " median (5-95%): of steps whose compute times vary as given."
-    if target:
-        text += (
-            " steps needed: for the loss bsp has, from losses of a tiny GPT at equal steps with 4 workers, with the range "
-            f"that noise and the curve's slope leave. to bsp's loss: time to the loss bsp has after {BSP_STEPS} steps."
-        )
-        if any(needed.is_product for row in rows if (needed := steps_needed(row.strategy)) is not None):
-            text += " *: only its parts were measured, their product was not."
-    return text
+def _time(seconds: float) -> str:
+    """With three digits or more."""
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return human_seconds(seconds) if seconds >= 5e-8 else "0"
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ _ALIGNMENT = 8
 
 def halves_sent(nbytes: int, world_size: int) -> int:
     """Bytes one rank sends for both rounds of a sum of `nbytes`."""
-    return 2 * (world_size - 1) * _share_bytes(nbytes, world_size) if world_size > 1 else 0
+    return 2 * (world_size - 1) * share_bytes(nbytes, world_size) if world_size > 1 else 0
 
 
-def _share_bytes(nbytes: int, world_size: int) -> int:
+def share_bytes(nbytes: int, world_size: int) -> int:
+    """Bytes of each rank's share of `nbytes`, the last one filled up."""
     return -(-nbytes // (world_size * _ALIGNMENT)) * _ALIGNMENT
 
 
@@ -54,7 +55,7 @@ class Halves:
             tensor.view(-1).copy_(row.view(-1)[: tensor.numel()])
 
     def _in_rows(self, tensor: torch.Tensor) -> torch.Tensor:
-        width = _share_bytes(tensor.nbytes, self.size) // tensor.element_size()
+        width = share_bytes(tensor.nbytes, self.size) // tensor.element_size()
         rows = tensor.new_zeros(self.size * width)
         rows[: tensor.numel()] = tensor.reshape(-1)
         return rows.view(self.size, width)

@@ -45,9 +45,11 @@ class Move:
     sizes: tuple[int, ...]
     """Bytes of each tensor a rank contributes."""
     algorithm: str = "native"
-    """How a sum is formed."""
+    """How a sum is formed, or one half of it."""
     peers: int = 1
-    """Neighbours each rank sends to."""
+    """Neighbours a rank sends to."""
+    topology: str = ""
+    """The name of the graph that says who these are."""
     answer_bytes: int = 0
     """What a server answers each rank."""
     among_hosts: bool = False

@@ -244,7 +244,8 @@ class NoUpdate(Optimizer):
     """An optimizer whose step changes nothing: a replay measures communication, not the optimizer."""
 
     def __init__(self, params: Iterable[nn.Parameter]) -> None:
-        super().__init__(params, {})
+        # Rules of synchronization may ask for the learning rate; any will do where nothing changes.
+        super().__init__(params, {"lr": 1.0})
 
     @overload
     def step(self, closure: None = None) -> None: ...

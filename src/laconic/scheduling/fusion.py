@@ -9,6 +9,7 @@ from typing import ClassVar
 from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
+from laconic.errors import InvalidSetting
 from laconic.scheduling.contract import Schedule, one_bucket_per_kind
 from laconic.settings import size
 from laconic.units import MIB
@@ -29,7 +30,17 @@ class Fusion(Schedule):
     bytes: int = size(25 * MIB)
     """A bucket is sent once it holds this much."""
     first_bytes: int = size(1 * MIB)
-    """The limit of the first bucket: small, so that the link starts working early. At most `bytes` is used."""
+    """The limit of the first bucket: small, so that the link starts working early. Never more than `bytes`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The default may be more: whoever asks for small buckets need not ask twice.
+        if self.first_bytes > self.bytes and "first_bytes" in self.changed_settings():
+            shown = {key: setting.show(getattr(self, key)) for key, setting in self.declared().items()}
+            raise InvalidSetting(
+                f"{self.axis}.{self.name}.first_bytes={shown['first_bytes']} has no effect beyond "
+                f"bytes={shown['bytes']}, at which every bucket is sent. Give at most that, or leave it out."
+            )
 
     def plan(
         self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0

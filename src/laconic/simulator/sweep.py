@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from laconic.cluster import Cluster
-from laconic.errors import AttachError, StrategyError, UsageError, one_line
+from laconic.errors import LaconicError, UsageError, one_line
 from laconic.simulator.network import Network
 from laconic.simulator.network.analytic import AnalyticNetwork
+from laconic.simulator.network.flow import FlowNetwork
 from laconic.simulator.prediction import Prediction
 from laconic.simulator.simulation import Conditions, Simulation, simulation
 from laconic.strategy import Strategy
@@ -79,7 +80,7 @@ class Sweep:
                 network=network,
                 conditions=self.conditions,
             )
-        except (StrategyError, AttachError) as exc:
+        except LaconicError as exc:
             # One strategy that does not fit says nothing about the others.
             return Row(strategy=strategy, setting=setting, prediction=None, refused=one_line(exc, 2000)), None
         return Row(strategy=strategy, setting=setting, prediction=found.prediction), found
@@ -87,11 +88,7 @@ class Sweep:
 
 def network_of(cluster: Cluster, fidelity: Fidelity) -> Network:
     """What moves cost on the cluster: by formulas and measured tables, or flow by flow on its links."""
-    if fidelity == "analytic":
-        return AnalyticNetwork(cluster)
-    from laconic.simulator.network.flow import FlowNetwork  # noqa: PLC0415
-
-    return FlowNetwork(cluster)
+    return AnalyticNetwork(cluster) if fidelity == "analytic" else FlowNetwork(cluster)
 
 
 def parse_counts(text: str, where: str) -> tuple[int, ...]:

@@ -125,6 +125,26 @@ def test_a_transfer_that_was_seen_before_may_be_joined_at_any_time(joins_after_s
     np.testing.assert_allclose(outcome.end_s, end_s, rtol=1e-9)
 
 
+def test_many_transfers_that_come_and_go() -> None:
+    # Over four racks with one slow uplink: most flows do not notice when another one begins or ends.
+    generator = np.random.default_rng(0)
+    fabric = racks(4, 4, 10.0, 25.0)
+    fabric.capacity_bytes_per_s[32] = 5.0
+    builder, tasks = GraphBuilder(), []
+    for number in range(60):
+        begins_s, size = generator.integers(0, 200) / 8, float(generator.integers(1, 100))
+        pair = generator.integers(0, 16, (2, 3))
+        builder.timed(begins_s)
+        tasks.append(Task(begins_s))
+        builder.transfer(*pair, size, after=[2 * number])
+        first, links = fabric.routes(*pair)
+        flows = [Flow(tuple(crossed.tolist()), size) for crossed in np.split(links, first[1:-1])]
+        tasks.append(Task(0.0, after=(2 * number,), flows=flows))
+    outcome = run(builder.build(fabric))
+    _, end_s = list_schedule(tasks, [], fabric.capacity_bytes_per_s.tolist())
+    np.testing.assert_allclose(outcome.end_s, end_s, rtol=1e-9)
+
+
 @st.composite
 def traffic(draw: st.DrawFn) -> tuple[list[Task], list[int], list[list[tuple[int, int, float]]]]:
     """Timed tasks and transfers between six devices in two racks, some of them several times the same."""

@@ -20,7 +20,7 @@ def run(graph: Graph, *, durations_s: npt.NDArray[np.float64] | None = None) -> 
     """
     # Only here: numba takes its time to import.
     from laconic.simulator.engine.event_loop_numba import Progress, Tasks, simulate  # noqa: PLC0415
-    from laconic.simulator.engine.network_numba import new_network, no_slots  # noqa: PLC0415
+    from laconic.simulator.engine.network_state_numba import new_network, no_slots  # noqa: PLC0415
 
     num_tasks, num_resources, flows = graph.num_tasks, len(graph.capacity), graph.flows
     queue_first = np.zeros(num_resources + 1, dtype=np.int64)

@@ -18,17 +18,8 @@ import numpy.typing as npt
 
 from laconic.simulator.engine.compilation import compiled
 from laconic.simulator.engine.heaps_numba import pop, push
-from laconic.simulator.engine.network_numba import (
-    NUM_CHANGED,
-    NUM_DUE,
-    NUM_FREE,
-    SAME_TIME,
-    begin_flows,
-    catch_up,
-    end_flows,
-    more_slots,
-    share_links,
-)
+from laconic.simulator.engine.network_numba import SAME_TIME, begin_flows, catch_up, end_flows, share_links
+from laconic.simulator.engine.network_state_numba import NUM_CHANGED, NUM_DUE, NUM_FREE, more_slots
 
 _Floats = npt.NDArray[np.float64]
 _Indices = npt.NDArray[np.int64]

@@ -41,9 +41,8 @@ def fair_rates(
     if not (capacity > 0).all():
         raise UsageError("fair_rates: every link must have a capacity above 0.")
     order = np.argsort(links, kind="stable")
-    crossing_first = np.zeros(num_links + 1, dtype=np.int64)
-    np.cumsum(np.bincount(links, minlength=num_links), out=crossing_first[1:])
-    crossing = np.repeat(np.arange(num_flows), np.diff(first))[order].astype(np.int32)
+    flow_of = np.repeat(np.arange(num_flows), np.diff(first))
+    num_crossing = np.bincount(links, minlength=num_links)
     rates = np.empty(num_flows)
     fill(
         np.arange(num_flows, dtype=np.int32),
@@ -53,15 +52,15 @@ def fair_rates(
         first.astype(np.int64),
         links.astype(np.int32),
         counts.astype(np.int64),
+        np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(num_crossing)]),
+        flow_of[order].astype(np.int32),
+        num_crossing,
         capacity.astype(np.float64),
-        crossing_first,
-        crossing,
-        np.diff(crossing_first),
-        np.empty(num_links),
-        np.empty(num_links, dtype=np.int64),
+        np.bincount(links, counts[flow_of], minlength=num_links).astype(np.int64),
         np.empty(num_links),
         np.empty(num_links, dtype=np.int32),
         rates,
+        0.0,
     )
     return rates
 
@@ -75,7 +74,6 @@ def fill(
     route_first,
     links,
     count,
-    capacity,
     crossing_first,
     crossing,
     num_crossing,
@@ -84,28 +82,23 @@ def fill(
     keys,
     queue,
     rate,
+    level,
 ):
-    """Write the rate of each of `routes`, which cross no other links than `used_links` and share them with nobody else.
+    """Write the rate of each of `routes`, which cross no other links than `used_links`; none is below `level`.
 
-    The routes that cross link l are crossing[crossing_first[l] : crossing_first[l] + num_crossing[l]]. `left`,
-    `growing`, `keys` and `queue` are room to work in, one entry per link.
+    Of these links there is `left` to share among the `growing` flows of these routes. The routes that cross link l are
+    among crossing[crossing_first[l] : crossing_first[l] + num_crossing[l]]; others there have a rate that is not
+    negative. `keys` and `queue` are room to work in, one entry per link, and `left` and `growing` are used up.
     """
-    for i in range(num_used_links):
-        link = used_links[i]
-        left[link] = capacity[link]
-        growing[link] = 0
     for i in range(num_routes):
         route = routes[i]
         rate[route] = -1.0 if route_first[route] < route_first[route + 1] else math.inf
-        for place in range(route_first[route], route_first[route + 1]):
-            growing[links[place]] += count[route]
     size = 0
     for i in range(num_used_links):
         link = used_links[i]
         if growing[link] > 0:
             push(keys, queue, 0, size, left[link] / growing[link], link)
             size += 1
-    level = 0.0
     while size > 0:
         key = keys[0]
         link = pop(keys, queue, 0, size)

@@ -12,32 +12,25 @@ from __future__ import annotations
 from functools import lru_cache
 
 from laconic.cluster import Cluster
-from laconic.cluster.measured import Curve
+from laconic.cluster.link import usual_link
 from laconic.collectives.choice import NATIVE
 from laconic.collectives.formulas import Formula, formula
 from laconic.core.exchange import Move
-from laconic.core.transport import all_gather_sent, shard_exchange_sent
 from laconic.simulator.network.contract import DOWN, INSIDE, LINK, UP, Passage
-from laconic.simulator.network.patterns import Patterns
-from laconic.units import human_bytes
-
-_MEASURED_AS = {
-    "sum": "all_reduce",
-    "scatter_sum": "all_to_all",  # that and a sum on the spot is how it is done
-    "gather": "all_gather",
-    "scatter": "all_to_all",
-    "send": "send",
-    "mix": "send",
-}
+from laconic.simulator.network.measured_table import MeasuredTable
+from laconic.simulator.network.patterns import Load, Patterns
 
 
-def _pipelined_trees(ranks: int) -> Formula:
+def pipelined_trees(ranks: int) -> Formula:
     """Two binary trees with many small pieces under way, which backends use among many ranks."""
     return Formula(2 * (ranks - 1).bit_length(), 2.0)
 
 
-def _seconds(way: Formula, nbytes: int, byte_s: float, step_s: float) -> float:
-    return way.serial_ratio * nbytes * byte_s + way.num_steps * step_s
+def _first_half(algorithm: str, ranks: int) -> float:
+    """Of a sum's steps and bytes, those until every rank has its share."""
+    depth = (ranks - 1).bit_length()
+    # Pieces that follow each other up two trees: the first of them comes down while the last goes up.
+    return (depth + 3) / (2 * depth + 3) if algorithm == "double_tree" else 0.5
 
 
 class AnalyticNetwork:
@@ -50,13 +43,13 @@ class AnalyticNetwork:
         self._cluster = cluster
         self._message_s = message_s
         self._fabric = cluster.fabric()
-        self._warnings: dict[str, None] = {}
+        self._table = MeasuredTable(cluster.measured)
         self._patterns = lru_cache(maxsize=16)(lambda world_size: Patterns(self._fabric, world_size))
         self._known: dict[tuple[Move, int, int], tuple[Passage, ...]] = {}
 
     def warnings(self) -> list[str]:
         """See Network."""
-        return list(self._warnings)
+        return self._table.warnings()
 
     def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
         """See Network."""
@@ -66,139 +59,142 @@ class AnalyticNetwork:
         return self._known[key]
 
     def _passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
-        if move.kind in {"to_leaders", "from_leaders"}:
-            return (self._inside(move),)
         if move.kind == "serve":
-            return self._serve(move, world_size, num_servers)
-        ranks = -(-world_size // self._cluster.devices_per_host) if move.among_hosts else world_size
+            if num_servers < 0:
+                return self._apart(move, world_size, -num_servers)
+            return self._beside(move, world_size, num_servers)
+        if move.kind in {"to_leaders", "from_leaders"}:
+            return self._trees_inside(move.nbytes, world_size)
+        every = self._cluster.devices_per_host if move.among_hosts else 1
+        ranks = -(-world_size // every)
         if ranks == 1:
             return ()
-        measured = None if move.among_hosts else self._measured(move, world_size)
-        return (measured or self._formula(move, world_size, ranks),)
-
-    def _formula(self, move: Move, world_size: int, ranks: int) -> Passage:
+        if not move.among_hosts and (measured := self._table.passage(move, world_size)) is not None:
+            return (measured,)
         patterns = self._patterns(world_size)
-        every = self._cluster.devices_per_host if move.among_hosts else 1
-        byte_s, delay_s = patterns.shift(1, every)
-        step_s = self._message_s + delay_s
-        nbytes = move.nbytes
         if move.kind == "sum":
-            return self._sum(move, ranks, byte_s, step_s, patterns)
-        depth = (ranks - 1).bit_length()  # halving and doubling; a ring sends as much in more steps
+            return self._sum(move.algorithm, move.nbytes, patterns, ranks=ranks, every=every)
         if move.kind == "scatter_sum":
-            return Passage(LINK, nbytes * (ranks - 1) / ranks * byte_s, depth * step_s)
-        if move.kind == "gather":
-            return Passage(LINK, all_gather_sent(nbytes, ranks) * byte_s, depth * step_s)
-        if move.kind == "scatter":
-            all_s, delay_s = patterns.to_all()
-            return Passage(LINK, shard_exchange_sent(nbytes, ranks) / max(1, ranks - 1) * all_s, step_s)
-        if move.kind == "send":
-            return Passage(LINK, nbytes * byte_s, step_s)
-        assert move.kind == "mix"
-        # Neighbours are next to each other, or 1, 2, 4, ... places on: all of these messages leave at once.
-        shifts = [patterns.shift(1 << number) for number in range(min(move.peers, 16))]
-        return Passage(
-            LINK, nbytes * sum(shift[0] for shift in shifts), self._message_s + max(shift[1] for shift in shifts)
-        )
+            return self._half(move, move.nbytes, ranks, patterns)
+        if move.kind == "gather" and move.algorithm != NATIVE:
+            return self._half(move, move.nbytes * ranks, ranks, patterns)
+        return (self._spread(move, ranks, every, patterns),)
 
-    def _sum(self, move: Move, ranks: int, byte_s: float, step_s: float, patterns: Patterns) -> Passage:
-        if move.algorithm == "hierarchical":
-            return self._hierarchical(move, ranks, patterns)
-        found = formula(move.algorithm, ranks)
+    def _step_s(self, load: Load) -> float:
+        return self._message_s + load.delay_s
+
+    def _spread(self, move: Move, ranks: int, every: int, patterns: Patterns) -> Passage:
+        """What is not a sum."""
+        nbytes, near = move.nbytes, patterns.shift(1, every)
+        if move.kind == "gather":
+            # Doubling; a ring sends as much in more steps. Leaders send straight to each other, all of it at once.
+            steps = 1 if move.among_hosts else (ranks - 1).bit_length()
+            return Passage(LINK, (ranks - 1) * nbytes * near.byte_s, steps * self._step_s(near))
+        if move.kind == "scatter":
+            load = patterns.to_all(every)
+            return Passage(LINK, nbytes / ranks * load.byte_s, self._step_s(load))
+        if move.kind == "send":
+            return Passage(LINK, nbytes * near.byte_s, self._step_s(near))
+        assert move.kind == "mix"
+        load = patterns.mix(move.topology)
+        return Passage(LINK, nbytes * load.byte_s, max(1, move.peers) * self._step_s(load))
+
+    # -- sums --------------------------------------------------------------------------------------------------
+
+    def _sum(
+        self, algorithm: str, nbytes: int, patterns: Patterns, *, ranks: int, every: int = 1, share: float = 1.0
+    ) -> tuple[Passage, ...]:
+        """share: how much of it is done, of all its steps and bytes."""
+        if algorithm == "hierarchical":
+            return self._hierarchical(share * nbytes, share, ranks, patterns)
+        near = patterns.shift(1, every)
+        if algorithm == "halving_doubling":
+            return (self._halving_doubling(share * nbytes, share, ranks, patterns),)
+        ways = [formula(algorithm, ranks), *([pipelined_trees(ranks)] if algorithm == NATIVE else [])]
+        times = [
+            (share * way.serial_ratio * nbytes * near.byte_s, share * way.num_steps * self._step_s(near))
+            for way in ways
+        ]
+        return (Passage(LINK, *min(times, key=sum)),)
+
+    def _half(self, move: Move, nbytes: int, ranks: int, patterns: Patterns) -> tuple[Passage, ...]:
+        """Of a sum of `nbytes` the steps in which every rank gets its share, or those that hand the shares out."""
         if move.algorithm == NATIVE:
-            found = min(found, _pipelined_trees(ranks), key=lambda way: _seconds(way, move.nbytes, byte_s, step_s))
-        if move.algorithm != "halving_doubling":
-            return Passage(LINK, found.serial_ratio * move.nbytes * byte_s, found.num_steps * step_s)
-        # Its steps go different distances, and on a tree of switches the long ones share links.
+            near, steps = patterns.shift(1), (ranks - 1).bit_length()
+            return (Passage(LINK, (ranks - 1) / ranks * nbytes * near.byte_s, steps * self._step_s(near)),)
+        first = _first_half(move.algorithm, ranks)
+        share = first if move.kind == "scatter_sum" else 1 - first
+        return self._sum(move.algorithm, nbytes, patterns, ranks=ranks, share=share)
+
+    def _halving_doubling(self, nbytes: float, share: float, ranks: int, patterns: Patterns) -> Passage:
+        """Its steps go different distances, and on a tree of switches the long ones share links."""
         inside = 1 << (ranks.bit_length() - 1)
-        busy_s, latency_s = 0.0, 0.0
+        busy_s = latency_s = 0.0
         for level in range(inside.bit_length() - 1):
-            level_byte_s, delay_s = patterns.swap(1 << level)
-            busy_s += 2 * move.nbytes * (1 << level) / inside * level_byte_s
-            latency_s += 2 * (self._message_s + delay_s)
+            load = patterns.swap(1 << level)
+            busy_s += 2 * nbytes * (1 << level) / inside * load.byte_s
+            latency_s += 2 * share * self._step_s(load)
         if ranks > inside:
-            busy_s, latency_s = busy_s + 2 * move.nbytes * byte_s, latency_s + 2 * step_s
+            near = patterns.shift(1)
+            busy_s, latency_s = busy_s + 2 * nbytes * near.byte_s, latency_s + 2 * share * self._step_s(near)
         return Passage(LINK, busy_s, latency_s)
 
-    def _hierarchical(self, move: Move, ranks: int, patterns: Patterns) -> Passage:
-        devices = self._cluster.devices_per_host
-        hosts = -(-ranks // devices)
-        inside_byte_s, inside_delay_s = self._inside_link()
-        host_byte_s, delay_s = patterns.shift(1, devices)
-        inside, between = formula("ring", devices), formula("ring", hosts)
-        return Passage(
-            LINK,
-            move.nbytes * (inside.serial_ratio * inside_byte_s + between.serial_ratio * host_byte_s),
-            inside.num_steps * (self._message_s + inside_delay_s) + between.num_steps * (self._message_s + delay_s),
-        )
+    def _hierarchical(self, nbytes: float, share: float, ranks: int, patterns: Patterns) -> tuple[Passage, ...]:
+        """Inside hosts, between them, inside again; between them all ranks of a host take a part of it, or one all."""
+        devices = min(self._cluster.devices_per_host, ranks)
+        between = formula("ring", -(-ranks // devices))
+        if ranks % devices:
+            there = self._trees_inside(nbytes, ranks, share)
+            across, back = patterns.shift(1, devices), there
+            busy_s = between.serial_ratio * nbytes * across.byte_s
+        else:
+            ring, load = formula("ring", devices), patterns.inside(devices)
+            half_s = ring.serial_ratio / 2 * nbytes * load.byte_s
+            there = back = (Passage(INSIDE, half_s, share * ring.num_steps / 2 * self._step_s(load)),)
+            across = patterns.shift(devices)
+            busy_s = between.serial_ratio * nbytes / devices * across.byte_s
+        return *there, Passage(LINK, busy_s, share * between.num_steps * self._step_s(across)), *back
 
-    def _inside(self, move: Move) -> Passage:
-        """A tree inside every host."""
-        byte_s, delay_s = self._inside_link()
-        steps = (self._cluster.devices_per_host - 1).bit_length()
-        return Passage(INSIDE, steps * move.nbytes * byte_s, steps * (self._message_s + delay_s))
+    def _trees_inside(self, nbytes: float, world_size: int, share: float = 1.0) -> tuple[Passage, ...]:
+        """A tree inside every host, one way."""
+        devices = min(self._cluster.devices_per_host, world_size)
+        depth, load = (devices - 1).bit_length(), self._patterns(world_size).inside(devices)
+        return (Passage(INSIDE, depth * nbytes * load.byte_s, share * depth * self._step_s(load)),) if depth else ()
 
-    def _inside_link(self) -> tuple[float, float]:
-        inside = self._cluster.inside
-        return (8 / inside.bandwidth_bps, inside.delay_s) if inside is not None else (0.0, 0.0)
+    # -- servers -----------------------------------------------------------------------------------------------
 
-    def _serve(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
-        """To the servers and back; pieces are spread evenly over them, so what counts is the load on average."""
-        patterns = self._patterns(world_size)
-        _, delay_s = patterns.shift(1)
-        latency_s = self._message_s + delay_s
-        if num_servers < 0:  # on hosts of their own, with links like those of the workers
-            worker_byte_s = patterns.shift(self._cluster.devices_per_host)[0]
-            byte_s = max(worker_byte_s, world_size / -num_servers * worker_byte_s)
-            return (
-                Passage(UP, move.nbytes * byte_s, latency_s),
-                Passage(DOWN, move.answer_bytes * byte_s, latency_s),
-            )
-        byte_s, delay_s = patterns.to_servers(num_servers)
-        byte_s *= self._slower_than_stated()
-        latency_s = self._message_s + delay_s
-        return (
-            Passage(LINK, move.nbytes * byte_s, latency_s),
-            Passage(LINK, move.answer_bytes * byte_s, latency_s),
+    def _beside(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
+        """To servers beside the first ranks, and back; pieces are spread evenly, so what counts is the load on average.
+
+        Half of what both ways at once would take is where they share links; in the rest they do not meet.
+        """
+        load = self._patterns(world_size).to_servers(num_servers)
+        shared_s, latency_s, slower = load.both_s / 2, self._message_s + load.delay_s, self._slower_than_stated()
+        found: list[Passage] = []
+        for nbytes, way_s, own in ((move.nbytes, load.up_s, UP), (move.answer_bytes, load.down_s, DOWN)):
+            for where, byte_s in ((LINK, shared_s), (own, max(0.0, way_s - shared_s))):
+                busy_s = slower * nbytes * byte_s
+                rank_s = slower * nbytes * load.rank_s * byte_s / way_s if way_s else 0.0
+                passes_s = latency_s if where == own else 0.0
+                found.append(Passage(where, busy_s, passes_s, rank_s=rank_s, answer=own == DOWN))
+        return tuple(passage for passage in found if passage.seconds)
+
+    def _apart(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
+        """To servers on hosts of their own, with links like most workers'."""
+        cluster, usual, slower = self._cluster, usual_link(self._cluster.links), self._slower_than_stated()
+        used = cluster.links[: -(-world_size // cluster.devices_per_host)]
+        rank_s = slower / max(1, cluster.nics // cluster.devices_per_host) / min(link.bytes_per_s for link in used)
+        host_s = rank_s * max(1.0, min(cluster.devices_per_host, world_size) / cluster.nics)
+        server_s = slower * world_size / num_servers / cluster.nics / usual.bytes_per_s
+        inside_s = cluster.inside.delay_s if cluster.inside is not None else 0.0
+        latency_s = self._message_s + inside_s + usual.delay_s + max(link.delay_s for link in used)
+        return tuple(
+            Passage(where, nbytes * max(host_s, server_s), latency_s, rank_s=nbytes * rank_s, answer=where == DOWN)
+            for where, nbytes in ((UP, move.nbytes), (DOWN, move.answer_bytes))
         )
 
     def _slower_than_stated(self) -> float:
         """By what a large message between two ranks takes longer than its links' bandwidth says, if measured."""
-        measured = self._cluster.measured
-        curve = None if measured is None else measured.curve("send")
-        if curve is None:
-            return 1.0
-        return max(1.0, 1 / curve.plateau_bytes_per_s / self._patterns(2 * self._cluster.devices_per_host).shift(1)[0])
-
-    def _measured(self, move: Move, world_size: int) -> Passage | None:
-        """What a probe has measured for this move, if it has."""
-        measured = self._cluster.measured
-        if measured is None:
-            return None
-        kind = _MEASURED_AS[move.kind]
-        if move.kind == "sum" and move.algorithm != NATIVE:
-            kind = f"all_reduce({move.algorithm})"
-        curve = measured.curve(kind, world_size)
-        if curve is None and kind != "send" and (other := measured.curve(kind)) is not None:
-            self._warn(
-                f"{kind} was measured among {other.world_size} ranks, not among {world_size}: formulas are used."
-            )
-        if curve is None and kind == "send":
-            curve = measured.curve(kind)  # between two ranks, however many there are
-        return None if curve is None else self._on_curve(curve, move)
-
-    def _on_curve(self, curve: Curve, move: Move) -> Passage:
-        messages = len(move.sizes) * (move.peers if move.kind == "mix" else 1)
-        nbytes = move.nbytes * (move.peers if move.kind == "mix" else 1)
-        found = curve.estimate(nbytes)
-        if not found.inside:
-            self._warn(
-                f"{curve.kind} was measured for {human_bytes(curve.sizes[0])} to {human_bytes(curve.sizes[-1])}; "
-                "other sizes are extrapolated."
-            )
-        startup_s = min(curve.startup_s, found.seconds)
-        issue_s = min(curve.issue_s, startup_s)
-        return Passage(LINK, found.seconds - startup_s, startup_s - issue_s, messages * issue_s)
-
-    def _warn(self, text: str) -> None:
-        self._warnings[text] = None
+        sent_s = self._table.sent_byte_s()
+        stated_s = self._patterns(self._fabric.num_devices).shift(1).byte_s
+        return max(1.0, sent_s / stated_s) if sent_s is not None and stated_s else 1.0

@@ -12,7 +12,7 @@ LINK = "network"
 INSIDE = "inside hosts"
 """What connects the devices of one host."""
 UP, DOWN = "to servers", "from servers"
-"""The two directions of links to servers that have hosts of their own."""
+"""Links that only one of the two ways to servers and back keeps busy, so that both can be under way."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class Passage:
     latency_s: float = 0.0
     startup_s: float = 0.0
     """Before bytes move, and nobody else's can."""
+    rank_s: float = 0.0
+    """How long bytes of one rank move however few take part: over its own link, which is not the busiest one."""
+    answer: bool = False
+    """Comes from a server, which may hold it back."""
 
     @property
     def seconds(self) -> float:
@@ -37,7 +41,10 @@ class Network(Protocol):
     """Prices moves among a number of equal ranks; the same move always costs the same."""
 
     def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
-        """The stretches of a move among so many ranks, one after the other."""
+        """The stretches of a move among so many ranks, one after the other.
+
+        num_servers: servers beside the first ranks; negative: that many on hosts of their own.
+        """
         ...
 
     def warnings(self) -> list[str]:

@@ -7,7 +7,7 @@ with its bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,17 +16,21 @@ from laconic.cluster import Cluster
 from laconic.cluster.fabric import Floats, Indices
 from laconic.collectives import ALGORITHMS
 from laconic.collectives.choice import NATIVE
-from laconic.collectives.schedule import Collective
+from laconic.collectives.formulas import formula
+from laconic.collectives.schedule import Collective, halves_of
 from laconic.core.exchange import Move
 from laconic.core.hosts import hosts_alone
 from laconic.errors import UsageError
 from laconic.simulator.engine import GraphBuilder, run
 from laconic.simulator.engine.collective_flows import messages
+from laconic.simulator.network.analytic import pipelined_trees
 from laconic.simulator.network.contract import LINK, Passage
+from laconic.simulator.network.patterns import neighbours
 
 _UNIT = 1 << 24
 """Bytes for which a move is run; costs for others are in proportion."""
-_RING_UP_TO = 16
+_TREES = "trees"
+"""How backends form sums where a ring has too many steps."""
 _MOST_ROWS = 1024
 """Ranks up to which a collective is taken step by step."""
 _MOST_PAIRS = 512
@@ -41,7 +45,7 @@ class Stage:
     destinations: Indices
     shares: Floats
     """Bytes of each message, for each byte a rank contributes."""
-    num_steps: int = 1
+    num_steps: float = 1
     """Latencies that pass one after the other: steps that follow each other through the same links."""
 
 
@@ -53,6 +57,7 @@ class FlowNetwork:
         self.message_s = message_s
         self.fabric = cluster.fabric()
         self._costs = lru_cache(maxsize=256)(self._cost)
+        self._rank_costs = lru_cache(maxsize=16)(self._rank_cost)
 
     def warnings(self) -> list[str]:
         """See Network."""
@@ -60,57 +65,90 @@ class FlowNetwork:
 
     def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
         """See Network."""
-        key = Move(move.kind, (_UNIT,), move.algorithm, move.peers, 0, move.among_hosts)
-        byte_s, latency_s = self._costs(key, world_size, num_servers)
-        found = [Passage(LINK, byte_s * move.nbytes, latency_s)]
-        if move.kind == "serve":
-            found.append(Passage(LINK, byte_s * move.answer_bytes, latency_s))
-        return tuple(passage for passage in found if passage.seconds)
+        unit = self._unit(move, world_size)
+        byte_s, latency_s = self._costs(unit, world_size, num_servers)
+        if move.kind != "serve":
+            passage = Passage(LINK, byte_s * move.nbytes, latency_s)
+            return (passage,) if passage.seconds else ()
+        rank_s = self._rank_costs(world_size, num_servers)
+        return tuple(
+            Passage(LINK, byte_s * nbytes, latency_s, rank_s=rank_s * nbytes, answer=answer)
+            for nbytes, answer in ((move.nbytes, False), (move.answer_bytes, True))
+        )
+
+    def _unit(self, move: Move, world_size: int) -> Move:
+        """The same for as many bytes as it is run with; a sum that is left to the backend as that would form it."""
+        unit = replace(move, sizes=(_UNIT,), answer_bytes=0)
+        if move.kind != "sum" or move.algorithm != NATIVE:
+            return unit
+        ways = [replace(unit, algorithm="ring"), replace(unit, algorithm=_TREES)]
+        costs = [self._costs(way, world_size, 0) for way in ways]
+        times = [byte_s * move.nbytes + latency_s for byte_s, latency_s in costs]
+        return ways[times.index(min(times))]
 
     def _cost(self, move: Move, world_size: int, num_servers: int) -> tuple[float, float]:
         """Seconds per byte, and what passes besides."""
         byte_s = latency_s = 0.0
-        for stage in self.stages(move, world_size, num_servers):
-            builder = GraphBuilder()
-            builder.transfer(stage.sources, stage.destinations, stage.shares * _UNIT)
-            graph = builder.build(self.fabric)
-            delay_s = float(graph.duration_s[0])
-            byte_s += (run(graph).makespan_s - delay_s) / _UNIT
+        for stage in self._stages(move, world_size, num_servers):
+            took_s, delay_s = self._run(stage)
+            byte_s += took_s / _UNIT
             latency_s += stage.num_steps * (self.message_s + delay_s)
         return byte_s, latency_s
 
+    def _rank_cost(self, world_size: int, num_servers: int) -> float:
+        """Seconds per byte if only one rank sends to servers."""
+        stage = _to_servers(world_size, num_servers)
+        own = stage.sources == world_size - 1
+        return self._run(Stage(stage.sources[own], stage.destinations[own], stage.shares[own]))[0] / _UNIT
+
+    def _run(self, stage: Stage) -> tuple[float, float]:
+        """How long a stage's bytes move, and the delay of its longest route."""
+        builder = GraphBuilder()
+        builder.transfer(stage.sources, stage.destinations, stage.shares * _UNIT)
+        graph = builder.build(self.fabric)
+        delay_s = float(graph.duration_s[0])
+        return run(graph).makespan_s - delay_s, delay_s
+
     def stages(self, move: Move, world_size: int, num_servers: int = 0) -> tuple[Stage, ...]:
-        """What a move sends, among ranks 0 to n - 1."""
+        """What a move sends, among ranks 0 to n - 1; the way back from servers is the same again."""
+        return self._stages(self._unit(move, world_size), world_size, num_servers)
+
+    def _stages(self, move: Move, world_size: int, num_servers: int) -> tuple[Stage, ...]:
         devices = self._cluster.devices_per_host
         ranks = np.arange(world_size, dtype=np.int64)
         if move.among_hosts:
             ranks = ranks[::devices]
-        if move.kind in {"to_leaders", "from_leaders"}:
-            return self._inside(ranks, devices, down=move.kind == "from_leaders")
+        size = len(ranks)
         if move.kind == "serve":
             return (_to_servers(world_size, num_servers),)
-        if len(ranks) == 1:
+        if move.kind in {"to_leaders", "from_leaders"}:
+            return _inside(ranks, devices, down=move.kind == "from_leaders")
+        if size == 1:
             return ()
         if move.kind == "sum":
             return self._sum(move.algorithm, ranks)
+        if move.algorithm != NATIVE:
+            first, second = halves_of(self._collective(move.algorithm, size))
+            return _of_rows(first, ranks) if move.kind == "scatter_sum" else _of_rows(second, ranks, size)
         if move.kind in {"gather", "scatter_sum"}:
-            share = len(ranks) - 1.0 if move.kind == "gather" else (len(ranks) - 1) / len(ranks)
-            return (_shift(ranks, 1, share, (len(ranks) - 1).bit_length()),)
+            share = size - 1.0 if move.kind == "gather" else (size - 1) / size
+            return (_shift(ranks, share, 1 if move.among_hosts else (size - 1).bit_length()),)
         if move.kind == "scatter":
             return (_to_all(ranks),)
         if move.kind == "send":
-            return (_shift(ranks, 1, 1.0, 1),)
+            return (_shift(ranks, 1.0, 1),)
         assert move.kind == "mix"
-        around = [_shift(ranks, 1 << number, 1.0, 1) for number in range(min(move.peers, 16))]
-        return (_together(around),)
+        return _mix(move, world_size)
 
     def _sum(self, algorithm: str, ranks: Indices) -> tuple[Stage, ...]:
-        size = len(ranks)
-        if algorithm in {NATIVE, "ring"}:
-            # All steps of a ring send the same messages, so that they are one stage of as many bytes. Backends use
-            # trees where a ring has too many steps.
-            steps = 2 * (size - 1) if algorithm == "ring" or size <= _RING_UP_TO else 2 * (size - 1).bit_length()
-            return (_shift(ranks, 1, 2 * (size - 1) / size, steps),)
+        # All steps of a ring send the same messages, so that they are one stage of as many bytes; and so do pieces that
+        # follow each other through trees, as long as nothing but a rank's own link limits them.
+        if algorithm in {"ring", _TREES}:
+            way = formula("ring", len(ranks)) if algorithm == "ring" else pipelined_trees(len(ranks))
+            return (_shift(ranks, way.serial_ratio, way.num_steps),)
+        return _of_rows(self._collective(algorithm, len(ranks)), ranks)
+
+    def _collective(self, algorithm: str, size: int) -> Collective:
         if size > _MOST_ROWS:
             raise UsageError(
                 f"at flow level {algorithm} is simulated for up to {_MOST_ROWS} ranks, got {size}. Use "
@@ -118,31 +156,38 @@ class FlowNetwork:
             )
         devices = self._cluster.devices_per_host
         hosts = tuple(tuple(range(first, min(first + devices, size))) for first in range(0, size, devices))
-        made = ALGORITHMS[algorithm](hosts if algorithm == "hierarchical" else hosts_alone(size))
-        return _of_rows(made, ranks)
-
-    def _inside(self, ranks: Indices, devices: int, *, down: bool) -> tuple[Stage, ...]:
-        """A binomial tree inside each host."""
-        found: list[Stage] = []
-        distance = 1
-        while distance < devices:
-            place = ranks % devices
-            senders = ranks[(place % (2 * distance) == distance)]
-            stage = Stage(senders, senders - distance, np.ones(len(senders)))
-            found.append(Stage(stage.destinations, stage.sources, stage.shares) if down else stage)
-            distance *= 2
-        return tuple(reversed(found)) if down else tuple(found)
+        return ALGORITHMS[algorithm](hosts if algorithm == "hierarchical" else hosts_alone(size))
 
 
-def _of_rows(made: Collective, ranks: Indices) -> tuple[Stage, ...]:
+def _of_rows(made: Collective, ranks: Indices, times: int = 1) -> tuple[Stage, ...]:
+    """The steps of a collective, for each byte of what it adds up or of a share that is `times` smaller."""
     return tuple(
-        Stage(ranks[sources], ranks[destinations], nbytes / _UNIT)
+        Stage(ranks[sources], ranks[destinations], times * nbytes / _UNIT)
         for sources, destinations, nbytes in messages(made, _UNIT)
     )
 
 
-def _shift(ranks: Indices, distance: int, share: float, num_steps: int) -> Stage:
-    return Stage(ranks, np.roll(ranks, -distance), np.full(len(ranks), share), num_steps)
+def _inside(ranks: Indices, devices: int, *, down: bool) -> tuple[Stage, ...]:
+    """A binomial tree inside each host."""
+    found: list[Stage] = []
+    for level in range((min(devices, len(ranks)) - 1).bit_length()):
+        senders = ranks[ranks % devices % (2 << level) == 1 << level]
+        ends = (senders - (1 << level), senders) if down else (senders, senders - (1 << level))
+        found.append(Stage(*ends, np.ones(len(senders))))
+    return tuple(reversed(found)) if down else tuple(found)
+
+
+def _shift(ranks: Indices, share: float, num_steps: int) -> Stage:
+    return Stage(ranks, np.roll(ranks, -1), np.full(len(ranks), share), num_steps)
+
+
+def _mix(move: Move, world_size: int) -> tuple[Stage, ...]:
+    """Where neighbours change from round to round, a part of each round, which takes as long as one on average."""
+    rounds = list(neighbours(move.topology, world_size))
+    steps = max(1, move.peers) / len(rounds)
+    return tuple(
+        Stage(sources, destinations, np.full(len(sources), 1 / len(rounds)), steps) for sources, destinations in rounds
+    )
 
 
 def _to_all(ranks: Indices) -> Stage:
@@ -163,14 +208,11 @@ def _to_servers(world_size: int, num_servers: int) -> Stage:
             "use the analytic network."
         )
     servers = np.arange(min(num_servers, world_size), dtype=np.int64)
+    if world_size * len(servers) > _MOST_PAIRS**2:
+        raise UsageError(
+            f"at flow level up to {_MOST_PAIRS**2} pairs of a worker and a server are simulated, got {world_size} x "
+            f"{len(servers)}. Give fewer shards, or use the analytic network."
+        )
     sources, destinations = np.meshgrid(np.arange(world_size, dtype=np.int64), servers, indexing="ij")
     apart = sources != destinations
     return Stage(sources[apart], destinations[apart], np.full(int(apart.sum()), 1 / len(servers)))
-
-
-def _together(stages: list[Stage]) -> Stage:
-    return Stage(
-        np.concatenate([stage.sources for stage in stages]),
-        np.concatenate([stage.destinations for stage in stages]),
-        np.concatenate([stage.shares for stage in stages]),
-    )

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from laconic.cluster.fabric import Fabric, Indices
+from laconic.architecture.graphs.topologies import TOPOLOGIES
+from laconic.cluster.fabric import Fabric, Floats, Indices
 
 _MOST_SHIFTS = 64
-"""Of an all-to-all among many, so many of its shifts are looked at; the others load links alike."""
+"""Where everybody sends to many, so many of the distances are looked at; the others load links alike."""
+_DRAWN_ROUNDS = 8
+"""Rounds looked at of a graph that is drawn anew for each."""
+
+
+class Load(NamedTuple):
+    """What messages that travel at the same time cost."""
+
+    byte_s: float
+    """Seconds until one byte of each has left, on the busiest link."""
+    delay_s: float
+    """Of the longest way."""
+
+
+class ServerLoad(NamedTuple):
+    """What it costs when every rank sends a byte to servers, spread evenly, or gets one."""
+
+    up_s: float
+    down_s: float
+    both_s: float
+    """When both happen at the same time: links that only one of them uses are not busy for longer."""
+    rank_s: float
+    """One rank alone."""
+    delay_s: float
 
 
 class Patterns:
@@ -20,50 +46,87 @@ class Patterns:
         self._world_size = world_size
         self.shift = lru_cache(maxsize=256)(self._shift)
         self.swap = lru_cache(maxsize=64)(self._swap)
-        self.to_all = lru_cache(maxsize=1)(self._to_all)
+        self.to_all = lru_cache(maxsize=4)(self._to_all)
+        self.inside = lru_cache(maxsize=4)(self._inside)
+        self.to_servers = lru_cache(maxsize=16)(self._to_servers)
+        self.mix = lru_cache(maxsize=16)(self._mix)
 
-    def _shift(self, distance: int, every: int = 1) -> tuple[float, float]:
-        """Rank r sends to rank r + distance; only every so-many-th takes part: (seconds per byte, delay)."""
+    def _shift(self, distance: int, every: int = 1) -> Load:
+        """Rank r sends to rank r + distance; of every so many only the first takes part, and is counted as one."""
         ranks = np.arange(0, self._world_size, every, dtype=np.int64)
-        return self._load(ranks, np.roll(ranks, -distance % max(1, len(ranks))))
+        return self._load(ranks, np.roll(ranks, -distance))
 
-    def _swap(self, distance: int) -> tuple[float, float]:
+    def _swap(self, distance: int) -> Load:
         """Ranks that differ in one binary digit send to each other; those beyond the last power of two stand by."""
         ranks = np.arange(1 << (self._world_size.bit_length() - 1), dtype=np.int64)
         return self._load(ranks, ranks ^ distance)
 
-    def _to_all(self) -> tuple[float, float]:
-        """Each rank sends one byte to every other one: (seconds, delay)."""
-        others = self._world_size - 1
-        if others == 0:
-            return 0.0, 0.0
-        count = min(others, _MOST_SHIFTS)
-        distances = np.unique(np.linspace(1, others, count).round().astype(np.int64))
-        loads = np.zeros(len(self._fabric.capacity_bytes_per_s))
-        longest = 0.0
+    def _inside(self, devices_per_host: int) -> Load:
+        """Rank r sends to the next one of its host, the last of a host to its first."""
         ranks = np.arange(self._world_size, dtype=np.int64)
-        for distance in distances:
-            load, delay_s = self._loads(ranks, np.roll(ranks, -int(distance)))
+        is_last = ((ranks + 1) % devices_per_host == 0) | (ranks + 1 == self._world_size)
+        return self._load(ranks, np.where(is_last, ranks - ranks % devices_per_host, ranks + 1))
+
+    def _to_all(self, every: int = 1) -> Load:
+        """Each rank, or one of every so many, sends one byte to every other one."""
+        ranks = np.arange(0, self._world_size, every, dtype=np.int64)
+        others = len(ranks) - 1
+        if others == 0:
+            return Load(0.0, 0.0)
+        loads, longest_s = np.zeros(len(self._fabric.capacity_bytes_per_s)), 0.0
+        for distance in (distances := _some(others)):
+            load, delay_s = self._loads(ranks, np.roll(ranks, -1 - distance))
             loads += load
-            longest = max(longest, delay_s)
-        per_byte = float((loads / self._fabric.capacity_bytes_per_s).max()) * others / len(distances)
-        return per_byte, longest
+            longest_s = max(longest_s, delay_s)
+        return Load(self._busiest(loads) * others / len(distances), longest_s)
 
-    def to_servers(self, num_servers: int) -> tuple[float, float]:
-        """All ranks send one byte each, spread evenly over servers beside the first ranks: (seconds, delay)."""
-        servers = np.arange(min(num_servers, self._world_size), dtype=np.int64)
-        sources, destinations = np.meshgrid(np.arange(self._world_size, dtype=np.int64), servers, indexing="ij")
-        load, delay_s = self._loads(sources.ravel(), destinations.ravel())
-        return float((load / self._fabric.capacity_bytes_per_s).max()) / len(servers), delay_s
+    def _to_servers(self, num_servers: int) -> ServerLoad:
+        """Servers are beside the first ranks."""
+        num_servers = min(num_servers, self._world_size)
+        ranks, longest_s = np.arange(self._world_size, dtype=np.int64), 0.0
+        up, down = (np.zeros(len(self._fabric.capacity_bytes_per_s)) for _ in range(2))
+        for distance in (distances := _some(num_servers)):
+            servers = (ranks + distance) % num_servers
+            load, delay_s = self._loads(ranks, servers)
+            up += load
+            down += self._loads(servers, ranks)[0]
+            longest_s = max(longest_s, delay_s)
+        alone, _ = self._loads(np.full(num_servers, ranks[-1]), np.arange(num_servers, dtype=np.int64))
+        up_s, down_s, both_s = (self._busiest(load) / len(distances) for load in (up, down, up + down))
+        return ServerLoad(up_s, down_s, both_s, self._busiest(alone) / num_servers, longest_s)
 
-    def _load(self, sources: Indices, destinations: Indices) -> tuple[float, float]:
+    def _mix(self, topology: str) -> Load:
+        """Every rank sends to each of its neighbours; the mean over rounds where these change."""
+        found = [self._load(*messages) for messages in neighbours(topology, self._world_size)]
+        byte_s, delay_s = np.mean(found, axis=0).tolist()
+        return Load(byte_s, delay_s)
+
+    def _load(self, sources: Indices, destinations: Indices) -> Load:
         load, delay_s = self._loads(sources, destinations)
-        return float((load / self._fabric.capacity_bytes_per_s).max(initial=0.0)), delay_s
+        return Load(self._busiest(load), delay_s)
 
-    def _loads(self, sources: Indices, destinations: Indices) -> tuple[np.ndarray, float]:
+    def _busiest(self, load: Floats) -> float:
+        return float((load / self._fabric.capacity_bytes_per_s).max(initial=0.0))
+
+    def _loads(self, sources: Indices, destinations: Indices) -> tuple[Floats, float]:
         first, links = self._fabric.routes(sources, destinations)
         capacity = self._fabric.capacity_bytes_per_s
         load = np.bincount(links, minlength=len(capacity)).astype(float)
         delays = np.concatenate([[0.0], np.cumsum(self._fabric.delay_s[links])])
         delay_s = float((delays[first[1:]] - delays[first[:-1]]).max(initial=0.0))
         return load, delay_s
+
+
+def _some(count: int) -> list[int]:
+    """Numbers below `count`; of many only some, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, _MOST_SHIFTS)).round().astype(np.int64)).tolist()
+
+
+def neighbours(topology: str, world_size: int) -> Iterator[tuple[Indices, Indices]]:
+    """Who sends to whom, round by round until rounds repeat; of a graph that is drawn anew, in a few of them."""
+    graph = TOPOLOGIES[topology]
+    rounds = 1 if graph.fixed else _DRAWN_ROUNDS if graph.draws else max(1, (world_size - 1).bit_length())
+    for round in range(rounds):
+        targets = [sorted(graph.targets(rank, world_size, round, 0)) for rank in range(world_size)]
+        sources = np.repeat(np.arange(world_size, dtype=np.int64), [len(found) for found in targets])
+        yield sources, np.array([target for found in targets for target in found], dtype=np.int64)

@@ -1,0 +1,70 @@
+"""What a probe has measured, as costs of moves: start-up, ramp, plateau."""
+
+from __future__ import annotations
+
+from laconic.cluster import Curve, Measured
+from laconic.collectives.choice import NATIVE
+from laconic.core.exchange import Move
+from laconic.simulator.network.contract import LINK, Passage
+from laconic.units import human_bytes
+
+_KINDS = {
+    "sum": "all_reduce",
+    "scatter_sum": "all_to_all",  # that and a sum on the spot is how it is done
+    "gather": "all_gather",
+    "scatter": "all_to_all",
+    "send": "send",
+    "mix": "send",
+}
+
+
+class MeasuredTable:
+    """Looks moves up, and remembers what it had to guess."""
+
+    def __init__(self, measured: Measured | None) -> None:
+        self._measured = measured
+        self._warnings: dict[str, None] = {}
+
+    def warnings(self) -> list[str]:
+        """What was asked for and lies beyond what was measured."""
+        return list(self._warnings)
+
+    def passage(self, move: Move, world_size: int) -> Passage | None:
+        """What this move takes among so many ranks; None if it was not measured."""
+        measured = self._measured
+        if measured is None:
+            return None
+        kind = _KINDS[move.kind]
+        if move.algorithm != NATIVE:
+            if move.kind != "sum":
+                return None  # half of a sum that is formed in some way of our own
+            kind = f"all_reduce({move.algorithm})"
+        if kind == "send":
+            curve = measured.curve(kind)  # between two ranks, however many there are
+            return None if curve is None else self._on_curve(curve, move)
+        curve = measured.curve(kind, world_size)
+        if curve is None and (other := measured.curve(kind)) is not None:
+            self._warn(
+                f"{kind} was measured among {other.world_size} ranks, not among {world_size}: formulas are used."
+            )
+        return None if curve is None else self._on_curve(curve, move)
+
+    def sent_byte_s(self) -> float | None:
+        """Seconds per byte of a large message between two ranks; None if that was not measured."""
+        curve = None if self._measured is None else self._measured.curve("send")
+        return None if curve is None else 1 / curve.plateau_bytes_per_s
+
+    def _on_curve(self, curve: Curve, move: Move) -> Passage:
+        times = max(1, move.peers) if move.kind == "mix" else 1
+        found = curve.estimate(times * move.nbytes)
+        if not found.inside:
+            self._warn(
+                f"{curve.kind} was measured for {human_bytes(curve.sizes[0])} to {human_bytes(curve.sizes[-1])}; "
+                "other sizes are extrapolated."
+            )
+        startup_s = min(curve.startup_s, found.seconds)
+        issue_s = min(curve.issue_s, startup_s)
+        return Passage(LINK, found.seconds - startup_s, startup_s - issue_s, times * len(move.sizes) * issue_s)
+
+    def _warn(self, text: str) -> None:
+        self._warnings[text] = None

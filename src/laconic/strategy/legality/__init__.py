@@ -1,0 +1,16 @@
+"""Which combinations cannot work, why, and the nearest one that can.
+
+A rule looks only at what methods declare about themselves, never at their names, so a new method is judged by the
+same rules as the old ones. Rules stand by what they look at:
+
+    wrappers    compression with itself
+    barriers    synchronization with architecture
+    payloads    compression with architecture and synchronization
+    sums        architecture with compression, where sums are formed
+    orders      scheduling with the rest
+"""
+
+from laconic.strategy.legality.check import RULES, cannot_combine, check_legal, nearest_legal
+from laconic.strategy.legality.parts import Parts, Refusal, Rule
+
+__all__ = ["RULES", "Parts", "Refusal", "Rule", "cannot_combine", "check_legal", "nearest_legal"]

@@ -1,0 +1,37 @@
+"""In what order with the rest: what can wait, and what can be sent in pieces or in halves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from laconic.scheduling import Fusion
+from laconic.strategy.legality.parts import Parts, Refusal
+
+
+def only_gradients_can_wait(parts: Parts) -> Refusal | None:
+    """A layer's next use can wait for gradients that everyone averages, and for nothing else."""
+    when, whom, order = parts.synchronization, parts.architecture, parts.scheduling
+    gradients = when.quantity == "gradient" and when.barrier and whom.scope == "everyone"
+    if gradients or not (order.defers or order.needs_timing):
+        return None
+    return Refusal(
+        f"scheduling: {order.name} plans by when gradients become ready, and {when.name} with {whom.name} exchanges "
+        "something else or at another time",
+        dataclasses.replace(parts, scheduling=Fusion()),
+    )
+
+
+def pieces_and_halves_fit_the_compressor(parts: Parts) -> Refusal | None:
+    """Sums in two halves need payloads that add up; pieces of a tensor have no shape."""
+    order, what = parts.scheduling, parts.compression
+    if order.halves and not what.adds_up():
+        return Refusal(
+            f'scheduling: {order.name} forms sums in two halves, and what "{what}" sends cannot simply be added up',
+            dataclasses.replace(parts, scheduling=Fusion()),
+        )
+    if order.cuts_tensors and any(layer.sees_shapes for layer in what.layers()):
+        return Refusal(
+            f'scheduling: {order.name} cuts tensors into pieces, and "{what}" works on their shapes',
+            dataclasses.replace(parts, scheduling=Fusion()),
+        )
+    return None

@@ -1,0 +1,176 @@
+"""Steps needed are what the benchmark's losses say, converted as the formula says, and never more than was measured."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from laconic.simulator.time_to_target import (
+    BASELINE,
+    BSP_STEPS,
+    CELLS,
+    COMPRESSIONS,
+    DEVIATION_RATIO,
+    SAME,
+    steps_needed,
+)
+from laconic.strategy import PRESETS, Strategy
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "results" / "convergence.md").read_text(encoding="utf-8")
+SLOW, FAST = math.log(1.7097 / 1.5461) / math.log(2), math.log(2.4434 / 1.7097) / math.log(2048 / 384)
+"""p late in a run and early in it."""
+
+
+def printed(page: str) -> list[tuple[str, str]]:
+    """What every row of the tables for text is called, and by how much its loss differs."""
+    return [
+        (name, change.replace("-0.0%", "+0.0%"))
+        for name, change in re.findall(r"^text +(\S.*?)  +[0-9.]+ +([-+][0-9.]+%)", page, re.MULTILINE)
+    ]
+
+
+def tables() -> dict[int, list[tuple[str, str]]]:
+    """By the number of steps."""
+    compressions, cells = PAGE.split("## Cells of synchronization and architecture")
+    short, _, rest = cells.partition("The same with 4096 steps")
+    long, _, other = rest.partition("and with 2048 steps")
+    return {
+        300: printed(compressions),
+        384: printed(short),
+        4096: printed(long),
+        2048: re.findall(r"^(\w+\(.*?\)) +[0-9.]+ +([-+][0-9.]+%)", other, re.MULTILINE),
+    }
+
+
+@pytest.mark.parametrize("steps", [384, 2048, 4096])
+def test_cells_are_what_the_page_says_and_all_of_it(steps: int) -> None:
+    typed = {(cell.printed or cell.text, f"{cell.loss_gap:+.1%}") for cell in CELLS if cell.steps == steps}
+    assert typed == set(tables()[steps])
+
+
+def test_compressions_are_what_the_page_says_beyond_the_defaults() -> None:
+    in_page = tables()[300]
+    # Defaults come first, one row each; methods declare those themselves.
+    names = [name for name, _ in in_page]
+    others = in_page[names.index("dct_topk + error_feedback") + 1 :]
+    assert {(found.text, f"{found.loss_gap:+.1%}") for found in COMPRESSIONS} == set(others)
+    assert {found.steps for found in COMPRESSIONS} == {300}
+
+
+def test_defaults_are_as_methods_declare_them() -> None:
+    names = [name for name, _ in tables()[300]]
+    for name, change in tables()[300][: names.index("dct_topk + error_feedback") + 1]:
+        found = steps_needed(Strategy.parse(f"bsp / all_reduce / {name}"))
+        assert found is not None
+        assert f"{name}: loss {change} after 300 steps".replace("-0.0%", "+0.0%") == found.because
+
+
+def test_the_baseline_is_what_the_page_says() -> None:
+    for steps, loss in BASELINE:
+        assert f" {loss:.4f} " in PAGE.replace("\n", " ")
+        assert f"{steps} steps" in PAGE or f"--steps {steps}" in PAGE
+    assert f"deviation {DEVIATION_RATIO:.1%}" in PAGE
+
+
+def test_texts_are_canonical_so_that_they_are_found() -> None:
+    for cell in CELLS:
+        assert str(Strategy.parse(cell.text)).rpartition(" / ")[0] == cell.text
+    for found in COMPRESSIONS:
+        assert str(Strategy.parse(f"bsp / all_reduce / {found.text}").compression) == found.text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gap", "power", "gaps"),
+    [
+        ("ssp / parameter_server / none", 0.100, FAST, (0.100,)),
+        ("bsp / all_reduce / powersgd + error_feedback", 0.094, FAST, (0.094,)),
+        ("diloco / all_reduce / none", 0.082, SLOW, (0.131, 0.082)),
+        ("streaming_diloco / all_reduce / int4 + error_feedback", 0.065, SLOW, (0.105, 0.065)),
+        ("slowmo / all_reduce / none", 0.404, SLOW, (0.404,)),
+        ("demo / all_reduce / dct_topk", -0.060, FAST, (-0.060,)),
+    ],
+)
+def test_a_gap_becomes_steps_as_the_formula_says(
+    strategy: str, gap: float, power: float, gaps: tuple[float, ...]
+) -> None:
+    found = steps_needed(Strategy.parse(strategy))
+    assert found is not None
+    assert found.ratio == pytest.approx((1 + gap) ** (1 / power))
+    corners = [(1 + g + e) ** (1 / p) for g in gaps for e in (-0.019, 0.019) for p in (SLOW, FAST)]
+    assert (found.low, found.high) == pytest.approx((min(corners), max(corners)))
+    assert not found.is_product
+
+
+def test_the_figures_in_words() -> None:
+    found = steps_needed(Strategy.parse("diloco / all_reduce / none"))
+    assert found is not None
+    assert found.because == "diloco / all_reduce / none: loss +13.1% after 384 steps, +8.2% after 4096 steps"
+    assert (round(found.ratio, 1), round(found.low, 1), round(found.high, 1)) == (1.7, 1.3, 2.6)
+    seconds, low_s, high_s = found.seconds(0.5)
+    assert seconds == pytest.approx(found.ratio * 0.5 * BSP_STEPS)
+    assert low_s < seconds < high_s
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_range_holds_the_figure_and_is_a_range_unless_nothing_differs(name: str) -> None:
+    found = steps_needed(Strategy.parse(name))
+    if found is None:
+        return
+    assert found.low <= found.ratio <= found.high
+    assert (found.low == found.high) == (found is SAME)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["ddp", "dear", "bsp-ps", "bytescheduler-ps", "bsp / all_reduce(algorithm=tree) / none", "wfbp-a2a", "mg-wfbp"],
+)
+def test_what_computes_the_same_needs_as_many_steps(strategy: str) -> None:
+    assert steps_needed(Strategy.parse(strategy)) is SAME
+
+
+def test_how_sums_are_formed_and_in_which_order_changes_nothing() -> None:
+    plain = steps_needed(Strategy.parse("bsp / all_reduce / topk + error_feedback / fusion"))
+    assert steps_needed(Strategy.parse("bsp / all_reduce / topk + error_feedback / wfbp")) == plain
+    assert steps_needed(Strategy.parse("bsp / all_reduce(algorithm=ring) / bf16")) == steps_needed(
+        Strategy.parse("bsp / all_reduce / bf16")
+    )
+
+
+def test_parts_that_were_measured_apart_multiply_and_say_so() -> None:
+    cell = steps_needed(Strategy.parse("diloco / all_reduce / none"))
+    code = steps_needed(Strategy.parse("bsp / all_reduce / int8"))
+    both = steps_needed(Strategy.parse("diloco / all_reduce / int8"))
+    assert cell is not None
+    assert code is not None
+    assert both is not None
+    assert both.is_product
+    assert "product was not measured" in both.because
+    assert (both.ratio, both.low, both.high) == pytest.approx(
+        (cell.ratio * code.ratio, cell.low * code.low, cell.high * code.high)
+    )
+    with_servers = steps_needed(Strategy.parse("bsp / parameter_server / int8"))
+    assert with_servers is not None
+    assert with_servers.is_product
+    assert with_servers.ratio == pytest.approx(code.ratio)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "diloco(period=64)",  # a round of 64 steps
+        "local_sgd(period=16)",
+        "bsp / all_reduce / topk(density=0.5) + error_feedback",
+        "bsp / all_reduce / int8 + error_feedback",
+        "bsp / all_reduce / powersgd",  # only with error feedback
+        "bsp / gossip(topology=torus) / none",
+        "bsp / choco / int4",
+        "diloco(period=64) / all_reduce / int8",
+        "bsp / all_reduce(algorithm=hierarchical, compress=between_hosts) / int8",
+        "ssp(staleness=9) / parameter_server",
+    ],
+)
+def test_what_was_not_measured_has_no_number(strategy: str) -> None:
+    assert steps_needed(Strategy.parse(strategy)) is None
