@@ -12,7 +12,7 @@ from tests.processes import Command, eventually, is_running
 
 from laconic.errors import LaconicError
 from laconic.lab import launch
-from laconic.lab.launch import places_here, run_ranks
+from laconic.lab.launch import last_words, places_here, run_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(60)]
 
@@ -91,3 +91,24 @@ def test_a_pace_in_the_callers_shell_does_not_reach_the_ranks(monkeypatch: pytes
     script = "import os; print(os.environ.get('LACONIC_PACE'))"
     run_ranks(python(script), places_here(1), timeout_s=20, on_line=lines.__setitem__)
     assert lines == {0: "None"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "nothing"),
+        (["one", "two", " "], "two"),
+        (
+            [
+                "[rank0]: Traceback (most recent call last):",
+                '[rank0]:   File "train.py", line 3, in <module>',
+                "[rank0]: KeyError: 'lr'",
+                "server 0 of rank 0: server 0 of rank 0 ends, because that rank has ended",
+            ],
+            "KeyError: 'lr'",
+        ),
+        (["Traceback (most recent call last):", '  File "x.py", line 1'], '  File "x.py", line 1'),
+    ],
+)
+def test_the_last_words_are_the_exception_not_what_others_said_after_it(lines: list[str], words: str) -> None:
+    assert last_words(lines) == words

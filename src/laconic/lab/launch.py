@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,9 @@ _GRACE_S = 10.0
 """Time for the other ranks to notice a lost peer and report it before they are ended."""
 _KEPT_LINES = 40
 _DIE_WITH_PARENT = 1
+_TRACEBACK = "Traceback (most recent call last)"
+_RANK = re.compile(r"^\[rank\d+\]: ?")
+"""What torch writes before every line of a traceback."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def run_ranks(
     finally:
         _end(ranks, mark)
     if failed is not None:
-        said = next((line for line in reversed(failed.last_lines) if line.strip()), "nothing")
+        said = last_words(failed.last_lines)
         code = failed.process.returncode
         raise RankFailed(
             f"rank {failed.rank} of {len(ranks)} ended with {_describe(code)}; it last said: {one_line(said, 300)}",
@@ -147,6 +151,20 @@ def run_ranks(
             "Give it more time or fewer steps.",
             exit_code=124,
         )
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The exception of the last traceback, else the last line that is not empty.
+
+    What a rank has started may go on talking after the rank's own last words.
+    """
+    plain = [_RANK.sub("", line) for line in lines]
+    traces = [number for number, line in enumerate(plain) if line.startswith(_TRACEBACK)]
+    if traces:
+        own = (line for line in plain[traces[-1] + 1 :] if line.strip() and not line[0].isspace())
+        if (found := next(own, None)) is not None:
+            return found
+    return next((line for line in reversed(plain) if line.strip()), "nothing")
 
 
 def _start(
