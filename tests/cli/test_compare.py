@@ -1,7 +1,7 @@
 """`laconic compare` and `laconic replay`: real runs on a few processes, what they keep, and what they refuse.
 
-A rank that is started as users start it loads torch first, for seconds. So few are: where the start is not what matters,
-ranks are forked from a process that has it, and runs that end early are held at the same time.
+A rank that is started as users start it loads torch first, for seconds. So few are: where the start is not what
+matters, ranks are forked from a process that has it, and runs that end early are held at the same time.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
     before, out, config = unlimited[0], tmp_path / "run", tmp_path / "config.toml"
     text = (before / "config.toml").read_text()
     for old, new in (
-        ("steps = 6\n", "seconds = 1.0\ntarget_loss = 5.4\n"),
+        ("steps = 6\n", "seconds = 0.6\ntarget_loss = 5.4\n"),
         ('links = "auto"', 'links = "paced"'),
-        ('name = "unlimited"\n', 'name = "20mbit"\n[network.cluster]\nbandwidth = "20mbit"\nhosts = 2\n'),
+        ('name = "unlimited"\n', 'name = "30mbit"\n[network.cluster]\nbandwidth = "30mbit"\nhosts = 2\n'),
     ):
         assert old in text
         text = text.replace(old, new)
@@ -139,21 +139,21 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
     assert load(str(out / "config.toml"), "compare") == load(str(config), "compare")
     rows = rows_of(out)
     assert {row["links"] for row in rows} == {"paced"}
-    # A step sends this many bytes through 20 Mbit/s, whatever the machine; torch DDP is paced on equal terms.
+    # A step sends this many bytes through 30 Mbit/s, whatever the machine; torch DDP is paced on equal terms.
     for row in rows:
-        assert float(str(row["step_ms"])) >= int(str(row["predicted_bytes_per_step"])) * 8 / 20e6 * 1e3 * 0.95
+        assert float(str(row["step_ms"])) >= int(str(row["predicted_bytes_per_step"])) * 8 / 30e6 * 1e3 * 0.95
         assert int(str(row["steps"])) % 5 == 0
         assert row["seconds_to_target"] is not None
     assert float(str(rows[2]["speedup_over_ddp"])) > 1.1
     # The same weights, batches and arithmetic as without links: the same losses to the last bit.
     for curve, free in zip(curves_of(out), curves_of(before), strict=True):
-        assert curve["seconds"][-1] >= 1.0
+        assert curve["seconds"][-1] >= 0.6
         common = min(len(curve["loss"]), len(free["loss"]))
         assert common >= 5
         assert curve["loss"][:common] == free["loss"][:common]
 
 
-@pytest.mark.lab
+@pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_replay_takes_compute_or_communication_whichever_is_longer(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -167,9 +167,10 @@ def test_replay_takes_compute_or_communication_whichever_is_longer(
     ]
     document = {"name": "job", "batch": 1, "source": "made up", "layers": layers}
     workload.write_text(json.dumps(document))
-    words = ["--workload", str(workload), "--hosts", "2", "--bandwidth", "100mbit", "--steps", "6"]
+    words = ["--workload", str(workload), "--hosts", "2", "--bandwidth", "100mbit", "--links", "paced", "--steps", "5"]
     strategies = ["--strategy", "bsp-a2a", "--strategy", "wfbp-a2a"]
-    assert main(["replay", *words, *strategies, "--json", "--out", str(out)]) == 0
+    with patch.object(run, "run_ranks", forked_ranks):
+        assert main(["replay", *words, *strategies, "--json", "--out", str(out)]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((out / "results.json").read_text())
     ddp, sequential, overlapped = rows_of(out)
     for row in (ddp, sequential, overlapped):
@@ -269,7 +270,7 @@ def ranks_of(folder: Path) -> list[int]:
 @pytest.mark.timeout(120)
 def test_behind_slow_links_the_kernel_confirms_the_bytes_and_a_killed_host_is_named(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ["--size", "tiny", "--steps", "400", "--batch", "1", "--hosts", "2", "--bandwidth", "20mbit"]
+    words = ["--size", "tiny", "--steps", "400", "--batch", "1", "--hosts", "2", "--bandwidth", "50mbit"]
     strategies = ["--strategy", "ddp", "--strategy", "ddp-bf16", "--torch-hook", "fp16"]
     with Command(["compare", *words, *strategies, "--out", str(out)], tmp_path / "output") as process:
         # Contenders take turns of five steps: then all of them have had two.
@@ -288,7 +289,7 @@ def test_behind_slow_links_the_kernel_confirms_the_bytes_and_a_killed_host_is_na
     ddp, hook, lossless, lossy = document["rows"]
     for row in (lossless, lossy):
         assert row["links"] == "shaped"
-        assert row["link"] == "20mbit"
+        assert row["link"] == "50mbit"
         assert row["wire_bytes_source"] == "kernel"
         assert row["counted_bytes_per_step"] == row["predicted_bytes_per_step"]
         # Headers of TCP, IP and Ethernet, acknowledgements and Gloo's own, on a step of a few hundred kilobytes.
@@ -302,8 +303,7 @@ def test_behind_slow_links_the_kernel_confirms_the_bytes_and_a_killed_host_is_na
 
 def _until_ctrl_c(folder: Path) -> tuple[int, list[int]]:
     """The exit code of a run that is interrupted, and its ranks."""
-    words = ["--size", "tiny", "--steps", "4000", "--hosts", "2", "--bandwidth", "unlimited", "--strategy", "ddp"]
-    with Command(["compare", *words, "--out", str(folder / "run")], folder / "output") as process:
+    with Command(["compare", *ALONE, "--steps", "4000", "--out", str(folder / "run")], folder / "output") as process:
         assert eventually(lambda: re.search(r"step +10/4000", process.stderr) is not None, 60), process.stderr
         ranks = ranks_of(folder / "run")
         process.send_signal(signal.SIGINT)
@@ -351,7 +351,7 @@ def test_ctrl_c_keeps_what_was_measured(ends: tuple[Path, dict[str, Future]]) ->
     assert exit_code == 130
     document = json.loads((folder / "ctrl-c" / "run" / "results.json").read_text())
     assert document["problem"] == "interrupted from the keyboard"
-    assert len(ranks) == 2
+    assert len(ranks) == 1
     assert eventually(lambda: not any(map(is_running, ranks)), 10)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -166,7 +167,8 @@ def test_a_strategy_that_is_refused_says_so_beside_others_and_alone_it_is_an_err
         (("ddp", "--inside", "64gbit"), "--inside has no effect with one device per host"),
         (("ddp", "--trace", "t.json", "--workers", "4,8"), "leave out the sweep"),
         (("ddp", "--output", "no/such/folder/page.html"), "there is no folder"),
-        (("--reference", "quantitative-survey", "--workers", "4"), "--workers has no effect beside --reference"),
+        (("--reference", "quantitative-survey", "--workers", "4"), "--workers has no effect beside --reference, whose"),
+        (("ddp", "--reference", "quantitative-survey"), "a strategy has no effect beside --reference"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
@@ -223,3 +225,12 @@ def test_the_reference_is_printed_as_it_is(capsys: pytest.CaptureFixture[str], m
         ["ResNet-50", "10GbE", "A", "8", "1,234.5"],
         ["ResNet-50", "10GbE", "B", "8", "1,234.5"],
     ]
+
+
+def test_the_example_of_the_page_is_what_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
+    command, shown = re.findall(r"```\n\$ laconic simulate (.*?)\n(.*?)```", page, re.DOTALL)[0]
+    assert text(capsys, *shlex.split(command)) == shown, "paste what it prints now into docs/simulator.md"

@@ -77,3 +77,8 @@ def test_torch_does_not_say_but_can_be_compared_with_itself_alone() -> None:
         "step 5: 402 ms, of which about 150 ms wait for communication; torch does not say when it exchanges"
     )
     assert in_words(step(*passes), 5, TORCH_DDP) == "step 5: 402 ms; torch does not say when it exchanges"
+
+
+def test_what_rests_most_of_the_time_says_so() -> None:
+    found = step(exchange(0, 200, 400), span("wait", 300, 400, 0))
+    assert in_words(found, 63, "diloco(period=64)").endswith("; everything is exchanged once in 64 steps")

@@ -64,6 +64,17 @@ def test_what_belongs_to_a_step_is_told_by_time_not_by_number() -> None:
     assert (exchange.start_s, exchange.bucket, exchange.wire_bytes, exchange.age) == (pytest.approx(0.2), 3, 7, 0)
 
 
+def test_where_most_steps_exchange_nothing_one_that_does_is_drawn() -> None:
+    about: dict[str, Scalar] = {"strategy": "local_sgd(period=4)", "link": "100mbit"}
+    durations_s = [1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0, 4.0, 1.0, 1.0, 1.0, 6.0]
+    events = [Event(e.kind, e.time_s, e.rank, e.step, e.duration_s, {**about}) for e in step_events(durations_s)]
+    for step in (3, 7, 11):
+        (iteration,) = (event for event in events if event.kind == "iteration" and event.step == step)
+        events.append(Event("exchange", iteration.time_s + 0.9, 0, step, 0.1, {**about, "bucket": 0}))
+    (timeline,) = typical_steps(lambda: events)
+    assert timeline.step == 7, "of the two in the later half"
+
+
 DEFERRED = "bsp / all_reduce / none / priority"
 
 

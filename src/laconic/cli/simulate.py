@@ -18,11 +18,12 @@ With --json, one stable document:
      "warnings": [str]}
 
 Rows come setting by setting (bandwidth, then workers), in each one strategy after the other as given. With --reference,
-a list of what was published instead: {"model", "network", "method", "gpus", "throughput"}.
+a list of what is predicted for the cells of a survey: {"model", "network", "method", "gpus", "throughput"}.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from laconic.cli.compare import read_strategies, refuse_beside
+from laconic.cli.compare import read_strategies
 from laconic.cli.simulate_view import as_json, simulated, tables, warnings
 from laconic.cli.terminal import emit, emit_json, emit_sections, plain_table, printable
 from laconic.cluster import parse_bandwidth
@@ -110,7 +111,7 @@ class Arguments:
     output: Annotated[str | None, tyro.conf.arg(metavar="FILE.html")] = None
     """Write an offline page with figures."""
     reference: Literal["quantitative-survey"] | None = None
-    """Print the published measurements of the quantitative survey, and simulate nothing."""
+    """Predict the throughput of the quantitative survey's methods for all its models and networks, instead."""
     json: bool = False
     """Print JSON instead of tables."""
 
@@ -118,7 +119,7 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     """Simulate and print."""
     if arguments.reference is not None:
-        refuse_beside(arguments, "reference", Arguments(), but=("json",))
+        _refuse_beside_reference(arguments)
         _print_reference(as_json=arguments.json)
         return 0
     places = _places(arguments)
@@ -185,6 +186,14 @@ def _write(path: str, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as exc:
         raise LaconicError(f"cannot write {path}: {exc.strerror}.") from exc
+
+
+def _refuse_beside_reference(arguments: Arguments) -> None:
+    for option in dataclasses.fields(arguments):
+        given = getattr(arguments, option.name) != option.default
+        if given and option.name not in ("reference", "json"):
+            name = "a strategy" if option.name == "strategy" else f"--{option.name}"
+            raise UsageError(f"simulate: {name} has no effect beside --reference, whose settings are the survey's.")
 
 
 def _print_reference(*, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from laconic.report.measures import strategy_of
 from laconic.report.results import TORCH_DDP, TORCH_HOOKS
 from laconic.report.timeline import RankStep, Span
 from laconic.units import human_bytes
@@ -26,7 +27,7 @@ def in_words(step: RankStep, number: int, strategy: str) -> str:
     exchanges = [span for span in step.spans if span.kind == "exchange"]
     if not exchanges:
         return f"{begin}; nothing is exchanged in it"
-    return f"{begin}{_waiting(step)}{_going_on(step)}"
+    return f"{begin}{_waiting(step)}{_going_on(step)}{_resting(strategy)}"
 
 
 def _ms(seconds: float) -> str:
@@ -87,3 +88,9 @@ def _going_on(step: RankStep) -> str:
     if not later:
         return ""
     return f"; exchanges of {len(later)} of its {len({span.bucket for span in own})} buckets end in the next step"
+
+
+def _resting(text: str) -> str:
+    strategy = strategy_of(text)
+    share = 1.0 if strategy is None else strategy.synchronization.rounds_per_step()
+    return f"; everything is exchanged once in {1 / share:.3g} steps" if 0 < share < 1 else ""

@@ -1,5 +1,7 @@
 """Which step of a strategy to draw: of the later half of its steps, the one of median duration.
 
+Where most steps exchange nothing (local SGD and the like), only those that do are looked at.
+
 Schedules that hold updates back exchange the gradients of one step during the forward pass of the next. Of theirs a
 step is taken that follows another one and is followed by one: a turn's first has nothing to wait for, and after its
 last nobody watches the link.
@@ -10,15 +12,17 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from laconic.core.event import Event
 from laconic.report.exposure import SLACK_S, end_of
 from laconic.report.measures import strategy_of
+from laconic.strategy import Strategy
 
 Key = tuple[str, str]
 """Link and strategy."""
+_TELLING = frozenset({"iteration", "forward", "backward", "exchange", "alone"})
 
 
 @dataclass(frozen=True)
@@ -58,21 +62,16 @@ def choose(events: Iterable[Event]) -> dict[Key, dict[int, Chosen]]:
     """The typical step of every link and strategy with details, by rank."""
     found: dict[Key, dict[int, _Steps]] = defaultdict(lambda: defaultdict(_Steps))
     for event in events:
-        if event.kind in ("iteration", "forward", "backward", "alone"):
+        if event.kind in _TELLING:
             found[key_of(event)][event.rank].take(event)
     chosen: dict[Key, dict[int, Chosen]] = {}
     for key, unsorted in found.items():
         ranks = {rank: steps for rank, steps in sorted(unsorted.items()) if steps.iterations}
-        step = next(iter(ranks.values())).typical(amid=_goes_on(key[1])) if ranks else None
+        strategy = strategy_of(key[1])
+        step = next(iter(ranks.values())).typical(strategy) if ranks else None
         if step is not None:
             chosen[key] = {rank: steps.chosen(step) for rank, steps in ranks.items() if step in steps.iterations}
     return chosen
-
-
-def _goes_on(text: str) -> bool:
-    """Whether exchanges of one step usually end in the next."""
-    strategy = strategy_of(text)
-    return strategy is not None and strategy.scheduling.defers
 
 
 class _Steps:
@@ -80,7 +79,7 @@ class _Steps:
 
     def __init__(self) -> None:
         self.iterations: dict[int, Iteration] = {}
-        self._begins_s: Mapping[str, list[float]] = {"forward": [], "backward": []}
+        self._begins_s: Mapping[str, list[float]] = {"forward": [], "backward": [], "exchange": []}
         self._alone_s: list[float] = []
 
     def take(self, event: Event) -> None:
@@ -96,13 +95,17 @@ class _Steps:
         alone_s = statistics.median(self._alone_s) if self._alone_s else None
         return Chosen(here, following if here.precedes(following) else None, alone_s)
 
-    def typical(self, *, amid: bool) -> int | None:
-        """The number of the typical step; if `amid`, one with neighbours where there is one."""
+    def typical(self, strategy: Strategy | None) -> int | None:
+        """The number of the typical step; None if no step has details."""
         for times in self._begins_s.values():
             times.sort()
         in_order = sorted(self.iterations.values(), key=lambda iteration: iteration.begin_s)
         later = in_order[len(in_order) // 2 :]
-        tests: Sequence[Callable[[Iteration], bool]] = [self._is_amid, self._is_detailed][not amid :]
+        tests: list[Callable[[Iteration], bool]] = [self._is_detailed]
+        if strategy is not None and strategy.scheduling.defers:
+            tests.insert(0, self._is_amid)
+        if strategy is not None and strategy.synchronization.rounds_per_step() < 1:
+            tests.insert(0, self._exchanges)
         for test in tests:
             for among in (later, in_order):
                 candidates = sorted(filter(test, among), key=lambda iteration: iteration.end_s - iteration.begin_s)
@@ -110,13 +113,17 @@ class _Steps:
                     return candidates[(len(candidates) - 1) // 2].step
         return None
 
+    def _begins(self, kind: str, iteration: Iteration) -> bool:
+        """Whether such a thing began in it."""
+        times = self._begins_s[kind]
+        place = bisect_left(times, iteration.begin_s - SLACK_S)
+        return place < len(times) and times[place] < iteration.end_s
+
     def _is_detailed(self, iteration: Iteration) -> bool:
-        """Whether it is known when its passes began."""
-        for times in self._begins_s.values():
-            place = bisect_left(times, iteration.begin_s - SLACK_S)
-            if place == len(times) or times[place] >= iteration.end_s:
-                return False
-        return True
+        return self._begins("forward", iteration) and self._begins("backward", iteration)
+
+    def _exchanges(self, iteration: Iteration) -> bool:
+        return self._is_detailed(iteration) and self._begins("exchange", iteration)
 
     def _is_amid(self, iteration: Iteration) -> bool:
         before, after = self.iterations.get(iteration.step - 1), self.iterations.get(iteration.step + 1)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from laconic.collectives.choice import NATIVE
 from laconic.simulator.engine import Outcome
 from laconic.simulator.lowering.drawing import Drawing, Label
 from laconic.units import human_bytes
 
 _WORDS = {
-    "sum native": "the all-reduce",
-    "scatter_sum native": "the reduce-scatter",
-    "gather native": "the all-gather",
-    "scatter native": "the all-to-all",
-    "send native": "the exchange with a partner",
-    "mix native": "the exchange with neighbours",
-    "serve native": "the way to the server and back",
-    "to_leaders native": "the sum inside hosts",
-    "from_leaders native": "handing out inside hosts",
+    "sum": "all-reduce",
+    "scatter_sum": "reduce-scatter",
+    "gather": "all-gather",
+    "scatter": "all-to-all",
+    "send": "exchange with a partner",
+    "mix": "exchange with neighbours",
+    "serve": "way to the server and back",
+    "to_leaders": "sum inside hosts",
+    "from_leaders": "handing out inside hosts",
 }
 
 
@@ -46,9 +47,10 @@ def _words(label: Label) -> str:
         return "is the optimizer's step"
     if label.kind in {"encode", "decode"}:
         return f"{label.kind}s"
-    what = _WORDS.get(label.move) or f"the {label.move.split(' ', 1)[1]} all-reduce"
+    kind, _, algorithm = label.move.partition(" ")
+    what = _WORDS[kind] if algorithm == NATIVE else f"{algorithm} {_WORDS[kind]}"
     start = "waits for the latency of" if label.kind == "latency" else "waits for"
-    return f"{start} {what} ({label.where}) of"
+    return f"{start} the {what} ({label.where}) of"
 
 
 def _whole(words: str, buckets: dict[int, float], sizes: dict[int, int]) -> str:

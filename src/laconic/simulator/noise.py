@@ -1,52 +1,73 @@
 """Compute times that vary from step to step and from rank to rank.
 
 Each rank's step takes a random multiple of its usual time, log-normal with mean 1. Where all wait for all, what counts
-is the slowest of them: the largest of as many draws as there are ranks.
+is the slowest of them; where replicas meet every H steps, the slowest over H steps, of which each rank's own vary less:
+
+    largest of n draws of a normal distribution = inverse(U^(1/n)),   deviation over H steps = deviation / sqrt(H)
+
+Whoever only waits for neighbours is held up by the slowest of these; whoever waits for nobody, by nobody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import NormalDist
+
 import numpy as np
 import numpy.typing as npt
 
-from laconic.simulator.engine import Graph, run
-from laconic.simulator.lowering.drawing import Drawing
+from laconic.simulator.engine import run
+from laconic.simulator.lowering.drawing import Inputs
 from laconic.simulator.prediction import Spread
+from laconic.simulator.steps import Steady
+from laconic.synchronization import LocalUpdates
 
+_Floats = npt.NDArray[np.float64]
 _RUNS = 60
-_DRAWN_ONE_BY_ONE = 4096
 
 
-def spread_of(drawing: Drawing, graph: Graph, period: int, ratio: float, random: np.random.Generator) -> Spread:
+def spread_of(steady: Steady, ratio: float, random: np.random.Generator) -> Spread:
     """Run the graph again and again with other compute times, and see how long steps take."""
-    labels = [drawing.labels[task] for task in drawing.compute_tasks]
+    drawing, inputs, period = steady.drawing, steady.drawing.inputs, steady.period
     tasks = np.array(drawing.compute_tasks, dtype=np.int64)
-    steps = np.array([label.step for label in labels])
-    classes = np.array([label.of for label in labels])
-    together = drawing.inputs.strategy.synchronization.barrier
-    ends = np.array([tasks_[0] for tasks_ in drawing.step_ends])
-    lengths: list[npt.NDArray[np.float64]] = []
+    labels = [drawing.labels[task] for task in drawing.compute_tasks]
+    steps, classes = np.array([label.step for label in labels]), np.array([label.of for label in labels])
+    ends = np.array(drawing.step_ends)
+    # As long as they took: with what other tasks have slowed them down.
+    usual_s = steady.outcome.end_s - steady.outcome.start_s
+    sizes = np.array([ranks.size for ranks in inputs.classes])
+    lengths_s: list[_Floats] = []
     for _ in range(_RUNS):
-        factors = np.stack(
-            [
-                _factors(ratio, ranks.size if together else 1, len(drawing.step_ends), random)
-                for ranks in drawing.inputs.classes
-            ]
-        )
-        durations_s = graph.duration_s.copy()
-        durations_s[tasks] *= factors[classes, steps]
-        ended_s = run(graph, durations_s=durations_s).end_s[ends][period - 1 :: period]
-        lengths.append(np.diff(ended_s)[-max(1, len(ended_s) // 2) :] / period)
-    low_s, median_s, high_s = np.quantile(np.concatenate(lengths), (0.05, 0.5, 0.95))
+        durations_s = usual_s.copy()
+        durations_s[tasks] *= _factors(inputs, len(ends), ratio, random)[classes, steps]
+        ended_s = run(steady.graph, durations_s=durations_s).end_s[ends][period - 1 :: period]
+        taken_s = np.diff(ended_s, axis=0)[-max(1, len(ended_s) // 2) :] / period
+        # All ranks together: the time in which as many samples are done as all do in a step.
+        lengths_s.append(inputs.world_size / (sizes / np.maximum(taken_s, 1e-12)).sum(axis=1))
+    low_s, median_s, high_s = np.quantile(np.concatenate(lengths_s), (0.05, 0.5, 0.95))
     return Spread(low_s=float(low_s), median_s=float(median_s), high_s=float(high_s))
 
 
-def _factors(ratio: float, num_ranks: int, num_steps: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
-    """For each step the largest of the ranks' multiples."""
+def _factors(inputs: Inputs, num_steps: int, ratio: float, random: np.random.Generator) -> _Floats:
+    """For each class and step, what compute times are multiplied by."""
+    strategy = inputs.strategy
+    rule = strategy.synchronization
+    apart = max(1, rule.period // rule.num_parts) if isinstance(rule, LocalUpdates) else 1
+    num_draws = -(-num_steps // apart)
+    waits_for = [ranks.size for ranks in inputs.classes]
+    if not rule.barrier:
+        waits_for = [1 for _ in waits_for]
+    elif strategy.architecture.scope == "neighbours":
+        around = len(strategy.architecture.neighbours(inputs.moment).receives)
+        waits_for = [min(size, 1 + around) for size in waits_for]
+    drawn = [_slowest(ratio / apart**0.5, count, random.random(num_draws)) for count in waits_for]
+    return np.repeat(np.array(drawn), apart, axis=1)[:, :num_steps]
+
+
+def _slowest(ratio: float, num_ranks: int, uniform: Sequence[float] | _Floats) -> _Floats:
+    """For each number the largest of the ranks' multiples."""
     sigma = float(np.sqrt(np.log1p(ratio**2)))
-    drawn = min(num_ranks, _DRAWN_ONE_BY_ONE)
-    normal = random.standard_normal((num_steps, drawn)).max(axis=1)
-    if num_ranks > drawn:
-        # The largest of k times as many lies higher by about this much, as extremes of normal draws do.
-        normal += np.sqrt(2 * np.log(num_ranks)) - np.sqrt(2 * np.log(drawn))
+    # The chance that one of them lies higher; from above, where rounding leaves more of it.
+    above = -np.expm1(np.log(np.clip(uniform, 1e-300, 1 - 1e-16)) / num_ranks)
+    normal = np.array([-NormalDist().inv_cdf(chance) for chance in np.clip(above, 1e-300, 1 - 1e-16)])
     return np.exp(sigma * normal - sigma**2 / 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from laconic.architecture import AllReduce
@@ -10,11 +9,11 @@ from laconic.architecture.all_reduce import sensible
 from laconic.collectives.choice import NATIVE, Costs
 from laconic.core.exchange import Move
 from laconic.core.hosts import Hosts
-from laconic.core.tensor import TensorSpec
+from laconic.core.plan import Plan
 from laconic.core.timing import Timing
+from laconic.simulator.lowering.drawing import Inputs
 from laconic.simulator.network.contract import Network, seconds
 from laconic.strategy import Strategy
-from laconic.workload import Workload
 
 _SMALL_BYTES, _LARGEST_BYTES = 4096, 2**25
 _LONG_ENOUGH_S = 0.05
@@ -37,21 +36,33 @@ def settled(strategy: Strategy, hosts: Hosts, network: Network) -> Strategy:
     return replace(strategy, architecture=known)
 
 
-def timing(workload: Workload, tensors: Sequence[TensorSpec], network: Network, world_size: int) -> Timing:
-    """When gradients are ready, and t(M) = a + b M as the runtime would measure it on this network."""
-    ready: dict[str, float] = {}
+def candidates(inputs: Inputs) -> list[list[Plan]]:
+    """The plans the runtime would try, or the one it would make; a list has one for each part of the model."""
+    strategy, tensors = inputs.strategy, inputs.workload.tensors
+    if not strategy.exchanges_gradients():
+        return [strategy.plans(tensors, inputs.world_size)]
+    schedule = strategy.scheduling
+    times = timing(inputs) if schedule.needs_timing else None
+    return [
+        [strategy.plan(tensors, inputs.world_size, timing=times, candidate=number)]
+        for number in range(schedule.candidates)
+    ]
+
+
+def timing(inputs: Inputs) -> Timing:
+    """When rank 0's gradients are ready, and t(M) = a + b M, as the runtime would measure it on this network."""
+    ready: list[float] = []
     now_s = 0.0
-    for layer in reversed(workload.layers):
-        now_s += layer.backward_s
-        ready |= {tensor.name: now_s for tensor in layer.tensors}
-    # Counted from the first gradient, as only that can be seen.
-    first_s = min(ready.values())
+    for layer in reversed(inputs.workload.layers):
+        now_s += inputs.first_slowdown * layer.backward_s
+        ready += [now_s] * len(layer.tensors)
 
     def took_s(nbytes: int) -> float:
-        return seconds(network, Move("sum", (nbytes,)), world_size)
+        return seconds(inputs.network, Move("sum", (nbytes,)), inputs.world_size)
 
     small_s, nbytes = took_s(_SMALL_BYTES), 16 * _SMALL_BYTES
     while nbytes < _LARGEST_BYTES and took_s(nbytes) < _LONG_ENOUGH_S:
         nbytes *= 2
     byte_s = max(0.0, took_s(nbytes) - small_s) / (nbytes - _SMALL_BYTES)
-    return Timing(tuple(ready[tensor.name] - first_s for tensor in tensors), small_s, byte_s)
+    # Counted from the first gradient, as only that can be seen.
+    return Timing(tuple(time_s - ready[0] for time_s in ready), small_s, byte_s)

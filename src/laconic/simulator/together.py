@@ -7,18 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from laconic.architecture import AllReduce
 from laconic.cluster import Cluster
 from laconic.core.moment import Moment
 from laconic.errors import UsageError
 from laconic.simulator.engine import GraphBuilder, run
 from laconic.simulator.lowering.drawing import Drawing, Inputs, RankClass
 from laconic.simulator.network.flow import FlowNetwork
+from laconic.simulator.planning import candidates, settled
 from laconic.simulator.prediction import Shared
-from laconic.simulator.simulation import draw_steps, first_plans, period_of
+from laconic.simulator.simulation import codec_of, hosts_of
+from laconic.simulator.steps import draw_steps, pace, period_of
 from laconic.strategy import Strategy, as_strategy
 from laconic.workload import Workload
 
 _PERIODS = 12
+_MOST_PERIODS = 600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +38,18 @@ class Tenant:
 def simulate_together(tenants: Sequence[Tenant], cluster: Cluster, *, message_s: float = 0.0) -> list[Shared]:
     """What a step of each job takes when all run at the same time, and when it has the fabric to itself.
 
-    Jobs start together and run for a dozen of their own periods; counted is the second half, as far as all are running.
+    Jobs start together and run for about as long, the slowest of them for a dozen of its periods; counted is the second
+    half of the time in which all are running.
     """
     _check(tenants, cluster)
-    together = _run(tenants, cluster, message_s)
-    alone = [_run([tenant], cluster, message_s)[0] for tenant in tenants]
+    network = FlowNetwork(cluster, message_s=message_s)
+    jobs = [_inputs(number, tenant, cluster, network) for number, tenant in enumerate(tenants)]
+    alone = [_steps_s([job], [_PERIODS])[0] for job in jobs]
+    periods_s = [step_s * period_of(job.strategy) for step_s, job in zip(alone, jobs, strict=True)]
+    # So that whoever makes short steps does not leave the others alone.
+    longest_s = max(periods_s)
+    counts = [min(_MOST_PERIODS, -(-_PERIODS * longest_s // time_s)) if time_s else _PERIODS for time_s in periods_s]
+    together = _steps_s(jobs, [int(count) for count in counts])
     return [
         Shared(strategy=str(tenant.strategy), workload=tenant.workload.name, alone_s=alone_s, together_s=together_s)
         for tenant, alone_s, together_s in zip(tenants, alone, together, strict=True)
@@ -46,6 +57,8 @@ def simulate_together(tenants: Sequence[Tenant], cluster: Cluster, *, message_s:
 
 
 def _check(tenants: Sequence[Tenant], cluster: Cluster) -> None:
+    if not tenants:
+        raise UsageError("there is no job to simulate. Give at least one.")
     taken: dict[int, int] = {}
     for number, tenant in enumerate(tenants):
         if not tenant.devices:
@@ -62,33 +75,42 @@ def _check(tenants: Sequence[Tenant], cluster: Cluster) -> None:
             taken[device] = number
 
 
-def _run(tenants: Sequence[Tenant], cluster: Cluster, message_s: float) -> list[float]:
-    network, builder = FlowNetwork(cluster, message_s=message_s), GraphBuilder()
-    drawings: list[tuple[Drawing, int]] = []
-    for tenant in tenants:
-        strategy, size = as_strategy(tenant.strategy), len(tenant.devices)
-        inputs = Inputs(
-            strategy=strategy,
-            workload=tenant.workload,
-            world_size=size,
-            network=network,
-            classes=(RankClass(size),),
-            codec=None,
-            moment=Moment.steady(size),
-            devices=np.array(tenant.devices, dtype=np.int64),
+def _inputs(number: int, tenant: Tenant, cluster: Cluster, network: FlowNetwork) -> Inputs:
+    asked, size = as_strategy(tenant.strategy), len(tenant.devices)
+    hosts = hosts_of(tenant.devices, cluster)
+    strategy = settled(asked, hosts, network)
+    told_apart = isinstance(strategy.architecture, AllReduce) and strategy.architecture.algorithm == "hierarchical"
+    if told_apart and hosts != hosts_of(range(size), cluster):
+        raise UsageError(
+            f"job {number}: hierarchical is simulated beside other jobs on whole hosts only, device after device. Give "
+            f"it such devices, or use algorithm=ring."
         )
-        drawing = Drawing(inputs, builder)
-        period = period_of(strategy)
-        draw_steps(drawing, first_plans(inputs), _PERIODS * period)
-        drawings.append((drawing, period))
+    return Inputs(
+        strategy=strategy,
+        workload=tenant.workload,
+        world_size=size,
+        network=network,
+        classes=(RankClass(size),),
+        codec=codec_of(tenant.workload, asked),
+        moment=Moment.steady(size),
+        devices=np.array(tenant.devices, dtype=np.int64),
+    )
+
+
+def _steps_s(jobs: Sequence[Inputs], num_periods: Sequence[int]) -> list[float]:
+    """What a step of each takes if these run at the same time."""
+    builder, drawings = GraphBuilder(), list[Drawing]()
+    for job, count in zip(jobs, num_periods, strict=True):
+        drawings.append(Drawing(job, builder))
+        draw_steps(drawings[-1], candidates(job)[0], count * period_of(job.strategy))
+    network = jobs[0].network
+    assert isinstance(network, FlowNetwork)
     outcome = run(builder.build(network.fabric))
-    ended = [outcome.end_s[[ends[0] for ends in drawing.step_ends]] for drawing, _ in drawings]
-    until_s = min(float(times[-1]) for times in ended)
+    ended_s = [outcome.end_s[[ends[0] for ends in drawing.step_ends]] for drawing in drawings]
+    last_s = min(float(times_s[-1]) for times_s in ended_s)
     found: list[float] = []
-    for times, (_, period) in zip(ended, drawings, strict=True):
-        within = times[times <= until_s * (1 + 1e-12)][period - 1 :: period]
-        half = len(within) // 2
-        found.append(
-            float(within[-1] - within[half]) / ((len(within) - 1 - half) * period) if half else float(times[0])
-        )
+    for job, times_s in zip(jobs, ended_s, strict=True):
+        period = period_of(job.strategy)
+        rate = float(pace(times_s[period - 1 :: period, None], last_s / 2, last_s)[0]) * period
+        found.append(1 / rate if rate else 0.0)
     return found

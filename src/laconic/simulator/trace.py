@@ -8,7 +8,7 @@ whose exchange has several stages has several.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -68,8 +68,8 @@ def _iterations(simulation: Simulation) -> Iterator[Event]:
 
 def _tasks(simulation: Simulation) -> Iterator[Event]:
     drawing, outcome = simulation.drawing, simulation.outcome
-    takes_part = _classes_of_tasks(simulation)
-    for task, label in enumerate(drawing.labels):
+    for task, ranks in enumerate(_ranks_of_tasks(simulation)):
+        label = drawing.labels[task]
         began_s, took_s = float(outcome.start_s[task]), float(outcome.end_s[task] - outcome.start_s[task])
         if label.kind == "latency" or took_s < _SHORTEST_S:
             continue
@@ -79,9 +79,8 @@ def _tasks(simulation: Simulation) -> Iterator[Event]:
         if label.kind == "exchange":
             data |= {"where": label.where, "wire_bytes": label.nbytes, "move": label.move, "busy_s": took_s}
             took_s += _latency_s(simulation, task)
-        for rank in range(len(drawing.inputs.classes)):
-            if takes_part[task] & 1 << rank:
-                yield Event(label.kind, began_s, rank, label.step, took_s, data)
+        for rank in ranks:
+            yield Event(label.kind, began_s, rank, label.step, took_s, data)
 
 
 def _latency_s(simulation: Simulation, task: int) -> float:
@@ -105,27 +104,19 @@ def _waits(simulation: Simulation) -> Iterator[Event]:
         ended_s[label.of] = max(float(outcome.end_s[task]), ended_s.get(label.of, 0.0))
 
 
-def _classes_of_tasks(simulation: Simulation) -> list[int]:
-    """For each task the classes that take part in it, one bit each.
-
-    Compute says whose it is, and so does the thread that encodes; an exchange is that of all whose work it waits for.
-    """
+def _ranks_of_tasks(simulation: Simulation) -> Iterator[Sequence[int]]:
+    """The classes that take part in each task."""
     drawing, graph = simulation.drawing, simulation.graph
-    owners = [_owner(simulation, task) for task in range(graph.num_tasks)]
-    found = [0 if owner is None else 1 << owner for owner in owners]
-    for task in range(graph.num_tasks):  # what comes after a task has a higher number
-        for later in graph.successors[graph.first_successor[task] : graph.first_successor[task + 1]].tolist():
-            if owners[later] is None:
-                found[later] |= found[task]
-    assert len(found) == len(drawing.labels)
-    return found
-
-
-def _owner(simulation: Simulation, task: int) -> int | None:
-    label, graph = simulation.drawing.labels[task], simulation.graph
-    if label.kind in {"forward", "backward", "optimizer"}:
-        return label.of
-    resource = int(graph.resource[task])
-    if label.kind in {"encode", "decode"} and resource >= 0:
-        return int(graph.resource_names[resource].rpartition(" ")[2])
-    return None
+    strategy, everyone = drawing.inputs.strategy, range(len(drawing.inputs.classes))
+    # Where workers do not wait for each other, steps of one class are drawn after those of another, exchanges included.
+    alone = strategy.architecture.has_servers and not strategy.synchronization.barrier
+    last = 0
+    for task, label in enumerate(drawing.labels):
+        if label.kind in {"forward", "backward", "optimizer"}:
+            last = label.of
+            yield (last,)
+        elif label.kind in {"encode", "decode"}:
+            # The thread that does it has its class's number.
+            yield (int(graph.resource_names[graph.resource[task]].rpartition(" ")[2]),)
+        else:
+            yield (last,) if alone else everyone

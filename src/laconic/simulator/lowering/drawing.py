@@ -10,7 +10,7 @@ from laconic.architecture import ParameterServer
 from laconic.cluster.fabric import Indices
 from laconic.core.exchange import Move
 from laconic.core.moment import Moment
-from laconic.core.plan import Bucket, Plan
+from laconic.core.plan import Bucket
 from laconic.simulator.engine import GraphBuilder
 from laconic.simulator.network import LINK, Network
 from laconic.simulator.network.contract import seconds
@@ -20,8 +20,8 @@ from laconic.workload import CodecCost, Workload
 
 Kind = Literal["forward", "backward", "optimizer", "encode", "exchange", "decode", "latency"]
 
-WINDOW = 8
-"""Exchanges the runtime has open at a time."""
+_FEW = 4
+"""Tasks to wait for that need no task of their own to stand for all of them."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Label:
     """The part of the network."""
     nbytes: int = 0
     move: str = ""
+    """Its kind and its algorithm."""
     moving_s: float = 0.0
     """How long bytes move, at its end."""
 
@@ -59,11 +60,14 @@ class Inputs:
     world_size: int
     network: Network
     classes: tuple[RankClass, ...]
+    """Of all ranks, the fastest first."""
     codec: CodecCost | None
     """What encoding and decoding cost; None: nothing, or nobody knows."""
     optimizer_s: float = 0.0
     """What the optimizer's step takes, when all gradients are there."""
     moment: Moment = field(default_factory=Moment)
+    first_slowdown: float = 1.0
+    """Of rank 0, whose times plans are made from."""
     devices: Indices | None = None
     """Where each rank runs, if what it sends shares links with other jobs; then the network must be a FlowNetwork."""
 
@@ -76,26 +80,11 @@ class Inputs:
         count = architecture.num_servers(self.world_size)
         return -count if architecture.hosts else count
 
-    def moves(self, bucket: Bucket, *, halves: bool = False) -> tuple[Move, ...]:
-        """What one exchange of `bucket` does on the network."""
-        strategy = self.strategy
-        return strategy.architecture.moves(bucket, strategy.compression, self.moment, halves=halves)
-
-    def pair_moves(self, bucket: Bucket) -> tuple[Move, ...]:
-        """What a rank does for one average of its own and one that it is asked for."""
-        nbytes = self.strategy.architecture.pairwise_bytes(bucket, self.strategy.compression, self.moment)
-        return (Move("send", (nbytes,)),)
-
-    def code_s(self, kind: Kind, bucket: Bucket) -> float:
-        """How long it takes to encode a bucket, or to decode what has arrived for it."""
-        if self.codec is None:
-            return 0.0
-        if kind == "encode":
-            return self.codec.encode_s(bucket.nbytes)
-        kinds = [move.kind for move in self.moves(bucket)]
-        # Payloads of all ranks, or a share of each and then the shares of the sum, or one.
-        payloads = 2 if "scatter" in kinds else self.world_size if "gather" in kinds else 1
-        return self.codec.decode_s(bucket.nbytes) * payloads
+    def exchanges(self) -> bool:
+        """Whether there is anybody to exchange with; a server is, where rules act alone."""
+        return self.world_size > 1 or (
+            self.strategy.architecture.has_servers and self.strategy.synchronization.acts_alone
+        )
 
     def seconds(self, move: Move) -> float:
         """How long a move takes by itself."""
@@ -111,6 +100,15 @@ class Which(NamedTuple):
     bucket: Bucket
 
 
+class Moved(NamedTuple):
+    """A move that has been drawn."""
+
+    ends: list[int]
+    """What must end for it to have ended."""
+    arrived: list[int]
+    """What must end for a server to have got all of it; as `ends` where there is none."""
+
+
 class Drawing:
     """Tasks so far, with their labels."""
 
@@ -120,7 +118,6 @@ class Drawing:
         self.labels: list[Label] = []
         self._compute = [self.builder.resource(f"compute {number}") for number in range(len(inputs.classes))]
         self._codec = [self.builder.resource(f"communication {number}") for number in range(len(inputs.classes))]
-        self._numbers = range(len(inputs.classes))
         self._parts: dict[str, int] = {}
         self._order = 0
         self.step_ends: list[list[int]] = []
@@ -130,6 +127,16 @@ class Drawing:
     def _label(self, label: Label) -> int:
         self.labels.append(label)
         return len(self.labels) - 1
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Parts of the network by name, with the resources that stand for them."""
+        return self._parts
+
+    def _part(self, name: str) -> int:
+        if name not in self._parts:
+            self._parts[name] = self.builder.resource(name)
+        return self._parts[name]
 
     def compute(self, kind: Kind, step: int, number: int, duration_s: float, after: Sequence[int]) -> int:
         """Ranks of one class compute."""
@@ -143,114 +150,94 @@ class Drawing:
         self.compute_tasks.append(task)
         return task
 
-    def part(self, name: str) -> int:
-        """The resource that stands for a part of the network."""
-        if name not in self._parts:
-            self._parts[name] = self.builder.resource(name)
-        return self._parts[name]
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Parts of the network by name, with the resources that stand for them."""
-        return self._parts
+    def code(self, kind: Kind, which: Which, rank_class: int, duration_s: float, after: Sequence[int]) -> list[int]:
+        """The communication thread of one class computes; gives what must end for it to have done so."""
+        if not duration_s and len(after) <= _FEW:
+            return list(after)
+        task = self.builder.timed(
+            duration_s * self.inputs.classes[rank_class].slowdown,
+            resource=self._codec[rank_class],
+            priority=self._order,
+            after=after,
+            label=self._label(Label(kind, which.step, which.number)),
+        )
+        return [task]
 
     def next_in_order(self) -> None:
         """What is moved from now on goes after all that was moved before, where both wait for the same link."""
         self._order += 1
 
-    def encode(self, which: Which, ready: Sequence[Sequence[int]], after: Sequence[int]) -> list[int]:
-        """Each class encodes a bucket when it is ready there; gives what must end for all to have done so."""
-        self.next_in_order()
-        each = (self._code("encode", which, number, [*ready[number], *after]) for number in self._numbers)
-        return [task for tasks in each for task in tasks]
+    def move(
+        self,
+        which: Which,
+        move: Move,
+        after: Sequence[int],
+        *,
+        portion: float = 1.0,
+        share: float = 1.0,
+        held_by: Sequence[int] = (),
+    ) -> Moved:
+        """A move on the network.
 
-    def decode(self, which: Which, after: Sequence[int]) -> list[list[int]]:
-        """Each class decodes what has arrived; gives for each what must end for it to have done so."""
-        return [self._code("decode", which, number, after) for number in self._numbers]
-
-    def code_alone(self, kind: Kind, which: Which, rank_class: int, after: Sequence[int]) -> list[int]:
-        """One class encodes or decodes a bucket, whatever the others do."""
-        if kind == "encode":
-            self.next_in_order()
-        return self._code(kind, which, rank_class, after)
-
-    def _code(self, kind: Kind, which: Which, rank_class: int, after: Sequence[int]) -> list[int]:
-        time_s = self.inputs.code_s(kind, which.bucket)
-        if not time_s:
-            return list(after)
-        label = self._label(Label(kind, which.step, which.number))
-        resource = self._codec[rank_class]
-        return [self.builder.timed(time_s, resource=resource, priority=self._order, after=after, label=label)]
-
-    def move(self, which: Which, move: Move, after: Sequence[int], *, share: float = 1.0) -> list[int]:
-        """A move on the network; share: how many of all ranks take part. Gives what must end for it to have ended."""
+        portion: how much of it is done. share: how many of all ranks take part. held_by: what a server waits for before
+        it answers.
+        """
         inputs = self.inputs
         if inputs.devices is not None:
-            return self._flows(which, move, after, inputs.devices)
-        ends = list(after)
+            return self._flows(which, move, after, inputs.devices, portion=portion, held_by=held_by)
+        ends, arrived = list(after), None
         name = f"{move.kind} {move.algorithm}"
         for passage in inputs.network.passages(move, inputs.world_size, inputs.num_servers):
-            where, moving_s = passage.where, passage.busy_s * share
+            if passage.answer and arrived is None:
+                arrived, ends = ends, [*ends, *held_by]
+            where, moving_s = passage.where, passage.busy_s * share * portion
             label = Label("exchange", which.step, which.number, where, move.nbytes, name, moving_s)
             ends = [
                 self.builder.timed(
-                    passage.startup_s + moving_s,
-                    resource=self.part(where),
+                    passage.startup_s * portion + moving_s,
+                    resource=self._part(where),
                     priority=self._order,
                     after=ends,
                     label=self._label(label),
                 )
             ]
-            if passage.latency_s:
+            # The links of all ranks together are free again, those of these few are not.
+            own_s = max(0.0, passage.rank_s * portion - moving_s)
+            if passes_s := passage.latency_s * portion + own_s:
                 waiting = Label("latency", which.step, which.number, where, move.nbytes, name)
-                ends = [self.builder.timed(passage.latency_s, after=ends, label=self._label(waiting))]
-        return ends
+                ends = [self.builder.timed(passes_s, after=ends, label=self._label(waiting))]
+        return Moved(ends, ends if arrived is None else arrived)
 
-    def _flows(self, which: Which, move: Move, after: Sequence[int], devices: Indices) -> list[int]:
+    def _flows(
+        self,
+        which: Which,
+        move: Move,
+        after: Sequence[int],
+        devices: Indices,
+        *,
+        portion: float,
+        held_by: Sequence[int],
+    ) -> Moved:
         """A move whose messages share links with those of other jobs; a job's own moves take turns."""
-        network, ends = self.inputs.network, list(after)
+        network, ends, arrived = self.inputs.network, list(after), None
         assert isinstance(network, FlowNetwork), "only flows can share links"
         stages = network.stages(move, self.inputs.world_size, self.inputs.num_servers)
-        ways = [(stage, move.nbytes) for stage in stages]
+        ways = [(stage.sources, stage.destinations, stage, move.nbytes) for stage in stages]
         if move.kind == "serve":
-            ways += [(stage, move.answer_bytes) for stage in stages]
-        for stage, nbytes in ways:
+            ways += [(stage.destinations, stage.sources, stage, move.answer_bytes) for stage in stages]
+        for number, (sources, destinations, stage, nbytes) in enumerate(ways):
+            if move.kind == "serve" and number == len(stages):
+                arrived, ends = ends, [*ends, *held_by]
             label = Label("exchange", which.step, which.number, LINK, move.nbytes, f"{move.kind} {move.algorithm}")
             transfer = self.builder.transfer(
-                devices[stage.sources],
-                devices[stage.destinations],
-                stage.shares * nbytes,
-                latency_s=stage.num_steps * network.message_s,
-                resource=self.part(LINK),
+                devices[sources],
+                devices[destinations],
+                stage.shares * nbytes * portion,
+                latency_s=stage.num_steps * network.message_s * portion,
+                resource=self._part(LINK),
                 priority=self._order,
                 after=ends,
                 label=self._label(label),
             )
             ends = [transfer]
-        return ends
-
-
-class Submission:
-    """What the communication thread has open: exchanges start in order, and only while there is room for them."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._credit = plan.credit_bytes
-        self._open: list[tuple[int, list[int]]] = []
-        self._bytes = 0
-
-    def room(self) -> list[int]:
-        """What must have ended before the next exchange may start."""
-        needed: list[int] = []
-        while self._open and self._full():
-            nbytes, ends = self._open.pop(0)
-            self._bytes -= nbytes
-            needed = ends  # exchanges are waited for in order: this one being done, those before it are
-        return needed
-
-    def _full(self) -> bool:
-        return self._bytes >= self._credit if self._credit else len(self._open) >= WINDOW
-
-    def opened(self, nbytes: int, ends: list[int]) -> None:
-        """An exchange of so many bytes, which ends with these tasks."""
-        self._open.append((nbytes, ends))
-        self._bytes += nbytes
+        return Moved(ends, ends if arrived is None else arrived)

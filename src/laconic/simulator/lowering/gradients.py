@@ -1,13 +1,17 @@
 """Gradients that everyone averages in every step: the plain seam on a virtual clock.
 
-A bucket leaves when its last gradient is there and those before it have left. The optimizer waits for all of them, or,
-where the schedule defers, every layer of the next forward pass for its own.
+A bucket leaves when its last gradient is there and those before it have left. The optimizer waits for all of them; or,
+where the schedule defers, the next forward pass does layer by layer, and the optimizer's step is made in as many parts.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from laconic.core.plan import Plan
-from laconic.simulator.lowering.drawing import Drawing, Submission, Which
+from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
+from laconic.simulator.lowering.drawing import Drawing, Which
+from laconic.simulator.lowering.turns import turns_of
 from laconic.workload import Workload
 
 
@@ -18,77 +22,75 @@ class GradientSteps:
         self._drawing = drawing
         self._plan = plan
         self._passes = Passes(drawing.inputs.workload, plan)
-        self._submission = Submission(plan)
-        self._moves = [drawing.inputs.moves(bucket, halves=plan.halves) for bucket in plan.buckets]
-        self._done: list[list[list[int]]] = []
-        """Of the step before: for each bucket and class, what ends with its outcome being there."""
+        self._classes = range(len(drawing.inputs.classes))
+        self._thread = CommunicationThread(drawing, self._classes)
+        self._turns = [turns_of(drawing.inputs, bucket, halves=plan.halves) for bucket in plan.buckets]
+        self._nbytes = [bucket.nbytes for bucket in plan.buckets]
+        self._exchanges: list[BucketExchange] = []
+        """Those of the step before."""
 
     def step(self, number: int) -> None:
         """Forward, backward with exchanges, optimizer."""
-        drawing, inputs, plan = self._drawing, self._drawing.inputs, self._plan
-        classes = range(len(inputs.classes))
-        before = drawing.step_ends[-1] if drawing.step_ends else None
+        drawing = self._drawing
         # backward[c][k]: ends when the gradients of the k-th stretch are there
         backward: list[list[int]] = []
-        for rank_class in classes:
-            last = [before[rank_class]] if before is not None else []
+        for rank_class in self._classes:
+            last = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
             last = self._forward(number, rank_class, last)
             ends: list[int] = []
             for duration_s in self._passes.backward_s:
                 last = [drawing.compute("backward", number, rank_class, duration_s, last)]
                 ends.append(last[0])
             backward.append(ends)
-        done = self._exchanges(number, backward)
-        self._done = done
-        step_ends: list[int] = []
-        for rank_class in classes:
-            waits = [backward[rank_class][-1]]
-            if not plan.deferred:
-                waits += [task for bucket in done for task in bucket[rank_class]]
-            step_ends.append(drawing.compute("optimizer", number, rank_class, inputs.optimizer_s, waits))
-        drawing.step_ends.append(step_ends)
+        self._exchange(number, backward)
+        drawing.step_ends.append([self._end(number, rank_class, backward) for rank_class in self._classes])
+
+    def _end(self, number: int, rank_class: int, backward: list[list[int]]) -> int:
+        """The optimizer's step; where updates wait for the layers, only the place where it is called."""
+        waits, optimizer_s = [backward[rank_class][-1]], 0.0
+        if not self._plan.deferred:
+            optimizer_s = self._drawing.inputs.optimizer_s
+            waits += [task for exchange in self._exchanges for task in exchange.done[rank_class]]
+        return self._drawing.compute("optimizer", number, rank_class, optimizer_s, waits)
 
     def _forward(self, number: int, rank_class: int, last: list[int]) -> list[int]:
-        """One task, or one per stretch of layers that wait for the same buckets of the step before."""
-        for duration_s, buckets in self._passes.forward:
-            waits = [task for bucket in buckets for task in self._done[bucket][rank_class]] if self._done else []
-            last = [self._drawing.compute("forward", number, rank_class, duration_s, [*last, *waits])]
+        """One task, or one per stretch of layers that wait for the same gradients, each after its updates."""
+        drawing, optimizer_s = self._drawing, self._drawing.inputs.optimizer_s
+        for stretch in self._passes.forward:
+            waits: list[int] = []
+            if self._exchanges:
+                waits = [task for bucket in stretch.buckets for task in self._exchanges[bucket].done[rank_class]]
+                if optimizer_s and stretch.share:
+                    after = [drawing.step_ends[-1][rank_class], *waits]
+                    share_s = stretch.share * optimizer_s
+                    waits = [drawing.compute("optimizer", number - 1, rank_class, share_s, after)]
+            last = [drawing.compute("forward", number, rank_class, stretch.forward_s, [*last, *waits])]
         return last
 
-    def _exchanges(self, number: int, backward: list[list[int]]) -> list[list[list[int]]]:
-        drawing, plan = self._drawing, self._plan
-        done: list[list[list[int]]] = []
-        halves: list[tuple[int, list[int]]] = []
-        for index, bucket in enumerate(plan.buckets):
-            which, stretch = Which(number, index, bucket), self._passes.ready[index]
-            ends = drawing.encode(which, [[ends[stretch]] for ends in backward], self._submission.room())
-            moves = self._moves[index]
-            first, rest = (moves[:-1], moves[-1:]) if plan.halves and len(moves) > 1 else (moves, ())
-            for move in first:
-                ends = drawing.move(which, move, ends)
-            if rest:
-                halves.append((index, ends))
-                self._submission.opened(bucket.nbytes, ends)
-                done.append([])
-                continue
-            decoded = drawing.decode(which, ends)
-            self._submission.opened(bucket.nbytes, _all(decoded))
-            done.append(decoded)
-        # The second halves follow when all gradients have left, those of the first layers first.
-        left = [ends[-1] for ends in backward]
-        for index, ends in reversed(halves):
-            bucket = plan.buckets[index]
-            which = Which(number, index, bucket)
-            room = self._submission.room()
-            drawing.next_in_order()
-            ends = drawing.move(which, self._moves[index][-1], [*ends, *left, *room])
-            done[index] = drawing.decode(which, ends)
-            self._submission.opened(bucket.nbytes, _all(done[index]))
-        return done
+    def _exchange(self, number: int, backward: list[list[int]]) -> None:
+        """All buckets in order, then what was left for later, that of the first layers first."""
+        plan, thread = self._plan, self._thread
+        self._exchanges = [
+            BucketExchange(Which(number, index, bucket), turns, nbytes, plan.credit_bytes, plan.halves)
+            for index, (bucket, turns, nbytes) in enumerate(zip(plan.buckets, self._turns, self._nbytes, strict=True))
+        ]
+        for index, exchange in enumerate(self._exchanges):
+            ready = [[ends[self._passes.ready[index]]] for ends in backward]
+            is_last = index == len(self._exchanges) - 1
+            thread.submit(exchange, ready, last=is_last and not plan.halves)
+        if plan.halves:
+            for exchange in reversed(self._exchanges):
+                thread.carry_on(exchange, last=exchange is self._exchanges[0])
 
 
-def _all(done: list[list[int]]) -> list[int]:
-    return [task for tasks in done for task in tasks]
+class Stretch(NamedTuple):
+    """Layers of the forward pass that wait for the same buckets."""
+
+    forward_s: float
+    buckets: list[int]
+    """What they wait for; of a whole pass that waits for nothing, empty."""
+    share: float
+    """Of all updates, those that are made when it is entered; none if the optimizer has made them."""
 
 
 class Passes:
@@ -112,24 +114,26 @@ class Passes:
         number_of = {cut: number for number, cut in enumerate(cuts)}
         self.ready: list[int] = [number_of[layer] for layer in wanted]
         """For each bucket the stretch after which it may leave."""
-        self.forward: list[tuple[float, list[int]]] = _forward(workload, plan, layer_of)
-        """How long each stretch of the forward pass takes, and the buckets it waits for."""
+        self.forward: list[Stretch] = _forward(workload, plan, layer_of)
 
 
-def _forward(workload: Workload, plan: Plan, layer_of: dict[str, int]) -> list[tuple[float, list[int]]]:
+def _forward(workload: Workload, plan: Plan, layer_of: dict[str, int]) -> list[Stretch]:
     if not plan.deferred:
-        return [(sum(layer.forward_s for layer in workload.layers), [])]
+        return [Stretch(workload.forward_s, [], 0.0)]
     buckets_of: dict[int, set[int]] = {}
     for number, bucket in enumerate(plan.buckets):
         for tensor in bucket.tensors:
             buckets_of.setdefault(layer_of[tensor.owner], set()).add(number)
-    found: list[tuple[float, list[int]]] = []
+    found: list[Stretch] = []
     there: set[int] = set()
+    num_parameters = max(1, workload.num_parameters)
     for index, layer in enumerate(workload.layers):
-        new = buckets_of.get(index, set()) - there
-        there |= new
-        if new or not found:
-            found.append((layer.forward_s, sorted(new)))
+        needed = buckets_of.get(index, set())
+        share = sum(tensor.numel for tensor in layer.tensors) / num_parameters
+        if not found or not needed <= there:
+            found.append(Stretch(layer.forward_s, sorted(needed), share))
         else:
-            found[-1] = (found[-1][0] + layer.forward_s, found[-1][1])
+            last = found[-1]
+            found[-1] = Stretch(last.forward_s + layer.forward_s, last.buckets, last.share + share)
+        there |= needed
     return found

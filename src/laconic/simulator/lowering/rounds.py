@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from laconic.core.plan import Plan
-from laconic.simulator.lowering.drawing import Drawing, Submission, Which
+from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
+from laconic.simulator.lowering.drawing import Drawing, Which
+from laconic.simulator.lowering.turns import turns_of
 from laconic.synchronization import LocalUpdates
 
 
@@ -13,45 +15,38 @@ class _Rounds:
     def __init__(self, drawing: Drawing, plans: list[Plan]) -> None:
         self._drawing = drawing
         self._plans = plans
-        self._submission = Submission(plans[0])
-        layers = drawing.inputs.workload.layers
-        self._forward_s = sum(layer.forward_s for layer in layers)
-        self._backward_s = sum(layer.backward_s for layer in layers)
+        self._turns = [[turns_of(drawing.inputs, bucket) for bucket in plan.buckets] for plan in plans]
+        self._thread = CommunicationThread(drawing, range(len(drawing.inputs.classes)))
         self._first = [sum(len(plan.buckets) for plan in plans[:part]) for part in range(len(plans))]
 
-    def _compute(self, number: int, after: list[list[int]]) -> list[int]:
-        """Both passes of every class."""
-        ends: list[int] = []
-        for rank_class, tasks in enumerate(after):
-            forward = self._drawing.compute("forward", number, rank_class, self._forward_s, tasks)
-            ends.append(self._drawing.compute("backward", number, rank_class, self._backward_s, [forward]))
+    def _compute(self, number: int) -> list[list[int]]:
+        """Both passes of every class, after its last step."""
+        drawing, workload = self._drawing, self._drawing.inputs.workload
+        ends: list[list[int]] = []
+        for rank_class in range(len(drawing.inputs.classes)):
+            before = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
+            forward = drawing.compute("forward", number, rank_class, workload.forward_s, before)
+            ends.append([drawing.compute("backward", number, rank_class, workload.backward_s, [forward])])
         return ends
 
-    def _optimizer(self, number: int, after: list[list[int]]) -> list[int]:
-        time_s = self._drawing.inputs.optimizer_s
+    def _optimizer(self, number: int, after: list[list[int]], time_s: float) -> list[list[int]]:
+        """The optimizer's step of every class, or the place where a loop goes on."""
         return [
-            self._drawing.compute("optimizer", number, rank_class, time_s, tasks)
+            [self._drawing.compute("optimizer", number, rank_class, time_s, tasks)]
             for rank_class, tasks in enumerate(after)
         ]
 
-    def _before(self) -> list[list[int]]:
-        ends = self._drawing.step_ends
-        return [[task] for task in ends[-1]] if ends else [[] for _ in self._drawing.inputs.classes]
+    def _end(self, ends: list[list[int]]) -> None:
+        self._drawing.step_ends.append([tasks[0] for tasks in ends])
 
-    def _exchange(self, number: int, part: int, ready: list[int]) -> list[list[int]]:
+    def _exchange(self, number: int, part: int, ready: list[list[int]]) -> list[list[int]]:
         """Exchange one part of the model; gives for each class what ends with the outcome being there."""
-        drawing = self._drawing
-        done: list[list[int]] = [[] for _ in ready]
-        for index, bucket in enumerate(self._plans[part].buckets):
+        plan, found = self._plans[part], list[BucketExchange]()
+        for index, (bucket, turns) in enumerate(zip(plan.buckets, self._turns[part], strict=True)):
             which = Which(number, self._first[part] + index, bucket)
-            ends = drawing.encode(which, [[task] for task in ready], self._submission.room())
-            for move in drawing.inputs.moves(bucket):
-                ends = drawing.move(which, move, ends)
-            decoded = drawing.decode(which, ends)
-            self._submission.opened(bucket.nbytes, [task for tasks in decoded for task in tasks])
-            for rank_class, tasks in enumerate(decoded):
-                done[rank_class] += tasks
-        return done
+            found.append(BucketExchange(which, turns, bucket.nbytes, plan.credit_bytes))
+            self._thread.submit(found[-1], ready, last=index == len(plan.buckets) - 1)
+        return [[task for exchange in found for task in exchange.done[rank_class]] for rank_class in range(len(ready))]
 
 
 class LocalSteps(_Rounds):
@@ -61,30 +56,26 @@ class LocalSteps(_Rounds):
         super().__init__(drawing, plans)
         self._rule = rule
         self._first_step = first_step
-        self._ends: dict[int, tuple[int, list[list[int]]]] = {}
+        self._open: dict[int, tuple[int, list[list[int]]]] = {}
+        """For each part that is on its way, after how many steps it is waited for."""
 
     def step(self, number: int) -> None:
-        """One step; what has been under way long enough is waited for at its end."""
-        drawing, rule = self._drawing, self._rule
-        ends = self._optimizer(number, [[task] for task in self._compute(number, self._before())])
-        num_steps = self._first_step + number + 1
-        waits: list[list[int]] = [[] for _ in ends]
-        for part, (due, done) in list(self._ends.items()):
-            if due == num_steps:
-                del self._ends[part]
-                _extend(waits, done)
+        """One step; then what has been under way long enough is waited for, and what is due begins."""
+        rule, num_steps = self._rule, self._first_step + number + 1
+        ends = self._optimizer(number, self._compute(number), self._drawing.inputs.optimizer_s)
+        due = [part for part, (when, _) in self._open.items() if when == num_steps]
+        for part in due:
+            ends = self._wait(number, ends, self._open.pop(part)[1])
         for part in rule.due(num_steps):
             done = self._exchange(number, part, ends)
             if rule.delay:
-                self._ends[part] = num_steps + rule.delay, done
+                self._open[part] = num_steps + rule.delay, done
             else:
-                _extend(waits, done)
-        if any(waits):
-            ends = [
-                drawing.compute("optimizer", number, rank_class, 0.0, [ends[rank_class], *waits[rank_class]])
-                for rank_class in range(len(ends))
-            ]
-        drawing.step_ends.append(ends)
+                ends = self._wait(number, ends, done)
+        self._end(ends)
+
+    def _wait(self, number: int, ends: list[list[int]], done: list[list[int]]) -> list[list[int]]:
+        return self._optimizer(number, [[*own, *tasks] for own, tasks in zip(ends, done, strict=True)], 0.0)
 
 
 class MixingSteps(_Rounds):
@@ -98,24 +89,17 @@ class MixingSteps(_Rounds):
 
     def step(self, number: int) -> None:
         """One step; what left after the step before is waited for before the optimizer's."""
-        drawing = self._drawing
-        ready = self._compute(number, self._before())
+        waits = self._compute(number)
         if not self._overlapped:
-            self._start(number, self._first_step + number, ready)
-        waits: list[list[int]] = [[task] for task in ready]
+            self._start(number, self._first_step + number, waits)
         for done in self._open:
-            _extend(waits, done)
+            waits = [[*own, *tasks] for own, tasks in zip(waits, done, strict=True)]
         self._open = []
-        ends = self._optimizer(number, waits)
-        drawing.step_ends.append(ends)
+        ends = self._optimizer(number, waits, self._drawing.inputs.optimizer_s)
+        self._end(ends)
         if self._overlapped:
             self._start(number, self._first_step + number + 1, ends)
 
-    def _start(self, number: int, num_steps: int, ready: list[int]) -> None:
+    def _start(self, number: int, num_steps: int, ready: list[list[int]]) -> None:
         rule = self._drawing.inputs.strategy.synchronization
         self._open += [self._exchange(number, part, ready) for part in rule.due(num_steps)]
-
-
-def _extend(waits: list[list[int]], done: list[list[int]]) -> None:
-    for tasks, more in zip(waits, done, strict=True):
-        tasks += more

@@ -2,51 +2,69 @@
 
 from __future__ import annotations
 
+from laconic.core.exchange import Move
 from laconic.core.plan import Plan
-from laconic.simulator.lowering.drawing import Drawing, RankClass, Submission, Which
+from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
+from laconic.simulator.lowering.drawing import Drawing, Which
+from laconic.simulator.lowering.turns import turns_of
 from laconic.synchronization import Asynchronous
 
 
 class PushPullSteps:
-    """Each class sends gradients and takes parameters; it waits for nobody, or for those that are too far behind."""
+    """Each class sends gradients and takes parameters; it waits for nobody, or for those that are too far behind.
+
+    Steps are those of a job that has run for long: where the fastest may be so many steps ahead, they are.
+    """
 
     def __init__(self, drawing: Drawing, plan: Plan, rule: Asynchronous) -> None:
         self._drawing = drawing
         self._plan = plan
         self._lead = rule.lead
-        self._submissions = [Submission(plan) for _ in drawing.inputs.classes]
-        layers = drawing.inputs.workload.layers
-        self._forward_s = sum(layer.forward_s for layer in layers)
-        self._backward_s = sum(layer.backward_s for layer in layers)
+        self._turns = [turns_of(drawing.inputs, bucket) for bucket in plan.buckets]
+        classes, world_size = drawing.inputs.classes, drawing.inputs.world_size
+        self._threads = [
+            CommunicationThread(drawing, [number], ranks.size / world_size) for number, ranks in enumerate(classes)
+        ]
+        slowest = max(ranks.slowdown for ranks in classes)
+        self._ahead = [0 if ranks.slowdown == slowest else rule.lead or 0 for ranks in classes]
+        self._arrived: list[dict[int, list[list[int]]]] = []
+        """For every step, class and bucket: what ends with servers having got it."""
 
     def step(self, number: int) -> None:
         """One step of every class, each at its own time."""
-        drawing = self._drawing
-        ends: list[int] = []
-        for rank_class, ranks in enumerate(drawing.inputs.classes):
-            waits = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
-            forward = drawing.compute("forward", number, rank_class, self._forward_s, waits)
-            backward = drawing.compute("backward", number, rank_class, self._backward_s, [forward])
-            done = self._exchange(number, rank_class, ranks, backward)
-            if self._lead is not None and number > self._lead:
-                # Clocks: a worker may go on when the slowest has made all but `lead` of its steps.
-                done += drawing.step_ends[number - self._lead - 1]
-            ends.append(drawing.compute("optimizer", number, rank_class, 0.0, done))
-        drawing.step_ends.append(ends)
+        drawing, workload = self._drawing, self._drawing.inputs.workload
+        self._arrived.append({})
+        ends: dict[int, int] = {}
+        for rank_class in reversed(range(len(self._threads))):  # whoever is waited for first
+            before = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
+            forward = drawing.compute("forward", number, rank_class, workload.forward_s, before)
+            backward = drawing.compute("backward", number, rank_class, workload.backward_s, [forward])
+            done = self._exchange(number, rank_class, backward)
+            ends[rank_class] = drawing.compute("optimizer", number, rank_class, 0.0, done)
+        drawing.step_ends.append([ends[rank_class] for rank_class in range(len(self._threads))])
 
-    def _exchange(self, number: int, rank_class: int, ranks: RankClass, ready: int) -> list[int]:
-        drawing, submission = self._drawing, self._submissions[rank_class]
-        share = ranks.size / drawing.inputs.world_size
-        done: list[int] = []
-        for index, bucket in enumerate(self._plan.buckets):
-            which = Which(number, index, bucket)
-            ends = drawing.code_alone("encode", which, rank_class, [ready, *submission.room()])
-            for move in drawing.inputs.moves(bucket):
-                ends = drawing.move(which, move, ends, share=share)
-            ends = drawing.code_alone("decode", which, rank_class, ends)
-            submission.opened(bucket.nbytes, ends)
-            done += ends
-        return done
+    def _exchange(self, number: int, rank_class: int, ready: int) -> list[int]:
+        found: list[BucketExchange] = []
+        for index, (bucket, turns) in enumerate(zip(self._plan.buckets, self._turns, strict=True)):
+            held_by = self._held_by(number, rank_class, index)
+            found.append(BucketExchange(Which(number, index, bucket), turns, held_by=held_by))
+            is_last = index == len(self._plan.buckets) - 1
+            self._threads[rank_class].submit(found[-1], [[ready]], last=is_last)
+        self._arrived[number][rank_class] = [exchange.arrived for exchange in found]
+        return [ready, *(task for exchange in found for task in exchange.done[0])]
+
+    def _held_by(self, number: int, rank_class: int, bucket: int) -> list[int]:
+        """What must have come from other classes before a server answers: c - min_j(c_j) <= lead."""
+        if self._lead is None:
+            return []
+        found: list[int] = []
+        for other, ahead in enumerate(self._ahead):
+            clock = number + self._ahead[rank_class] - self._lead - ahead
+            if clock == number and other not in self._arrived[number]:
+                clock -= 1  # of those that do not differ by so many steps, the faster come first by themselves
+            if other != rank_class and clock >= 0:
+                found += self._arrived[clock][other][bucket]
+        return found
 
 
 class PairwiseSteps:
@@ -55,9 +73,6 @@ class PairwiseSteps:
     def __init__(self, drawing: Drawing, plan: Plan) -> None:
         self._drawing = drawing
         self._plan = plan
-        layers = drawing.inputs.workload.layers
-        self._compute_s = sum(layer.forward_s + layer.backward_s for layer in layers)
-        self._under_way: list[int] = []
         self._free_s = 0.0
 
     def step(self, number: int) -> None:
@@ -65,18 +80,23 @@ class PairwiseSteps:
         drawing, inputs = self._drawing, self._drawing.inputs
         ends: list[int] = []
         for rank_class in range(len(inputs.classes)):
-            waits = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
-            passes = drawing.compute("backward", number, rank_class, self._compute_s, waits)
-            ends.append(drawing.compute("optimizer", number, rank_class, inputs.optimizer_s, [passes]))
+            before = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
+            forward = drawing.compute("forward", number, rank_class, inputs.workload.forward_s, before)
+            backward = drawing.compute("backward", number, rank_class, inputs.workload.backward_s, [forward])
+            ends.append(drawing.compute("optimizer", number, rank_class, inputs.optimizer_s, [backward]))
         drawing.step_ends.append(ends)
-        now_s = (number + 1) * (self._compute_s + inputs.optimizer_s)
-        if now_s < self._free_s:
-            return
-        took_s = 0.0
-        last = [ends[0]]
+        now_s = (number + 1) * inputs.classes[0].slowdown * (inputs.workload.compute_s + inputs.optimizer_s)
+        if now_s >= self._free_s and inputs.exchanges():
+            self._free_s = now_s + self._average(number, ends[0])
+
+    def _average(self, number: int, after: int) -> float:
+        """What a rank sends for one average of its own and for one that it is asked for; gives how long that takes."""
+        inputs, took_s, last = self._drawing.inputs, 0.0, [after]
+        strategy = inputs.strategy
         for index, bucket in enumerate(self._plan.buckets):
-            drawing.next_in_order()
-            for move in inputs.pair_moves(bucket):
-                last = drawing.move(Which(number, index, bucket), move, last)
-                took_s += inputs.seconds(move)
-        self._free_s = now_s + took_s
+            self._drawing.next_in_order()
+            nbytes = strategy.architecture.pairwise_bytes(bucket, strategy.compression, inputs.moment)
+            move = Move("send", (nbytes,))
+            last = self._drawing.move(Which(number, index, bucket), move, last).ends
+            took_s += inputs.seconds(move)
+        return took_s

@@ -20,6 +20,8 @@ from laconic.simulator.network.contract import DOWN, INSIDE, LINK, UP, Passage
 from laconic.simulator.network.measured_table import MeasuredTable
 from laconic.simulator.network.patterns import Load, Patterns
 
+_ROUNDING = 1e-9
+
 
 def pipelined_trees(ranks: int) -> Formula:
     """Two binary trees with many small pieces under way, which backends use among many ranks."""
@@ -168,15 +170,14 @@ class AnalyticNetwork:
 
         Half of what both ways at once would take is where they share links; in the rest they do not meet.
         """
-        load = self._patterns(world_size).to_servers(num_servers)
-        shared_s, latency_s, slower = load.both_s / 2, self._message_s + load.delay_s, self._slower_than_stated()
-        found: list[Passage] = []
+        load, slower = self._patterns(world_size).to_servers(num_servers), self._slower_than_stated()
+        latency_s, found = self._message_s + load.delay_s, list[Passage]()
         for nbytes, way_s, own in ((move.nbytes, load.up_s, UP), (move.answer_bytes, load.down_s, DOWN)):
-            for where, byte_s in ((LINK, shared_s), (own, max(0.0, way_s - shared_s))):
-                busy_s = slower * nbytes * byte_s
-                rank_s = slower * nbytes * load.rank_s * byte_s / way_s if way_s else 0.0
-                passes_s = latency_s if where == own else 0.0
-                found.append(Passage(where, busy_s, passes_s, rank_s=rank_s, answer=own == DOWN))
+            shared = min(1.0, load.both_s / 2 / way_s) if way_s else 1.0
+            busy_s, rank_s = slower * nbytes * way_s, slower * nbytes * load.rank_s
+            if shared < 1 - _ROUNDING:
+                found.append(Passage(own, (1 - shared) * busy_s, rank_s=(1 - shared) * rank_s, answer=own == DOWN))
+            found.append(Passage(LINK, shared * busy_s, latency_s, rank_s=shared * rank_s, answer=own == DOWN))
         return tuple(passage for passage in found if passage.seconds)
 
     def _apart(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:

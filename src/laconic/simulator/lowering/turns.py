@@ -1,0 +1,108 @@
+"""An exchange as the communication thread sees it: what is issued at a time, and what is computed in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laconic.architecture import AllReduce
+from laconic.collectives.choice import NATIVE
+from laconic.collectives.formulas import formula
+from laconic.core.exchange import Move
+from laconic.core.hosts import Hosts, hosts_alone
+from laconic.core.plan import Bucket
+from laconic.simulator.lowering.drawing import Inputs
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is issued at one time; the thread comes back when it is the oldest that is open, and all of it has ended."""
+
+    moves: tuple[Move, ...]
+    portion: float = 1.0
+    """How much of the moves."""
+    before_s: float = 0.0
+    """What is computed before they are issued."""
+    after_s: float = 0.0
+    """What is computed with their outcome."""
+
+
+def turns_of(inputs: Inputs, bucket: Bucket, *, halves: bool = False) -> tuple[Turn, ...]:
+    """The turns of one exchange of `bucket`; with `halves`, all but the first may wait."""
+    if not inputs.exchanges():
+        return ()
+    strategy = inputs.strategy
+    moves = strategy.architecture.moves(bucket, strategy.compression, inputs.moment, halves=halves)
+    groups = _grouped(inputs, bucket, moves)
+    if halves and len(groups) == 1:
+        groups.append(())  # what a server answers is taken later
+    turns = _with_codec(inputs, bucket, groups)
+    first_share = 0.0 if halves else _first_step(inputs, turns[0].moves if turns else ())
+    if not first_share:
+        return turns
+    # A sum of our own goes on step by step, whenever the thread comes back to it: first with one step, then the others.
+    begin = Turn(turns[0].moves, first_share, turns[0].before_s)
+    return begin, Turn(turns[0].moves, 1 - first_share, after_s=turns[0].after_s), *turns[1:]
+
+
+def _grouped(inputs: Inputs, bucket: Bucket, moves: tuple[Move, ...]) -> list[tuple[Move, ...]]:
+    """The moves that are issued together: where there are more of them than waits, it is the first ones."""
+    if not moves or any(move.among_hosts for move in moves):
+        return [(move,) for move in moves]
+    waits = inputs.strategy.compression.num_waits(bucket, inputs.moment)
+    kind = moves[0].kind
+    if kind == "send":
+        # Rank 0 only takes in what others begin with where there are more ranks than pairs.
+        moves = (moves[0],) * (waits - len(moves)) + moves
+    together = 1 + (max(0, len(moves) - waits) if kind not in {"mix", "scatter_sum"} else 0)
+    return [moves[:together], *((move,) for move in moves[together:])]
+
+
+def _first_step(inputs: Inputs, moves: tuple[Move, ...]) -> float:
+    """The share of its first step in a sum that is formed step by step; 0 if there is none."""
+    algorithm = next((move.algorithm for move in moves if move.kind == "sum"), NATIVE)
+    if algorithm == NATIVE:
+        return 0.0
+    steps = (
+        _hierarchical_steps(inputs) if algorithm == "hierarchical" else formula(algorithm, inputs.world_size).num_steps
+    )
+    return 1 / steps if steps > 1 else 0.0
+
+
+def _hierarchical_steps(inputs: Inputs) -> int:
+    hosts = _hosts(inputs)
+    most, same = max(map(len, hosts)), len({len(host) for host in hosts}) == 1
+    return 2 * (most - 1 if same else (most - 1).bit_length()) + 2 * (len(hosts) - 1)
+
+
+def _hosts(inputs: Inputs) -> Hosts:
+    architecture = inputs.strategy.architecture
+    assert isinstance(architecture, AllReduce)
+    return architecture.hosts or hosts_alone(inputs.world_size)
+
+
+def _with_codec(inputs: Inputs, bucket: Bucket, groups: Sequence[tuple[Move, ...]]) -> tuple[Turn, ...]:
+    """What encoding and decoding take, in the turns in which they happen."""
+    codec, ranks = inputs.codec, inputs.world_size
+    if codec is None or not groups:
+        return tuple(Turn(moves) for moves in groups)
+    encode_s, decode_s = codec.encode_s(bucket.nbytes), codec.decode_s(bucket.nbytes)
+    issues = sum(1 for moves in groups if moves)
+    # What has rounds that depend on each other encodes for each.
+    each_s = encode_s if inputs.strategy.compression.alone() else encode_s / issues
+    found: list[Turn] = []
+    for number, moves in enumerate(groups):
+        last, kinds = number == len(groups) - 1, {move.kind for move in moves}
+        payloads = 1.0 if last else 0.0
+        if "gather" in kinds and not any(move.kind == "scatter" for group in groups for move in group):
+            among = next(move for move in moves if move.kind == "gather").among_hosts
+            payloads = len(_hosts(inputs)) if among else ranks
+        elif "mix" in kinds:
+            payloads = 1 + max(move.peers for move in moves)
+        before_s = each_s if number == 0 or not inputs.strategy.compression.alone() else 0.0
+        after_s = payloads * decode_s
+        if "scatter" in kinds:
+            # A share of everybody's payload, which makes one; its sum is encoded again.
+            after_s = decode_s + codec.encode_s(bucket.nbytes / ranks)
+        found.append(Turn(moves, before_s=before_s, after_s=after_s))
+    return tuple(found)
