@@ -69,8 +69,8 @@ def forked_ranks(
 
 
 @pytest.fixture(scope="module")
-def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """The folder of a run without slow links, and what it printed."""
+def unlimited(tmp_path_factory: pytest.TempPathFactory, ends: object) -> tuple[Path, str, str]:
+    """The folder of a run without slow links, and what it printed; `ends` come to theirs meanwhile."""
     out, output, errors = tmp_path_factory.mktemp("compare") / "run", io.StringIO(), io.StringIO()
     strategies = ["--strategy", "ddp", "--strategy", "bsp / all_reduce / bf16 + error_feedback / wfbp"]
     with (
@@ -151,36 +151,6 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
         common = min(len(curve["loss"]), len(free["loss"]))
         assert common >= 5
         assert curve["loss"][:common] == free["loss"][:common]
-
-
-@pytest.mark.dist
-@pytest.mark.timeout(120)
-def test_replay_takes_compute_or_communication_whichever_is_longer(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    workload = tmp_path / "job.json"
-    layer = {"forward_s": 0.01, "backward_s": 0.02}
-    layers = [
-        {"name": f"layer{index}", **layer, "tensors": [{"name": f"layer{index}.weight", "shape": [250, 250]}]}
-        for index in range(4)
-    ]
-    document = {"name": "job", "batch": 1, "source": "made up", "layers": layers}
-    workload.write_text(json.dumps(document))
-    words = ["--workload", str(workload), "--hosts", "2", "--bandwidth", "100mbit", "--links", "paced", "--steps", "5"]
-    strategies = ["--strategy", "bsp-a2a", "--strategy", "wfbp-a2a"]
-    with patch.object(run, "run_ranks", forked_ranks):
-        assert main(["replay", *words, *strategies, "--json", "--out", str(out)]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((out / "results.json").read_text())
-    ddp, sequential, overlapped = rows_of(out)
-    for row in (ddp, sequential, overlapped):
-        assert float(str(row["step_ms"])) >= 120, "forward and backward are slept"
-        assert row["final_loss"] is None
-    assert sequential["predicted_bytes_per_step"] == 4 * 250 * 250 * 4
-    # 1 MB at 100 Mbit/s is 80 ms after 120 ms of compute; overlapped, all but the last layer's hides behind it.
-    assert float(str(sequential["exposed_ms"])) > 60
-    assert float(str(overlapped["step_ms"])) < float(str(sequential["step_ms"])) - 20
-    assert json.loads((out / "results.json").read_text())["kind"] == "replay"
 
 
 @pytest.mark.parametrize(
@@ -373,3 +343,33 @@ def test_a_port_that_is_taken_is_named(ends: tuple[Path, dict[str, Future]]) -> 
     assert "Traceback" not in done.stderr
     assert f"cannot start the process group at 127.0.0.1:{port}" in done.stderr
     assert "EADDRINUSE" in done.stderr or "already in use" in done.stderr
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(120)
+def test_replay_takes_compute_or_communication_whichever_is_longer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    workload = tmp_path / "job.json"
+    layer = {"forward_s": 0.01, "backward_s": 0.02}
+    layers = [
+        {"name": f"layer{index}", **layer, "tensors": [{"name": f"layer{index}.weight", "shape": [250, 250]}]}
+        for index in range(4)
+    ]
+    document = {"name": "job", "batch": 1, "source": "made up", "layers": layers}
+    workload.write_text(json.dumps(document))
+    words = ["--workload", str(workload), "--hosts", "2", "--bandwidth", "100mbit", "--links", "paced", "--steps", "5"]
+    strategies = ["--strategy", "bsp-a2a", "--strategy", "wfbp-a2a"]
+    with patch.object(run, "run_ranks", forked_ranks):
+        assert main(["replay", *words, *strategies, "--json", "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((out / "results.json").read_text())
+    ddp, sequential, overlapped = rows_of(out)
+    for row in (ddp, sequential, overlapped):
+        assert float(str(row["step_ms"])) >= 120, "forward and backward are slept"
+        assert row["final_loss"] is None
+    assert sequential["predicted_bytes_per_step"] == 4 * 250 * 250 * 4
+    # 1 MB at 100 Mbit/s is 80 ms after 120 ms of compute; overlapped, all but the last layer's hides behind it.
+    assert float(str(sequential["exposed_ms"])) > 60
+    assert float(str(overlapped["step_ms"])) < float(str(sequential["step_ms"])) - 20
+    assert json.loads((out / "results.json").read_text())["kind"] == "replay"

@@ -174,7 +174,8 @@ class AllReduce(Architecture):
                 found += self._halves(round.sizes, moment.world_size)
             else:
                 found.append(Move("sum", round.sizes, self._named(sum(round.sizes))))
-        return tuple(found)
+        # Sums that are made side by side are all begun before the second half of any of them.
+        return tuple(sorted(found, key=lambda move: move.kind != "scatter_sum")) if halves else tuple(found)
 
     def _halves(self, sizes: tuple[int, ...], world_size: int) -> tuple[Move, Move]:
         """A sum of which every rank gets its share first, and the other shares later."""

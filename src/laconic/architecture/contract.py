@@ -130,7 +130,10 @@ class Architecture(Method):
         raise NotImplementedError
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
-        """What one exchange of `bucket` does on the network, in order; with `halves`, the last move may wait."""
+        """What one exchange of `bucket` does on the network, in order.
+
+        With `halves`, a sum is a "scatter_sum" and a "gather", and all that gathers may wait.
+        """
         raise NotImplementedError
 
     def halves_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:

@@ -15,7 +15,7 @@ from laconic.simulator.lowering.drawing import Drawing
 
 _Floats = npt.NDArray[np.float64]
 _MOST_ROUNDS = 40
-_CLOSE = 1e-6
+_CLOSE = 1e-5
 
 
 def slowed(drawing: Drawing, graph: Graph, ratio: float) -> Outcome:

@@ -29,12 +29,13 @@ class Prediction:
     step_s: float
     """Of a steady step, on average over as many as repeat."""
     compute_s: float
-    """What a rank computes in a step, the slowest if they differ."""
+    """What a rank computes in a step; if they differ the slowest, or where nobody waits for it, as many samples in this
+    time as all compute in a step."""
     samples_per_s: float
     wire_bytes: int
     """Payload bytes one rank sends per step."""
     busy: dict[str, float] = field(default_factory=dict)
-    """Share of the time in which each part of the network is busy."""
+    """Share of the steps' time in which each part of the network is busy."""
     because: tuple[tuple[str, float], ...] = ()
     """What the steps' time goes to along the critical path: words and share, the largest first."""
     spread: Spread | None = None
@@ -48,8 +49,8 @@ class Prediction:
 
     @property
     def efficiency(self) -> float:
-        """Samples per second and worker, relative to one worker that does not communicate."""
-        return self.compute_s / self.step_s if self.step_s else 1.0
+        """Samples per second, relative to workers that do not communicate."""
+        return min(1.0, self.compute_s / self.step_s) if self.step_s else 1.0
 
     def in_words(self) -> str:
         """The critical path in a sentence."""

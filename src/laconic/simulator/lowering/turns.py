@@ -51,10 +51,12 @@ def _grouped(inputs: Inputs, bucket: Bucket, moves: tuple[Move, ...]) -> list[tu
         return [(move,) for move in moves]
     waits = inputs.strategy.compression.num_waits(bucket, inputs.moment)
     kind = moves[0].kind
+    if kind == "scatter_sum":
+        return [tuple(move for move in moves if (move.kind == kind) is first) for first in (True, False)]
     if kind == "send":
         # Rank 0 only takes in what others begin with where there are more ranks than pairs.
         moves = (moves[0],) * (waits - len(moves)) + moves
-    together = 1 + (max(0, len(moves) - waits) if kind not in {"mix", "scatter_sum"} else 0)
+    together = 1 + max(0, len(moves) - waits)
     return [moves[:together], *((move,) for move in moves[together:])]
 
 
