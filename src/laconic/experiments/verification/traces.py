@@ -19,6 +19,8 @@ _STEPS = 2
 _SETTLE_S = 10.0
 """How long threads that were told to end, and sockets that were closed, may take."""
 _DESCRIPTORS = Path("/proc/self/fd")
+_LOOKING = threading.Lock()
+"""Looking opens a file itself, which another rank that is a thread of this process would count."""
 
 
 def check(stage: Stage, strategy: Strategy) -> Outcome:
@@ -70,7 +72,8 @@ class _Held:
         if not stage.in_process or stage.rank == 0:
             gc.collect(generation)  # what is only waiting to be collected is not held
         stage.meet()
-        files = len(list(_DESCRIPTORS.iterdir())) if _DESCRIPTORS.exists() else None
+        with _LOOKING:
+            files = len(list(_DESCRIPTORS.iterdir())) if _DESCRIPTORS.exists() else None
         found = cls(tuple(thread.name for thread in threading.enumerate()), files)
         stage.meet()
         return found

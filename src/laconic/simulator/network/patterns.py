@@ -85,7 +85,10 @@ class Patterns:
         num_servers = min(num_servers, self._world_size)
         ranks, longest_s = np.arange(self._world_size, dtype=np.int64), 0.0
         up, down = (np.zeros(len(self._fabric.capacity_bytes_per_s)) for _ in range(2))
-        for distance in (distances := _some(num_servers)):
+        # Of many, not the server on a rank's own host: with only some looked at, it would count for too much.
+        skipped = int(num_servers > _MOST_SHIFTS)
+        distances = [skipped + place for place in _some(num_servers - skipped)]
+        for distance in distances:
             servers = (ranks + distance) % num_servers
             load, delay_s = self._loads(ranks, servers)
             up += load
