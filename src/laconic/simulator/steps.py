@@ -93,10 +93,16 @@ def until_they_repeat(inputs: Inputs, plans: Sequence[Plan], run: Callable[[Draw
             # Where steps do not repeat exactly, the mean over the second half is what they take.
             last_s = float(ended_s[-1].min())
             first_s = float(ended_s[-2].min()) if steady else last_s / 2
-            sizes = np.array([ranks.size for ranks in inputs.classes])
-            rate = float(pace(ended_s, first_s, last_s) @ sizes) * period / inputs.world_size
+            rate = period * _together(pace(ended_s, first_s, last_s), inputs)
             return Steady(plans, drawing, graph, outcome, period, first_s, last_s, 1 / rate if rate else 0.0)
         num_periods *= 2
+
+
+def _together(paces: npt.NDArray[np.float64], inputs: Inputs) -> float:
+    """That of all ranks: the slowest, for which the others wait sooner or later; or the mean of all, if nobody does."""
+    if inputs.strategy.synchronization.barrier:
+        return float(paces.min())
+    return float(paces @ [ranks.size for ranks in inputs.classes]) / inputs.world_size
 
 
 def pace(ended_s: npt.NDArray[np.float64], first_s: float, last_s: float) -> npt.NDArray[np.float64]:

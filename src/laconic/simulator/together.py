@@ -22,7 +22,7 @@ from laconic.strategy import Strategy, as_strategy
 from laconic.workload import Workload
 
 _PERIODS = 12
-_MOST_PERIODS = 600
+_MOST_STEPS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,9 @@ def simulate_together(tenants: Sequence[Tenant], cluster: Cluster, *, message_s:
     periods_s = [step_s * period_of(job.strategy) for step_s, job in zip(alone, jobs, strict=True)]
     # So that whoever makes short steps does not leave the others alone.
     longest_s = max(periods_s)
-    counts = [min(_MOST_PERIODS, -(-_PERIODS * longest_s // time_s)) if time_s else _PERIODS for time_s in periods_s]
-    together = _steps_s(jobs, [int(count) for count in counts])
+    counts = [round(_PERIODS * longest_s / time_s) if time_s else _PERIODS for time_s in periods_s]
+    most = [max(_PERIODS, _MOST_STEPS // period_of(job.strategy)) for job in jobs]
+    together = _steps_s(jobs, list(map(min, counts, most)))
     return [
         Shared(strategy=str(tenant.strategy), workload=tenant.workload.name, alone_s=alone_s, together_s=together_s)
         for tenant, alone_s, together_s in zip(tenants, alone, together, strict=True)

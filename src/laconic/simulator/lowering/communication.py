@@ -47,12 +47,12 @@ class BucketExchange:
 
 
 class CommunicationThread:
-    """Of all ranks of some classes, which issue the same in the same order."""
+    """Of all ranks of some classes, which issue the same in the same order; or of one class that goes `alone`."""
 
-    def __init__(self, drawing: Drawing, classes: Sequence[int], share: float = 1.0) -> None:
+    def __init__(self, drawing: Drawing, classes: Sequence[int], *, alone: bool = False) -> None:
         self._drawing = drawing
         self._classes = classes
-        self._share = share
+        self._alone = classes[0] if alone else None
         self._free: list[list[int]] = [[] for _ in classes]
         """For each class what must end for its thread to have done all so far."""
         self._running: deque[BucketExchange] = deque()
@@ -133,7 +133,7 @@ class CommunicationThread:
             exchange.ends, exchange.arrived = [], []
         for move in turn.moves:
             moved = drawing.move(
-                exchange.which, move, issued, portion=turn.portion, share=self._share, held_by=exchange.held_by
+                exchange.which, move, issued, portion=turn.portion, alone=self._alone, held_by=exchange.held_by
             )
             exchange.ends += moved.ends
             exchange.arrived += moved.arrived

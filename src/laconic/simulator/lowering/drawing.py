@@ -20,6 +20,8 @@ from laconic.workload import CodecCost, Workload
 
 Kind = Literal["forward", "backward", "optimizer", "encode", "exchange", "decode", "latency"]
 
+_OWN = "own links"
+"""Of ranks that send while others do not."""
 _FEW = 4
 """Tasks to wait for that need no task of their own to stand for all of them."""
 
@@ -33,8 +35,7 @@ class RankClass:
     """By what its compute times are multiplied."""
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """What a task is."""
 
     kind: Kind
@@ -118,6 +119,7 @@ class Drawing:
         self.labels: list[Label] = []
         self._compute = [self.builder.resource(f"compute {number}") for number in range(len(inputs.classes))]
         self._codec = [self.builder.resource(f"communication {number}") for number in range(len(inputs.classes))]
+        self._own = [self.builder.resource(f"links of class {number}") for number in range(len(inputs.classes))]
         self._parts: dict[str, int] = {}
         self._order = 0
         self.step_ends: list[list[int]] = []
@@ -174,39 +176,43 @@ class Drawing:
         after: Sequence[int],
         *,
         portion: float = 1.0,
-        share: float = 1.0,
+        alone: int | None = None,
         held_by: Sequence[int] = (),
     ) -> Moved:
         """A move on the network.
 
-        portion: how much of it is done. share: how many of all ranks take part. held_by: what a server waits for before
-        it answers.
+        portion: how much of it is done. alone: the class that makes it, if the others make theirs at other times.
+        held_by: what a server waits for before it answers.
         """
         inputs = self.inputs
         if inputs.devices is not None:
             return self._flows(which, move, after, inputs.devices, portion=portion, held_by=held_by)
-        ends, arrived = list(after), None
-        name = f"{move.kind} {move.algorithm}"
+        (step, number, _), name, ends, arrived = which, _name(move), list(after), None
+        share = portion if alone is None else portion * inputs.classes[alone].size / inputs.world_size
         for passage in inputs.network.passages(move, inputs.world_size, inputs.num_servers):
             if passage.answer and arrived is None:
                 arrived, ends = ends, [*ends, *held_by]
-            where, moving_s = passage.where, passage.busy_s * share * portion
-            label = Label("exchange", which.step, which.number, where, move.nbytes, name, moving_s)
-            ends = [
-                self.builder.timed(
-                    passage.startup_s * portion + moving_s,
-                    resource=self._part(where),
-                    priority=self._order,
-                    after=ends,
-                    label=self._label(label),
-                )
-            ]
-            # The links of all ranks together are free again, those of these few are not.
-            own_s = max(0.0, passage.rank_s * portion - moving_s)
-            if passes_s := passage.latency_s * portion + own_s:
-                waiting = Label("latency", which.step, which.number, where, move.nbytes, name)
-                ends = [self.builder.timed(passes_s, after=ends, label=self._label(waiting))]
-        return Moved(ends, ends if arrived is None else arrived)
+            before, ends = ends, []
+            if alone is not None and passage.rank_s:
+                own = Label("exchange", step, number, _OWN, move.nbytes, name, passage.rank_s * portion)
+                ends.append(self._hold(own, self._own[alone], before))
+            moving = Label("exchange", step, number, passage.where, move.nbytes, name, passage.busy_s * share)
+            ends.append(self._hold(moving, self._part(passage.where), before, startup_s=passage.startup_s * portion))
+            if passage.latency_s:
+                waiting = self._label(Label("latency", step, number, passage.where, move.nbytes, name))
+                ends = [self.builder.timed(passage.latency_s * portion, after=ends, label=waiting)]
+        # A network may not tell the way back from the way there.
+        return Moved([*ends, *held_by], ends) if arrived is None else Moved(ends, arrived)
+
+    def _hold(self, label: Label, resource: int, after: Sequence[int], *, startup_s: float = 0.0) -> int:
+        """Hold links while bytes move over them."""
+        return self.builder.timed(
+            startup_s + label.moving_s,
+            resource=resource,
+            priority=self._order,
+            after=after,
+            label=self._label(label),
+        )
 
     def _flows(
         self,
@@ -228,7 +234,7 @@ class Drawing:
         for number, (sources, destinations, stage, nbytes) in enumerate(ways):
             if move.kind == "serve" and number == len(stages):
                 arrived, ends = ends, [*ends, *held_by]
-            label = Label("exchange", which.step, which.number, LINK, move.nbytes, f"{move.kind} {move.algorithm}")
+            label = Label("exchange", which.step, which.number, LINK, move.nbytes, _name(move))
             transfer = self.builder.transfer(
                 devices[sources],
                 devices[destinations],
@@ -241,3 +247,7 @@ class Drawing:
             )
             ends = [transfer]
         return Moved(ends, ends if arrived is None else arrived)
+
+
+def _name(move: Move) -> str:
+    return f"{move.kind} {move.algorithm}"

@@ -21,10 +21,9 @@ class PushPullSteps:
         self._plan = plan
         self._lead = rule.lead
         self._turns = [turns_of(drawing.inputs, bucket) for bucket in plan.buckets]
-        classes, world_size = drawing.inputs.classes, drawing.inputs.world_size
-        self._threads = [
-            CommunicationThread(drawing, [number], ranks.size / world_size) for number, ranks in enumerate(classes)
-        ]
+        classes = drawing.inputs.classes
+        alone = len(classes) > 1
+        self._threads = [CommunicationThread(drawing, [number], alone=alone) for number in range(len(classes))]
         slowest = max(ranks.slowdown for ranks in classes)
         self._ahead = [0 if ranks.slowdown == slowest else rule.lead or 0 for ranks in classes]
         self._arrived: list[dict[int, list[list[int]]]] = []

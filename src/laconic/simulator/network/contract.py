@@ -27,7 +27,7 @@ class Passage:
     startup_s: float = 0.0
     """Before bytes move, and nobody else's can."""
     rank_s: float = 0.0
-    """How long bytes of one rank move however few take part: over its own link, which is not the busiest one."""
+    """How long bytes of one rank move, however few take part, over its own link, which need not be the busiest one."""
     answer: bool = False
     """Comes from a server, which may hold it back."""
 
