@@ -13,6 +13,9 @@ from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.plan import Bucket
 from laconic.simulator.lowering.drawing import Inputs
 
+_INSIDE = {"to_leaders", "from_leaders"}
+"""Moves of values that are not compressed."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -85,26 +88,37 @@ def _hosts(inputs: Inputs) -> Hosts:
 
 def _with_codec(inputs: Inputs, bucket: Bucket, groups: Sequence[tuple[Move, ...]]) -> tuple[Turn, ...]:
     """What encoding and decoding take, in the turns in which they happen."""
-    codec, ranks = inputs.codec, inputs.world_size
-    if codec is None or not groups:
+    codec = inputs.codec
+    coded = [number for number, moves in enumerate(groups) if not any(move.kind in _INSIDE for move in moves)]
+    if codec is None or not coded:
         return tuple(Turn(moves) for moves in groups)
     encode_s, decode_s = codec.encode_s(bucket.nbytes), codec.decode_s(bucket.nbytes)
-    issues = sum(1 for moves in groups if moves)
-    # What has rounds that depend on each other encodes for each.
-    each_s = encode_s if inputs.strategy.compression.alone() else encode_s / issues
+    issuing = coded[:1]
+    if not inputs.strategy.compression.alone():
+        # Rounds that depend on each other: something is encoded for each.
+        issuing = [number for number in coded if groups[number]]
+    kinds = {move.kind for moves in groups for move in moves}
     found: list[Turn] = []
     for number, moves in enumerate(groups):
-        last, kinds = number == len(groups) - 1, {move.kind for move in moves}
-        payloads = 1.0 if last else 0.0
-        if "gather" in kinds and not any(move.kind == "scatter" for group in groups for move in group):
-            among = next(move for move in moves if move.kind == "gather").among_hosts
-            payloads = len(_hosts(inputs)) if among else ranks
-        elif "mix" in kinds:
-            payloads = 1 + max(move.peers for move in moves)
-        before_s = each_s if number == 0 or not inputs.strategy.compression.alone() else 0.0
-        after_s = payloads * decode_s
-        if "scatter" in kinds:
+        before_s, after_s = (encode_s / len(issuing) if number in issuing else 0.0), 0.0
+        scatter = next((move for move in moves if move.kind == "scatter"), None)
+        if scatter is not None:
             # A share of everybody's payload, which makes one; its sum is encoded again.
-            after_s = decode_s + codec.encode_s(bucket.nbytes / ranks)
+            after_s = decode_s + codec.encode_s(bucket.nbytes / _num_ranks(inputs, scatter))
+        elif number == coded[-1]:
+            # What is gathered is a payload of each rank, if it is not the shares of one.
+            whole = not kinds & {"scatter", "scatter_sum"}
+            after_s = decode_s * max((_num_payloads(inputs, move, whole=whole) for move in moves), default=1)
         found.append(Turn(moves, before_s=before_s, after_s=after_s))
     return tuple(found)
+
+
+def _num_payloads(inputs: Inputs, move: Move, *, whole: bool) -> int:
+    """How many a rank decodes after a move."""
+    if move.kind == "mix":
+        return 1 + move.peers  # its own, too
+    return _num_ranks(inputs, move) if move.kind == "gather" and whole else 1
+
+
+def _num_ranks(inputs: Inputs, move: Move) -> int:
+    return len(_hosts(inputs)) if move.among_hosts else inputs.world_size
