@@ -50,9 +50,16 @@ class MeasuredTable:
         return None if curve is None else self._on_curve(curve, move)
 
     def sent_byte_s(self) -> float | None:
-        """Seconds per byte of a large message between two ranks; None if that was not measured."""
-        curve = None if self._measured is None else self._measured.curve("send")
-        return None if curve is None else 1 / curve.plateau_bytes_per_s
+        """Seconds per byte that a rank sends to several others in large messages; None if that was not measured.
+
+        Messages from several ranks that meet on one link get less of it than one alone: where everybody sending to
+        everybody was measured, that counts.
+        """
+        if self._measured is None:
+            return None
+        curves = [curve for kind in ("send", "all_to_all") if (curve := self._measured.curve(kind)) is not None]
+        last = [(curve.sizes[-1], 1 / curve.plateau_bytes_per_s, curve) for curve in curves]
+        return max((byte_s * size / curve.sent_bytes(size) for size, byte_s, curve in last), default=None)
 
     def _on_curve(self, curve: Curve, move: Move) -> Passage:
         times = max(1, move.peers) if move.kind == "mix" else 1
