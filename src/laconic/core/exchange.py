@@ -54,6 +54,8 @@ class Move:
     """What a server answers each rank."""
     among_hosts: bool = False
     """Only one rank of each host takes part."""
+    server: int = -1
+    """The server that adds up, where that is known; -1: any of them."""
 
     @property
     def nbytes(self) -> int:

@@ -81,6 +81,13 @@ class Inputs:
         count = architecture.num_servers(self.world_size)
         return -count if architecture.hosts else count
 
+    def owners(self, buckets: Sequence[Bucket]) -> list[int]:
+        """The server of each bucket; -1 where there are none."""
+        architecture = self.strategy.architecture
+        if not isinstance(architecture, ParameterServer):
+            return [-1] * len(buckets)
+        return architecture.owners(list(buckets), self.world_size)
+
     def exchanges(self) -> bool:
         """Whether there is anybody to exchange with; a server is, where rules act alone."""
         return self.world_size > 1 or (
@@ -198,6 +205,9 @@ class Drawing:
                 ends.append(self._hold(own, self._own[alone], before))
             moving = Label("exchange", step, number, passage.where, move.nbytes, name, passage.busy_s * share)
             ends.append(self._hold(moving, self._part(passage.where), before, startup_s=passage.startup_s * portion))
+            for where, time_s in passage.beside:
+                beside = Label("exchange", step, number, where, move.nbytes, name, time_s * share)
+                ends.append(self._hold(beside, self._part(where), before))
             if passage.latency_s:
                 waiting = self._label(Label("latency", step, number, passage.where, move.nbytes, name))
                 ends = [self.builder.timed(passage.latency_s * portion, after=ends, label=waiting)]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
 from laconic.simulator.lowering.drawing import Drawing, Which
-from laconic.simulator.lowering.turns import turns_of
+from laconic.simulator.lowering.turns import turns_of_all
 from laconic.workload import Workload
 
 
@@ -24,7 +24,7 @@ class GradientSteps:
         self._passes = Passes(drawing.inputs.workload, plan)
         self._classes = range(len(drawing.inputs.classes))
         self._thread = CommunicationThread(drawing, self._classes)
-        self._turns = [turns_of(drawing.inputs, bucket, halves=plan.halves) for bucket in plan.buckets]
+        self._turns = turns_of_all(drawing.inputs, plan.buckets, halves=plan.halves)
         self._nbytes = [bucket.nbytes for bucket in plan.buckets]
         self._exchanges: list[BucketExchange] = []
         """Those of the step before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
 from laconic.simulator.lowering.drawing import Drawing, Which
-from laconic.simulator.lowering.turns import turns_of
+from laconic.simulator.lowering.turns import turns_of_all
 from laconic.synchronization import LocalUpdates
 
 
@@ -15,7 +15,9 @@ class _Rounds:
     def __init__(self, drawing: Drawing, plans: list[Plan]) -> None:
         self._drawing = drawing
         self._plans = plans
-        self._turns = [[turns_of(drawing.inputs, bucket) for bucket in plan.buckets] for plan in plans]
+        # Servers own buckets of all parts.
+        turns = iter(turns_of_all(drawing.inputs, [bucket for plan in plans for bucket in plan.buckets]))
+        self._turns = [[next(turns) for _ in plan.buckets] for plan in plans]
         self._thread = CommunicationThread(drawing, range(len(drawing.inputs.classes)))
         self._first = [sum(len(plan.buckets) for plan in plans[:part]) for part in range(len(plans))]
 

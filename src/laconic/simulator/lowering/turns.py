@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from laconic.architecture import AllReduce
 from laconic.collectives.choice import NATIVE
@@ -30,12 +30,21 @@ class Turn:
     """What is computed with their outcome."""
 
 
-def turns_of(inputs: Inputs, bucket: Bucket, *, halves: bool = False) -> tuple[Turn, ...]:
+def turns_of_all(inputs: Inputs, buckets: Sequence[Bucket], *, halves: bool = False) -> list[tuple[Turn, ...]]:
+    """The turns of one exchange of each bucket."""
+    owners = inputs.owners(buckets)
+    return [
+        turns_of(inputs, bucket, halves=halves, server=server) for bucket, server in zip(buckets, owners, strict=True)
+    ]
+
+
+def turns_of(inputs: Inputs, bucket: Bucket, *, halves: bool = False, server: int = -1) -> tuple[Turn, ...]:
     """The turns of one exchange of `bucket`; with `halves`, all but the first may wait."""
     if not inputs.exchanges():
         return ()
     strategy = inputs.strategy
     moves = strategy.architecture.moves(bucket, strategy.compression, inputs.moment, halves=halves)
+    moves = tuple(replace(move, server=server) if move.kind == "serve" else move for move in moves)
     groups = _grouped(inputs, bucket, moves)
     if halves and len(groups) == 1:
         groups.append(())  # what a server answers is taken later

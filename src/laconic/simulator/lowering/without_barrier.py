@@ -6,7 +6,7 @@ from laconic.core.exchange import Move
 from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
 from laconic.simulator.lowering.drawing import Drawing, Which
-from laconic.simulator.lowering.turns import turns_of
+from laconic.simulator.lowering.turns import turns_of_all
 from laconic.synchronization import Asynchronous
 
 
@@ -20,7 +20,7 @@ class PushPullSteps:
         self._drawing = drawing
         self._plan = plan
         self._lead = rule.lead
-        self._turns = [turns_of(drawing.inputs, bucket) for bucket in plan.buckets]
+        self._turns = turns_of_all(drawing.inputs, plan.buckets)
         classes = drawing.inputs.classes
         alone = len(classes) > 1
         self._threads = [CommunicationThread(drawing, [number], alone=alone) for number in range(len(classes))]

@@ -21,6 +21,8 @@ from laconic.simulator.network.measured_table import MeasuredTable
 from laconic.simulator.network.patterns import Load, Patterns
 
 _ROUNDING = 1e-9
+_HOST_BY_HOST = 16
+"""Ranks up to which every host's link is looked at by itself where servers stand beside them."""
 
 
 def pipelined_trees(ranks: int) -> Formula:
@@ -170,6 +172,8 @@ class AnalyticNetwork:
 
         Half of what both ways at once would take is where they share links; in the rest they do not meet.
         """
+        if move.server >= 0 and world_size <= _HOST_BY_HOST and self._cluster.devices_per_host == 1:
+            return self._at_host(move, world_size)
         load, slower = self._patterns(world_size).to_servers(num_servers), self._slower_than_stated()
         latency_s, found = self._message_s + load.delay_s, list[Passage]()
         for nbytes, way_s, own in ((move.nbytes, load.up_s, UP), (move.answer_bytes, load.down_s, DOWN)):
@@ -179,6 +183,32 @@ class AnalyticNetwork:
                 found.append(Passage(own, (1 - shared) * busy_s, rank_s=(1 - shared) * rank_s, answer=own == DOWN))
             found.append(Passage(LINK, shared * busy_s, latency_s, rank_s=shared * rank_s, answer=own == DOWN))
         return tuple(passage for passage in found if passage.seconds)
+
+    def _at_host(self, move: Move, world_size: int) -> tuple[Passage, ...]:
+        """To one server beside one rank, and back: it gets everybody's bytes over its own link, while others send.
+
+        One bucket that is much larger than the rest keeps one server busy, whatever the average is.
+        """
+        host, slower = move.server % world_size, self._slower_than_stated()
+        byte_s = [slower / link.bytes_per_s / self._cluster.nics for link in self._cluster.links[:world_size]]
+        others = [rank for rank in range(world_size) if rank != host]
+        delay_s = 2 * max(link.delay_s for link in self._cluster.links[:world_size])
+        found: list[Passage] = []
+        for nbytes, here, there in ((move.nbytes, "into", "out of"), (move.answer_bytes, "out of", "into")):
+            beside = tuple((f"{there} host {rank}", nbytes * byte_s[rank]) for rank in others)
+            busy_s = len(others) * nbytes * byte_s[host]
+            rank_s, answer = nbytes * max(byte_s), here == "out of"
+            found.append(
+                Passage(
+                    f"{here} host {host}",
+                    busy_s,
+                    self._message_s + delay_s,
+                    rank_s=rank_s if others else 0.0,
+                    answer=answer,
+                    beside=beside,
+                )
+            )
+        return tuple(found) if others else ()
 
     def _apart(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
         """To servers on hosts of their own, with links like most workers'."""

@@ -30,11 +30,13 @@ class Passage:
     """How long bytes of one rank move, however few take part, over its own link, which need not be the busiest one."""
     answer: bool = False
     """Comes from a server, which may hold it back."""
+    beside: tuple[tuple[str, float], ...] = ()
+    """Other parts of the network that bytes of the same stretch keep busy at the same time, and for how long."""
 
     @property
     def seconds(self) -> float:
         """How long it takes by itself."""
-        return self.startup_s + self.busy_s + self.latency_s
+        return self.startup_s + max(self.busy_s, *(time_s for _, time_s in self.beside), 0.0) + self.latency_s
 
 
 class Network(Protocol):
