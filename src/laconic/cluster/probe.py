@@ -3,13 +3,12 @@
 Every rank calls `probe` at the same time. For each size all operations are timed by turns, a few times over; of each
 the slowest rank counts, and of the repeats the median. Sizes grow until the time is spent. All is control traffic.
 
-    issue = (time of k large and k small operations under way at once - time of the k large ones) / k
+    issue = (time of k small operations under way at once - time of one) / (k - 1)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
 
 import torch
 
@@ -33,7 +32,6 @@ _SMALL_BYTES = 64 * 1024
 _ALWAYS = 2
 """So many sizes are measured however long they take: fewer say nothing about how times grow."""
 _IN_FLIGHT = 8
-_LARGE_BYTES = 256 * 1024
 _PAIR_BYTES = 4 * 1024**2
 
 
@@ -74,8 +72,7 @@ def probe(
             found[kind].append((real_bytes, seconds))
         shown = ", ".join(f"{kind} {human_seconds(seconds)}" for (kind, _), seconds in zip(ready, times, strict=True))
         tell(f"{human_bytes(nbytes)}: {shown}")
-    done = [size for size in sizes if size <= _LARGE_BYTES] or [min(sizes)]
-    issue_s = _issue_times(stage, operations, min(sizes), max(done))
+    issue_s = _issue_times(stage, operations, min(sizes))
     tell("several at once: " + ", ".join(f"{kind} {human_seconds(seconds)}" for kind, seconds in issue_s.items()))
     return Measured(
         curves=tuple(
@@ -165,18 +162,16 @@ def _expected_s(points: list[tuple[int, float]], nbytes: int) -> float:
     return high_s + max(high_s - low_s, 0.1 * high_s) / (high - low) * (nbytes - high)
 
 
-def _issue_times(stage: Stage, operations: Sequence[Operation], small: int, large: int) -> dict[str, float]:
-    """Of each kind: what every further small operation adds while large ones are under way, as gradients are."""
+def _issue_times(stage: Stage, operations: Sequence[Operation], nbytes: int) -> dict[str, float]:
+    """Of each kind: what every further small operation adds while others are under way."""
     starts: list[Callable[[], Work]] = []
     for operation in operations:
         # Buffers of their own: those of an operation that is under way must not be touched.
-        made = [[operation.prepare(nbytes) for _ in range(_IN_FLIGHT)] for nbytes in (large, small)]
-        larger, smaller = ([one[1] for one in some if one is not None] for some in made)
-        mixed = [start for pair in zip_longest(larger, smaller) for start in pair if start is not None]
-        starts += [_at_once(larger), _at_once(mixed)]
-    times, _ = stage.by_turns(starts, _REPEATS)
+        copies = [made[1] for _ in range(_IN_FLIGHT) if (made := operation.prepare(nbytes)) is not None]
+        starts += [_at_once(copies[:1]), _at_once(copies)]
+    times, _ = stage.by_turns(starts, _repeats(nbytes))
     return {
-        operation.kind: max(0.0, times[2 * index + 1] - times[2 * index]) / _IN_FLIGHT
+        operation.kind: max(0.0, times[2 * index + 1] - times[2 * index]) / (_IN_FLIGHT - 1)
         for index, operation in enumerate(operations)
     }
 

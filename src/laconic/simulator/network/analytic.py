@@ -174,10 +174,11 @@ class AnalyticNetwork:
         """
         if move.server >= 0 and world_size <= _HOST_BY_HOST and self._cluster.devices_per_host == 1:
             return self._at_host(move, world_size)
-        load, slower = self._patterns(world_size).to_servers(num_servers), self._slower_than_stated()
+        load = self._patterns(world_size).to_servers(num_servers)
         latency_s, found = self._message_s + load.delay_s, list[Passage]()
         for nbytes, way_s, own in ((move.nbytes, load.up_s, UP), (move.answer_bytes, load.down_s, DOWN)):
             shared = min(1.0, load.both_s / 2 / way_s) if way_s else 1.0
+            slower = self._slower_than_stated(meeting=own == UP)
             busy_s, rank_s = slower * nbytes * way_s, slower * nbytes * load.rank_s
             if shared < 1 - _ROUNDING:
                 found.append(Passage(own, (1 - shared) * busy_s, rank_s=(1 - shared) * rank_s, answer=own == DOWN))
@@ -189,12 +190,14 @@ class AnalyticNetwork:
 
         One bucket that is much larger than the rest keeps one server busy, whatever the average is.
         """
-        host, slower = move.server % world_size, self._slower_than_stated()
-        byte_s = [slower / link.bytes_per_s / self._cluster.nics for link in self._cluster.links[:world_size]]
+        host = move.server % world_size
         others = [rank for rank in range(world_size) if rank != host]
         delay_s = 2 * max(link.delay_s for link in self._cluster.links[:world_size])
         found: list[Passage] = []
         for nbytes, here, there in ((move.nbytes, "into", "out of"), (move.answer_bytes, "out of", "into")):
+            # Only on the way there do messages of several ranks meet.
+            slower = self._slower_than_stated(meeting=here == "into")
+            byte_s = [slower / link.bytes_per_s / self._cluster.nics for link in self._cluster.links[:world_size]]
             beside = tuple((f"{there} host {rank}", nbytes * byte_s[rank]) for rank in others)
             busy_s = len(others) * nbytes * byte_s[host]
             rank_s, answer = nbytes * max(byte_s), here == "out of"
@@ -212,7 +215,8 @@ class AnalyticNetwork:
 
     def _apart(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
         """To servers on hosts of their own, with links like most workers'."""
-        cluster, usual, slower = self._cluster, usual_link(self._cluster.links), self._slower_than_stated()
+        cluster, usual = self._cluster, usual_link(self._cluster.links)
+        slower = self._slower_than_stated(meeting=True)
         used = cluster.links[: -(-world_size // cluster.devices_per_host)]
         rank_s = slower / max(1, cluster.nics // cluster.devices_per_host) / min(link.bytes_per_s for link in used)
         host_s = rank_s * max(1.0, min(cluster.devices_per_host, world_size) / cluster.nics)
@@ -224,8 +228,8 @@ class AnalyticNetwork:
             for where, nbytes in ((UP, move.nbytes), (DOWN, move.answer_bytes))
         )
 
-    def _slower_than_stated(self) -> float:
-        """By what a large message between two ranks takes longer than its links' bandwidth says, if measured."""
-        sent_s = self._table.sent_byte_s()
+    def _slower_than_stated(self, *, meeting: bool) -> float:
+        """By what large messages take longer than their links' bandwidth says, if measured."""
+        sent_s = self._table.sent_byte_s(meeting=meeting)
         stated_s = self._patterns(self._fabric.num_devices).shift(1).byte_s
         return max(1.0, sent_s / stated_s) if sent_s is not None and stated_s else 1.0

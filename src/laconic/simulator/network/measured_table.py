@@ -49,15 +49,16 @@ class MeasuredTable:
             )
         return None if curve is None else self._on_curve(curve, move)
 
-    def sent_byte_s(self) -> float | None:
-        """Seconds per byte that a rank sends to several others in large messages; None if that was not measured.
+    def sent_byte_s(self, *, meeting: bool) -> float | None:
+        """Seconds per byte that a rank sends in large messages; None if that was not measured.
 
-        Messages from several ranks that meet on one link get less of it than one alone: where everybody sending to
-        everybody was measured, that counts.
+        meeting: messages of several ranks meet on one link, which gives them less than one alone would get; everybody
+        sending to everybody says how much. Otherwise the slower of sends and all-reduces counts, which a link limits.
         """
         if self._measured is None:
             return None
-        curves = [curve for kind in ("send", "all_to_all") if (curve := self._measured.curve(kind)) is not None]
+        kinds = ("all_to_all",) if meeting else ("send", "all_reduce")
+        curves = [curve for kind in kinds if (curve := self._measured.curve(kind)) is not None]
         last = [(curve.sizes[-1], 1 / curve.plateau_bytes_per_s, curve) for curve in curves]
         return max((byte_s * size / curve.sent_bytes(size) for size, byte_s, curve in last), default=None)
 
