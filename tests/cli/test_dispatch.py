@@ -50,7 +50,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "told"),
     [
         (["explian"], 'there is no command "explian". Did you mean "explain"?'),
-        (["zzz"], "Known: list, explain, verify, compare, simulate, probe, profile, report, replay, lab, serve, doctor"),
+        (["zzz"], "Known: list, explain, verify, compare, simulate, probe, profile, report, replay, lab, serve"),
         (["--jsno"], "--help and --version"),
         (["list", "--jsno"], 'Did you mean "--json"?'),
         (["list", "extra"], "one argument too many"),

@@ -53,11 +53,11 @@ class MeasuredTable:
         """Seconds per byte that a rank sends in large messages; None if that was not measured.
 
         meeting: messages of several ranks meet on one link, which gives them less than one alone would get; everybody
-        sending to everybody says how much. Otherwise the slower of sends and all-reduces counts, which a link limits.
+        sending to everybody says how much. Else the slower of sends and all-reduces counts, whose messages do not meet.
         """
         if self._measured is None:
             return None
-        kinds = ("all_to_all",) if meeting else ("send", "all_reduce")
+        kinds = ("send", "all_reduce", "all_to_all") if meeting else ("send", "all_reduce")
         curves = [curve for kind in kinds if (curve := self._measured.curve(kind)) is not None]
         last = [(curve.sizes[-1], 1 / curve.plateau_bytes_per_s, curve) for curve in curves]
         return max((byte_s * size / curve.sent_bytes(size) for size, byte_s, curve in last), default=None)
