@@ -17,14 +17,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from laconic.cluster import Cluster, Link
+from laconic.cluster import Cluster, Link, cluster
 from laconic.cluster.topologies import FatTree
 from laconic.collectives.halving_doubling import halving_doubling
 from laconic.collectives.ring import ring
 from laconic.collectives.schedule import Collective
+from laconic.scheduling import SCHEDULES
+from laconic.simulator import simulate
 from laconic.simulator.engine import Graph, GraphBuilder, add_collective, run
 from laconic.simulator.engine.maxmin_numba import fair_rates
+from laconic.workload import workload
 
+WORKERS = 16_384
 HOSTS = 1024
 TASKS = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 FLOWS = (1024, 4096, 16_384, 65_536)
@@ -105,6 +109,15 @@ def all_reduces() -> None:
             )
 
 
+def large_worlds() -> None:
+    job, place = workload("gpt2-xl"), cluster("ethernet-10g", hosts=WORKERS)
+    for schedule in SCHEDULES:
+        strategy = f"bsp / all_reduce / none / {schedule.name}"
+        began_s = time.perf_counter()
+        step_s = simulate(strategy, job, place).step_s
+        print(f"  {schedule.name:12} {time.perf_counter() - began_s:5.2f} s   simulated {step_s:6.2f} s a step")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
@@ -119,6 +132,8 @@ def main() -> None:
     many_flows(options.repeats)
     print(f"all-reduces of {HOSTS:,} hosts at flow level")
     all_reduces()
+    print(f"every schedule of gpt2-xl on {WORKERS:,} workers, with planning and drawing")
+    large_worlds()
     print(f"peak memory {math.ceil(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024):,} MiB")
 
 

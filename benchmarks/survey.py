@@ -1,6 +1,6 @@
 """The simulator beside the quantitative survey: every figure of a file with its prediction and the error.
 
-    python -m benchmarks.survey FILE.csv
+    python -m benchmarks.survey FILE.csv [--without-assumptions]
 
 The file has the columns model, network, method, n_gpus, throughput_mean and suspect ("yes" for figures to leave out).
 Predictions are those of `laconic simulate --reference quantitative-survey`. Printed are all rows, the mean absolute
@@ -57,10 +57,10 @@ class Row:
         )
 
 
-def read(path: str) -> list[Row]:
+def read(path: str, assumptions: quantitative_survey.Assumptions) -> list[Row]:
     predicted = {
         (cell["model"], cell["network"], cell["method"], cell["gpus"]): cell["throughput"]
-        for cell in quantitative_survey.table()
+        for cell in quantitative_survey.table(assumptions)
     }
     rows: list[Row] = []
     with open(path, encoding="utf-8", newline="") as file:  # noqa: PTH123
@@ -93,7 +93,10 @@ def best(rows: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", metavar="FILE.csv")
-    rows = read(parser.parse_args().file)
+    parser.add_argument("--without-assumptions", action="store_true", help="start-up and interference at zero")
+    options = parser.parse_args()
+    nothing = quantitative_survey.Assumptions(software_s=0.0, interference_ratio=0.0)
+    rows = read(options.file, nothing if options.without_assumptions else quantitative_survey.Assumptions())
     print(f"{'model':10} {'network':8} {'method':18} GPUs  measured predicted   error")
     print("\n".join(row.line() for row in rows))
     counted = [row for row in rows if not row.suspect]

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.convergence.pool import PooledTrainer, Subjects, processes
 from benchmarks.convergence.recipe import Recipe
-from benchmarks.convergence.rows import GROUPS, Row
+from benchmarks.convergence.rows import GROUPS, Row, given
 from benchmarks.convergence.subjects import Subject
 from benchmarks.convergence.table import HEADER, Result, plain_line
 from benchmarks.convergence.training import Trainer
@@ -46,7 +46,7 @@ def main() -> int:
     warnings.simplefilter("ignore", LaconicWarning)
     status = 0
     try:
-        rows = _rows(options.groups, options.only, options.steps)
+        rows = given(options.strategies) or _rows(options.groups, options.only, options.steps)
         found = [Subjects(name, options.seeds, options.images) for name in options.tasks]
         made = [wanted.make() for wanted in found]
         print(HEADER, file=lines, flush=True)
@@ -123,6 +123,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=["text", "images"], default=["text", "images"])
     parser.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="only rows of these methods")
+    parser.add_argument("--strategies", nargs="+", default=[], metavar="STRATEGY", help="these instead of the groups")
     parser.add_argument("--steps", type=_at_least_one, default=300)
     parser.add_argument("--seeds", type=_at_least_one, default=3, help="of the runs without compression")
     parser.add_argument("--images", metavar="FILE.npz", help="instead of scikit-learn's digits")

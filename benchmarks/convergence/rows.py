@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.convergence.recipe import Recipe
@@ -80,9 +80,13 @@ _GENTLER = (
 
 def cells(steps: int) -> list[Row]:
     """Every cell of synchronization and architecture, beside bsp with an all-reduce."""
+    return given([text.replace("QUARTER", str(max(1, steps // 4))) for text in _CELLS])
+
+
+def given(texts: Sequence[str]) -> list[Row]:
+    """These strategies, beside bsp with an all-reduce."""
     rows = []
-    for text in _CELLS:
-        strategy = Strategy.parse(text.replace("QUARTER", str(max(1, steps // 4))))
+    for strategy in map(Strategy.parse, texts):
         parts = (strategy.synchronization, strategy.architecture, strategy.compression)
         # Signs are steps of length one per parameter, as AdamW's nearly are.
         recipe = _SIGNS if strategy.synchronization.name == "demo" else None

@@ -6,13 +6,9 @@ plotly.js, which the page carries along. The page loads nothing: its own securit
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import count
 
 import jinja2
@@ -21,8 +17,9 @@ from plotly.offline import get_plotlyjs
 
 from laconic import __version__
 from laconic.errors import LaconicError, one_line
-from laconic.report.drawing import DrawnRun, Ink, Place, document, inks, places, strict
+from laconic.report.drawing import DrawnRun, Ink, Place, document, inks, places
 from laconic.report.in_words import milliseconds
+from laconic.report.offline import embedded_json, resource, script_hash
 from laconic.report.results import TORCH_DDP, Results, Row
 from laconic.report.run_folder import RunFolder
 from laconic.report.timeline import StepTimeline, typical_steps
@@ -68,7 +65,7 @@ def render(runs: Sequence[RunFolder]) -> str:
     rows = [row for run in loaded for row in run.results.rows]
     looks, where = inks(rows), places(rows)
     drawing = document([DrawnRun(run.letter, run.label, run.results, run.timelines) for run in loaded])
-    script, plotly = _resource("page.js"), get_plotlyjs()
+    script, plotly = resource("page.js"), get_plotlyjs()
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -79,7 +76,7 @@ def render(runs: Sequence[RunFolder]) -> str:
         "loss": _loss,
         "date": _date,
     }
-    return environment.from_string(_resource("page.html.jinja")).render(
+    return environment.from_string(resource("page.html.jinja")).render(
         title=_title(loaded),
         runs=loaded,
         version=__version__,
@@ -95,11 +92,11 @@ def render(runs: Sequence[RunFolder]) -> str:
         has_bytes=any(row.wire_bytes_per_step is not None for row in rows),
         has_timelines=bool(drawing["timelines"]),
         ranks=sorted({rank for run in loaded for timeline in run.timelines for rank in timeline.ranks}),
-        data=_as_json(drawing),
+        data=embedded_json(drawing),
         # Only these two scripts may run, whatever a name or a message in a run holds.
-        script_hashes=" ".join(_hash(text) for text in (plotly, script)),
+        script_hashes=" ".join(script_hash(text) for text in (plotly, script)),
         # Files of ours and of plotly, which are meant to be markup.
-        style=Markup(_resource("page.css")),
+        style=Markup(resource("page.css")),
         plotly=Markup(plotly),
         script=Markup(script),
     )
@@ -210,20 +207,3 @@ def _duration(seconds: float) -> str:
 def _date(iso: str) -> str:
     """2026-11-15 09:30."""
     return iso[:16].replace("T", " ")
-
-
-def _as_json(value: object) -> Markup:
-    """JSON that cannot end the element it stands in."""
-    text = json.dumps(strict(value), separators=(",", ":"), allow_nan=False)
-    for char in "<>&":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return Markup(text)
-
-
-def _hash(script: str) -> str:
-    """A script's name in a content security policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _resource(name: str) -> str:
-    return files("laconic.report").joinpath(name).read_text(encoding="utf-8")
