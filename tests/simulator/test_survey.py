@@ -13,9 +13,7 @@ from laconic.strategy import Strategy
 
 
 def test_every_cell_is_in_the_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        quantitative_survey, "throughput", lambda model, network, method, gpus: (model, network, method, gpus)
-    )
+    monkeypatch.setattr(quantitative_survey, "throughput", lambda *cell: cell[:4])
     rows = table()
     assert len(rows) == 252
     cells = [(row["model"], row["network"], row["method"], row["gpus"]) for row in rows]
