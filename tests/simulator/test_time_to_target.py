@@ -36,7 +36,7 @@ def tables() -> dict[int, list[tuple[str, str]]]:
     """By the number of steps."""
     compressions, cells = PAGE.split("## Cells of synchronization and architecture")
     short, _, rest = cells.partition("The same with 4096 steps")
-    long, _, other = rest.partition("and with 2048 steps")
+    long, _, other = rest.partition("with 2048 steps")
     return {
         300: printed(compressions),
         384: printed(short),
