@@ -85,7 +85,7 @@ def _curves(draw: st.DrawFn) -> Curve:
         world_size=draw(st.integers(2, 64)),
         sizes=tuple(sizes),
         seconds=tuple(draw(st.lists(st.floats(1e-9, 100), min_size=len(sizes), max_size=len(sizes)))),
-        issue_s=draw(st.floats(0, 1)),
+        further=tuple(draw(st.lists(st.floats(0, 1), max_size=len(sizes)))),
     )
 
 

@@ -10,7 +10,7 @@ from laconic.cluster import Curve, Estimate, Measured
 from laconic.errors import UsageError
 
 CURVE = Curve(
-    kind="all_reduce", world_size=4, sizes=(1000, 3000, 11_000), seconds=(0.002, 0.003, 0.007), issue_s=0.0005
+    kind="all_reduce", world_size=4, sizes=(1000, 3000, 11_000), seconds=(0.002, 0.003, 0.007), further=(0.001, 0.0018)
 )
 
 
@@ -25,6 +25,24 @@ def test_between_sizes_and_beyond_them() -> None:
     assert CURVE.estimate(4) == (0.002, True)
     assert CURVE.startup_s == pytest.approx(0.0015)  # 1 ms per 2000 bytes, back to none
     assert CURVE.plateau_bytes_per_s == pytest.approx(2e6)
+
+
+def test_what_one_more_adds() -> None:
+    assert CURVE.further_s(4) == pytest.approx(0.001)
+    assert CURVE.further_s(1000) == pytest.approx(0.001)
+    assert CURVE.further_s(2000) == pytest.approx(0.0014)
+    assert CURVE.further_s(3000) == pytest.approx(0.0018)
+    # Beyond, 1.2 ms are hidden as at the last size.
+    assert CURVE.further_s(11_000) == pytest.approx(0.0058)
+    assert CURVE.further_s(19_000) == pytest.approx(0.0098)
+
+
+def test_what_one_more_adds_is_never_more_than_it_takes_nor_less_than_nothing() -> None:
+    slow = Curve(kind="send", world_size=2, sizes=(1000, 2000), seconds=(0.001, 0.002), further=(0.005, 0.0))
+    assert slow.further_s(1000) == 0.001
+    assert slow.further_s(2000) == 0.0
+    unknown = Curve(kind="send", world_size=2, sizes=(1000, 3000), seconds=(0.002, 0.004))
+    assert unknown.further_s(3000) == pytest.approx(0.003)  # without its start-up of 1 ms
 
 
 def test_a_curve_that_begins_late_does_not_know_small_sizes() -> None:
@@ -85,7 +103,8 @@ def test_looking_curves_up() -> None:
         ({"sizes": ()}, "sizes must be a list"),
         ({"seconds": (0.0, 1.0)}, "seconds must be > 0"),
         ({"seconds": (float("nan"), 1.0)}, "seconds[0] must be a number"),
-        ({"issue_s": -1.0}, "issue must be between 0"),
+        ({"further": (-1.0,)}, "further[0] must be a number"),
+        ({"further": (0.1, 0.1, 0.1)}, "3 entries of further for 2 sizes"),
     ],
 )
 def test_what_makes_no_sense(changes: dict[str, object], told: str) -> None:

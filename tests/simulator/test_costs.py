@@ -410,12 +410,12 @@ def test_formulas_price_large_worlds() -> None:
 
 
 def test_measured_tables_take_the_formulas_place() -> None:
-    curve = Curve(kind="all_reduce", world_size=4, sizes=(1024, 2048), seconds=(3.0, 4.0), issue_s=0.5)
+    curve = Curve(kind="all_reduce", world_size=4, sizes=(1024, 2048), seconds=(3.0, 4.0), further=(1.5,))
     cluster = replace(hosts(8), measured=Measured(curves=(curve,)))
     network = AnalyticNetwork(cluster)
     (passage,) = network.passages(Move("sum", (1536,)), 4, 0)
     assert passage.seconds == pytest.approx(3.5)
-    # The first second is start-up, on the line through both sizes; of it half a second keeps others waiting.
+    # Two seconds are start-up, on the line through both sizes; of those others hide one and a half, as for the first.
     assert (passage.startup_s, passage.latency_s, passage.busy_s) == pytest.approx((0.5, 1.5, 1.5))
     assert not network.warnings()
     seconds(network, Move("sum", (1 << 20,)), 4)

@@ -6,9 +6,9 @@ transport = "torch.distributed, cpu:gloo, 4 ranks"
 [[measured.curve]]
 kind = "all_reduce"              # or all_reduce(ring) and the like, all_gather, all_to_all, send
 world_size = 4
-issue = "35us"                   # what each further small one costs while others are under way
 sizes = [1024, 1048576, 67108864]
 seconds = [0.0003, 0.021, 1.3]
+further = [3.5e-05, 0.0201]      # what one more adds while others are under way; for larger ones as much is hidden
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from laconic.cluster.values import Number, Seconds, Several, Text, Whole, check_keys, read_tables
+import numpy as np
+
+from laconic.cluster.values import Number, Several, Text, Whole, check_keys, read_tables
 from laconic.core.transport import all_gather_sent, all_reduce_sent, as_it_is_sent, shard_exchange_sent
 from laconic.errors import UsageError, did_you_mean, one_line
 
@@ -59,8 +61,8 @@ class Curve:
     """Bytes, ascending: of the tensor for all_reduce and all_to_all, of one rank's part for all_gather and send."""
     seconds: tuple[float, ...]
     """For each size, what the slowest rank took."""
-    issue_s: float = 0.0
-    """What each further small operation costs while others are under way: the part of start-up that nothing hides."""
+    further: tuple[float, ...] = ()
+    """For the first sizes, what one more adds while others are under way; none: all of start-up is hidden then."""
 
     def __post_init__(self) -> None:
         where = f"measured curve {one_line(self.kind, 40)}"
@@ -69,12 +71,16 @@ class Curve:
             "world_size": Whole(least=2, most=2**20).read(self.world_size, f"{where}: world_size"),
             "sizes": _SIZES.read(self.sizes, f"{where}: sizes"),
             "seconds": _SECONDS.read(self.seconds, f"{where}: seconds"),
-            "issue_s": Seconds(_LONGEST_S).read(self.issue_s, f"{where}: issue"),
+            "further": _SECONDS.read(self.further, f"{where}: further") if self.further else (),
         }
         for name, value in read.items():
             object.__setattr__(self, name, value)
         if len(self.sizes) != len(self.seconds):
             raise UsageError(f"{where}: {len(self.sizes)} sizes but {len(self.seconds)} seconds. Give one per size.")
+        if len(self.further) > len(self.sizes):
+            raise UsageError(
+                f"{where}: {len(self.further)} entries of further for {len(self.sizes)} sizes. Give at most one each."
+            )
         if any(low >= high for low, high in zip(self.sizes, self.sizes[1:], strict=False)):
             raise UsageError(f"{where}: sizes must ascend, got {one_line(list(self.sizes), 80)}.")
         if min(self.seconds) <= 0:
@@ -114,6 +120,20 @@ class Curve:
         low, high = self.sizes[right - 1], self.sizes[right]
         share = (nbytes - low) / (high - low)
         return Estimate(self.seconds[right - 1] * (1 - share) + self.seconds[right] * share, True)
+
+    def further_s(self, nbytes: float) -> float:
+        """How long `nbytes` keep others from moving: what an operation takes, without what those under way hide."""
+        alone_s = self.estimate(nbytes).seconds
+        if not self.further:
+            return max(0.0, alone_s - self.startup_s)
+        hidden_s = [alone - more for alone, more in zip(self.seconds, self.further, strict=False)]
+        # Never more than it takes alone: what is longer at once has waited for others, or for a processor.
+        return max(0.0, alone_s - max(0.0, float(np.interp(nbytes, self.sizes[: len(hidden_s)], hidden_s))))
+
+    @property
+    def issue_s(self) -> float:
+        """Of an operation on nothing, the part of start-up that those under way do not hide."""
+        return max(0.0, self.further_s(0) - (self.seconds[0] - self.startup_s))
 
     def sent_bytes(self, nbytes: int) -> int:
         """Bytes one rank sends for an operation on `nbytes`."""
@@ -167,7 +187,7 @@ class Measured:
         curves: list[Curve] = []
         for number, entry in enumerate(read_tables(table, "curve", where)):
             there = f"{where}.curve {number}"
-            check_keys(entry, ("kind", "world_size", "issue", "sizes", "seconds"), there)
+            check_keys(entry, ("kind", "world_size", "sizes", "seconds", "further"), there)
             for key in ("kind", "world_size", "sizes", "seconds"):
                 if key not in entry:
                     raise UsageError(f"{there}: {key} is missing. Needed: kind, world_size, sizes, seconds.")
@@ -177,7 +197,7 @@ class Measured:
                     world_size=Whole(least=2, most=2**20).read(entry["world_size"], f"{there}.world_size"),
                     sizes=_SIZES.read(entry["sizes"], f"{there}.sizes"),
                     seconds=_SECONDS.read(entry["seconds"], f"{there}.seconds"),
-                    issue_s=Seconds(_LONGEST_S).read(entry.get("issue", 0.0), f"{there}.issue"),
+                    further=_SECONDS.read(entry["further"], f"{there}.further") if "further" in entry else (),
                 )
             )
         return cls(
@@ -196,9 +216,9 @@ class Measured:
                 f"[[{table}.curve]]",
                 f"kind = {Text().write(curve.kind)}",
                 f"world_size = {curve.world_size}",
-                f"issue = {Seconds().write(curve.issue_s)}",
                 f"sizes = {_SIZES.write(curve.sizes)}",
                 f"seconds = {_SECONDS.write(curve.seconds)}",
+                *([f"further = {_SECONDS.write(curve.further)}"] if curve.further else []),
             ]
         return lines
 

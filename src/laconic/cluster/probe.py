@@ -3,7 +3,7 @@
 Every rank calls `probe` at the same time. For each size all operations are timed by turns, a few times over; of each
 the slowest rank counts, and of the repeats the median. Sizes grow until the time is spent. All is control traffic.
 
-    issue = (time of k small operations under way at once - time of one) / (k - 1)
+    further = (time of 6 operations under way at once - time of 2) / 4
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ SIZES: tuple[int, ...] = tuple(1024 * 4**power for power in range(9))
 """1 KiB to 64 MiB."""
 LIMIT_S = 10.0
 """How long all of it may take, roughly."""
-_REPEATS, _REPEATS_OF_SMALL, _REPEATS_OF_PAIRS = 5, 15, 3
+_REPEATS, _REPEATS_OF_SMALL, _REPEATS_AT_ONCE, _REPEATS_OF_PAIRS = 5, 15, 7, 3
 """Beside one that only warms up. Start-up varies more than bandwidth, and small messages cost little."""
 _SMALL_BYTES = 64 * 1024
 _ALWAYS = 2
 """So many sizes are measured however long they take: fewer say nothing about how times grow."""
-_IN_FLIGHT = 8
+_FEW, _MORE = 2, 6
+"""Operations under way at once. Not one and more: a backend with two threads takes as long for two as for one."""
+_FURTHER_BYTES = 256 * 1024
+"""Up to here it is measured what one more adds. Of larger ones others hide as much: all that can be hidden."""
 _PAIR_BYTES = 4 * 1024**2
 
 
@@ -58,6 +61,7 @@ def probe(
     tell = on_progress or (lambda text: None)
     operations = operations_of(stage, max(sizes), algorithms or {})
     found: dict[str, list[tuple[int, float]]] = {operation.kind: [] for operation in operations}
+    further: dict[str, list[float]] = {operation.kind: [] for operation in operations}
     alive, spent_s = operations, 0.0
     for number, nbytes in enumerate(sorted(set(sizes))):
         if number >= _ALWAYS:
@@ -72,8 +76,12 @@ def probe(
             found[kind].append((real_bytes, seconds))
         shown = ", ".join(f"{kind} {human_seconds(seconds)}" for (kind, _), seconds in zip(ready, times, strict=True))
         tell(f"{human_bytes(nbytes)}: {shown}")
-    issue_s = _issue_times(stage, operations, min(sizes))
-    tell("several at once: " + ", ".join(f"{kind} {human_seconds(seconds)}" for kind, seconds in issue_s.items()))
+        if nbytes <= _FURTHER_BYTES:
+            added, took_s = _further(stage, [operation for operation in alive if operation.kind in dict(ready)], nbytes)
+            spent_s += took_s
+            for kind, seconds in added.items():
+                further[kind].append(seconds)
+            tell("each further: " + ", ".join(f"{kind} {human_seconds(seconds)}" for kind, seconds in added.items()))
     return Measured(
         curves=tuple(
             Curve(
@@ -81,7 +89,7 @@ def probe(
                 world_size=transport.world_size,
                 sizes=tuple(size for size, _ in points),
                 seconds=tuple(_rounded(seconds) for _, seconds in points),
-                issue_s=_rounded_time(issue_s[kind]),
+                further=tuple(_rounded(seconds) for seconds in further[kind]),
             )
             for kind, points in found.items()
             if points
@@ -141,7 +149,7 @@ def _affordable(
 ) -> list[Operation]:
     """Without the slowest, until the others should be done in the time that is left."""
     expected = {
-        operation.kind: (1 + _repeats(nbytes)) * _expected_s(found[operation.kind], nbytes)
+        operation.kind: _times(nbytes) * _expected_s(found[operation.kind], nbytes)
         for operation in operations
         if len(found[operation.kind]) > 1
     }
@@ -155,6 +163,12 @@ def _repeats(nbytes: int) -> int:
     return _REPEATS_OF_SMALL if nbytes <= _SMALL_BYTES else _REPEATS
 
 
+def _times(nbytes: int) -> int:
+    """How often an operation of that size takes place."""
+    at_once = (1 + _REPEATS_AT_ONCE) * (_FEW + _MORE) if nbytes <= _FURTHER_BYTES else 0
+    return 1 + _repeats(nbytes) + at_once
+
+
 def _expected_s(points: list[tuple[int, float]], nbytes: int) -> float:
     """What `nbytes` should take, from how times have grown so far."""
     (low, low_s), (high, high_s) = points[-2:]
@@ -162,18 +176,16 @@ def _expected_s(points: list[tuple[int, float]], nbytes: int) -> float:
     return high_s + max(high_s - low_s, 0.1 * high_s) / (high - low) * (nbytes - high)
 
 
-def _issue_times(stage: Stage, operations: Sequence[Operation], nbytes: int) -> dict[str, float]:
-    """Of each kind: what every further small operation adds while others are under way."""
+def _further(stage: Stage, operations: Sequence[Operation], nbytes: int) -> tuple[dict[str, float], float]:
+    """Of each kind: what every further one adds while others are under way; and how long it took to find out."""
     starts: list[Callable[[], Work]] = []
     for operation in operations:
         # Buffers of their own: those of an operation that is under way must not be touched.
-        copies = [made[1] for _ in range(_IN_FLIGHT) if (made := operation.prepare(nbytes)) is not None]
-        starts += [_at_once(copies[:1]), _at_once(copies)]
-    times, _ = stage.by_turns(starts, _repeats(nbytes))
-    return {
-        operation.kind: max(0.0, times[2 * index + 1] - times[2 * index]) / (_IN_FLIGHT - 1)
-        for index, operation in enumerate(operations)
-    }
+        copies = [made[1] for _ in range(_MORE) if (made := operation.prepare(nbytes)) is not None]
+        starts += [_at_once(copies[:_FEW]), _at_once(copies)]
+    times, took_s = stage.by_turns(starts, _REPEATS_AT_ONCE)
+    added = [max(0.0, more - few) / (_MORE - _FEW) for few, more in zip(times[::2], times[1::2], strict=True)]
+    return {operation.kind: seconds for operation, seconds in zip(operations, added, strict=True)}, took_s
 
 
 def _at_once(starts: Sequence[Callable[[], Work]]) -> Callable[[], Work]:

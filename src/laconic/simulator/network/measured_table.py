@@ -70,9 +70,10 @@ class MeasuredTable:
                 f"{curve.kind} was measured for {human_bytes(curve.sizes[0])} to {human_bytes(curve.sizes[-1])}; "
                 "other sizes are extrapolated."
             )
-        startup_s = min(curve.startup_s, found.seconds)
-        issue_s = min(curve.issue_s, startup_s)
-        return Passage(LINK, found.seconds - startup_s, startup_s - issue_s, times * len(move.sizes) * issue_s)
+        further_s = min(curve.further_s(times * move.nbytes), found.seconds)
+        busy_s = min(max(0.0, found.seconds - curve.startup_s), further_s)
+        more_s = (times * len(move.sizes) - 1) * curve.issue_s
+        return Passage(LINK, busy_s, found.seconds - further_s, further_s - busy_s + more_s)
 
     def _warn(self, text: str) -> None:
         self._warnings[text] = None
