@@ -87,33 +87,37 @@ def _all_gather(dtype: torch.dtype, shape: tuple[int, ...]) -> Case:
     )
 
 
-def _reduce_scatter(dtype: torch.dtype) -> Case:
+def _reduce_scatter(dtype: torch.dtype, numel: int) -> Case:
     def run(transport: Transport) -> torch.Tensor:
-        output = torch.empty(7, dtype=dtype)
-        transport.reduce_scatter(output, contribution(transport.rank, dtype, transport.world_size, 7)).wait()
+        output = torch.empty(numel, dtype=dtype)
+        transport.reduce_scatter(output, contribution(transport.rank, dtype, transport.world_size, numel)).wait()
         return output
 
+    def expected(rank: int, world_size: int) -> torch.Tensor:
+        given = [contribution(other, dtype, world_size, numel)[rank] for other in range(world_size)]
+        return torch.stack(given).sum(0).to(dtype)
+
     return Case(
-        f"reduce_scatter {dtype}",
+        f"reduce_scatter {dtype} {numel}",
         run,
-        lambda rank, n: torch.stack([contribution(other, dtype, n, 7)[rank] for other in range(n)]).sum(0).to(dtype),
+        expected,
         "payload/reduce_scatter",
-        lambda rank, n: (n - 1) * 7 * dtype.itemsize,
+        lambda rank, n: (n - 1) * numel * dtype.itemsize,
     )
 
 
-def _all_to_all(dtype: torch.dtype) -> Case:
+def _all_to_all(dtype: torch.dtype, shape: tuple[int, ...]) -> Case:
     def run(transport: Transport) -> torch.Tensor:
-        output = torch.empty(transport.world_size, 3, 2, dtype=dtype)
-        transport.all_to_all(output, contribution(transport.rank, dtype, transport.world_size, 3, 2)).wait()
+        output = torch.empty(transport.world_size, *shape, dtype=dtype)
+        transport.all_to_all(output, contribution(transport.rank, dtype, transport.world_size, *shape)).wait()
         return output
 
     return Case(
-        f"all_to_all {dtype}",
+        f"all_to_all {dtype} {shape}",
         run,
-        lambda rank, n: torch.stack([contribution(other, dtype, n, 3, 2)[rank] for other in range(n)]),
+        lambda rank, n: torch.stack([contribution(other, dtype, n, *shape)[rank] for other in range(n)]),
         "payload/all_to_all",
-        lambda rank, n: (n - 1) * 6 * dtype.itemsize,
+        lambda rank, n: (n - 1) * torch.Size(shape).numel() * dtype.itemsize,
     )
 
 
@@ -172,8 +176,11 @@ CASES: tuple[Case, ...] = (
     *(_broadcast(dtype, from_last) for dtype in DTYPES for from_last in (False, True)),
     *(_all_gather(dtype, (3, 5)) for dtype in DTYPES),
     _all_gather(torch.int64, ()),
-    *(_reduce_scatter(dtype) for dtype in DTYPES),
-    *(_all_to_all(dtype) for dtype in DTYPES),
+    *(_reduce_scatter(dtype, 7) for dtype in DTYPES),
+    *(_all_to_all(dtype, (3, 2)) for dtype in DTYPES),
+    # Large rows go as messages over Gloo.
+    _reduce_scatter(torch.float32, 70_000),
+    *(_all_to_all(dtype, (70_000, 8 // dtype.itemsize)) for dtype in DTYPES),
     *(_ring(dtype) for dtype in DTYPES),
     _one_way(),
 )
