@@ -70,6 +70,25 @@ def test_buckets_leave_when_they_are_ready_and_the_link_is_free(parts, byte_s, s
     assert found.step_s == pytest.approx(end_of_exchanges_s(workload, plan, network), rel=1e-9)
 
 
+@settings(max_examples=60)
+@given(
+    parts=layers,
+    byte_s=st.sampled_from([1e-10, 1e-8, 1e-7]),
+    schedule=st.sampled_from(["sequential", "wfbp", "mg_wfbp", "dear", "priority", "priority(partition_bytes=100KB)"]),
+)
+def test_no_schedule_beats_what_the_first_layers_allow(parts, byte_s: float, schedule: str) -> None:
+    workload, network = job(*parts), Line(byte_s)
+    found = on_line(f"bsp / all_reduce / none / {schedule}", workload, network)
+    assert found.step_s >= (1 - 1e-9) * workload.least_step_s(byte_s)
+
+
+def test_what_the_first_layers_allow_can_be_reached() -> None:
+    """Layer 1 is there and back in 2 s while layer 0 computes as long; layer 0's own 2 s nothing can hide."""
+    assert TWO_LAYERS.least_step_s(1e-6) == 6.0
+    small = "bsp / all_reduce / none / priority(partition_bytes=10KB, credit_bytes=10KB, merge=false)"
+    assert on_line(small, TWO_LAYERS, SLOW).step_s == pytest.approx(6.0, rel=0.01)
+
+
 @settings(max_examples=40)
 @given(parts=layers, startup_s=st.sampled_from([1e-3, 1e-2]), byte_s=st.sampled_from([1e-9, 1e-8]))
 def test_mg_wfbp_is_not_worse_than_one_bucket_or_one_per_tensor(parts, startup_s: float, byte_s: float) -> None:

@@ -90,6 +90,27 @@ def test_what_compressors_cost() -> None:
     assert Workload.from_json(json.dumps(EXAMPLE)).codecs == ()
 
 
+def test_what_no_order_of_exchanges_can_beat() -> None:
+    layers = [(1.0, 2.0, 100), (3.0, 4.0, 0), (0.5, 0.5, 1000)]
+    job = Workload(
+        name="three",
+        batch=1,
+        source="Made up.",
+        layers=tuple(
+            Layer(
+                name=f"l{index}",
+                forward_s=forward_s,
+                backward_s=backward_s,
+                tensors=(TensorShape(name=f"t{index}", shape=(numel,)),) if numel else (),
+            )
+            for index, (forward_s, backward_s, numel) in enumerate(layers)
+        ),
+    )
+    assert job.least_step_s(0.0) == 11.0
+    assert job.least_step_s(0.001) == pytest.approx(11.4)  # the first layer's 400 bytes, hidden by nothing
+    assert job.least_step_s(0.01) == pytest.approx(45.0)  # all 4400 bytes, and the last layer
+
+
 def test_scaled_keeps_proportions_and_says_so() -> None:
     job = Workload.from_json(json.dumps(EXAMPLE))
     slow = job.scaled(compute_s=2.02)

@@ -161,6 +161,21 @@ class Workload:
         """The time of both passes."""
         return self.forward_s + self.backward_s
 
+    def least_step_s(self, byte_s: float) -> float:
+        """What no order of exchanges can beat if each byte of a gradient keeps the network busy for `byte_s`.
+
+            max over layers l:  compute - compute of the layers before l + byte_s x bytes of the layers up to l
+
+        Gradients of the first layers come when the backward pass of all others is over, and are needed before their
+        next forward pass: only what the first layers compute themselves can hide them.
+        """
+        left_s, nbytes, least_s = self.compute_s, 0, self.compute_s
+        for layer in self.layers:
+            nbytes += sum(tensor.numel for tensor in layer.tensors) * self.dtype.itemsize
+            least_s = max(least_s, left_s + nbytes * byte_s)
+            left_s -= layer.forward_s + layer.backward_s
+        return least_s
+
     def scaled(self, *, compute_s: float) -> Workload:
         """The same job on a faster or slower device: all times in the same proportion, `compute_s` in sum.
 
