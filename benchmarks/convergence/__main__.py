@@ -1,14 +1,15 @@
 """Does it still learn? Every method with its recommended wrapper beside no compression, at equal steps.
 
     python -m benchmarks.convergence [--tasks text images] [--only topk] [--groups compression gentler]
-                                     [--steps 300] [--seeds 3] [--images FILE.npz] [--jobs 1] [--json]
+                                     [--steps 300] [--rate 0.003] [--seeds 3] [--images FILE.npz] [--jobs 1] [--json]
 
 Four workers in one process train the tiny GPT on the standard library's source text with AdamW, and the tiny CNN on
 images (scikit-learn's digits, or --images) with SGD and momentum. The learning rate rises for 5% of the steps and falls
 to zero along a cosine, so that residuals have time to arrive. Optimizer, rate, schedule, weights and batches are the
-same with and without compression; nothing is tuned for a method. Two methods replace part of an optimizer and get
-another recipe, beside no compression with the equivalent one: dgc keeps the momentum itself (SGD without, beside SGD
-with it), and signsgd gives directions, not gradients (AdamW on both tasks, beside AdamW).
+same with and without compression; nothing is tuned for a method, and --rate changes the usual rate for all. Two methods
+replace part of an optimizer and get another recipe, beside no compression with the equivalent one: dgc keeps the
+momentum itself (SGD without, beside SGD with it), and signsgd gives directions, not gradients (AdamW on both tasks,
+beside AdamW).
 
 Printed is the loss on data never trained on, after the last step, its change as against no compression ("*": more
 than 2% above), for images the share that is right, and how many times fewer bytes a worker sent. No compression runs
@@ -19,8 +20,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import warnings
+from dataclasses import replace
 from typing import TextIO
 
 import torch
@@ -48,7 +51,7 @@ def main() -> int:
     try:
         rows = given(options.strategies) or _rows(options.groups, options.only, options.steps)
         found = [Subjects(name, options.seeds, options.images) for name in options.tasks]
-        made = [wanted.make() for wanted in found]
+        made = [_with_rate(wanted.make(), options.rate) for wanted in found]
         print(HEADER, file=lines, flush=True)
         if options.jobs == 1:
             for subject in made:
@@ -69,6 +72,10 @@ def main() -> int:
     if options.json and status != 2:
         print(json.dumps([result.as_json() for result in results], indent=2))
     return status
+
+
+def _with_rate(subject: Subject, rate: float | None) -> Subject:
+    return subject if rate is None else replace(subject, usual=replace(subject.usual, learning_rate=rate))
 
 
 def _progress(subject: Subject, doing: str, step: int, steps: int) -> None:
@@ -125,11 +132,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="only rows of these methods")
     parser.add_argument("--strategies", nargs="+", default=[], metavar="STRATEGY", help="these instead of the groups")
     parser.add_argument("--steps", type=_at_least_one, default=300)
+    parser.add_argument("--rate", type=_above_zero, help="the highest learning rate, instead of the usual one")
     parser.add_argument("--seeds", type=_at_least_one, default=3, help="of the runs without compression")
     parser.add_argument("--images", metavar="FILE.npz", help="instead of scikit-learn's digits")
     parser.add_argument("--jobs", type=_at_least_one, default=1, help="rows trained at the same time")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
+
+
+def _above_zero(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text}")
+    return rate
 
 
 def _at_least_one(text: str) -> int:

@@ -106,8 +106,8 @@ class Architecture(Method):
         """What a contribution is multiplied by before it is exchanged."""
         return 1.0 / world_size if self.scope == "everyone" else 1.0
 
-    def cut(self, plan: Plan, world_size: int) -> Plan:
-        """The plan with its buckets cut so that each can go its own way."""
+    def cut(self, plan: Plan, world_size: int, *, tensors: bool) -> Plan:
+        """The plan with its buckets cut so that each can go its own way; with `tensors`, inside tensors too."""
         return plan
 
     def begin(self, state: BucketState, parameters: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -61,9 +61,10 @@ class ParameterServer(Architecture):
             return len(self.hosts.split("|"))
         return self.shards or world_size
 
-    def cut(self, plan: Plan, world_size: int) -> Plan:
-        """Buckets in as many pieces as there are servers, between tensors, of about the same number of bytes."""
-        cut = tuple(piece for bucket in plan.buckets for piece in _pieces(bucket, self.num_servers(world_size)))
+    def cut(self, plan: Plan, world_size: int, *, tensors: bool) -> Plan:
+        """Buckets in as many pieces as there are servers, of about the same number of bytes."""
+        num_servers = self.num_servers(world_size)
+        cut = tuple(piece for bucket in plan.buckets for piece in _pieces(bucket, num_servers, tensors=tensors))
         return replace(plan, buckets=cut)
 
     def owners(self, buckets: list[Bucket], world_size: int) -> list[int]:
@@ -163,11 +164,18 @@ class _IntoPlace:
         return self._answer.done()
 
 
-def _pieces(bucket: Bucket, num_servers: int) -> list[Bucket]:
+def _pieces(bucket: Bucket, num_servers: int, *, tensors: bool) -> list[Bucket]:
     total_bytes = bucket.nbytes
     num_pieces = max(1, min(num_servers, total_bytes // _SMALLEST_BYTES))
     groups: dict[int, list[TensorSpec]] = {}
-    for tensor, end in zip(bucket.tensors, accumulate(tensor.nbytes for tensor in bucket.tensors), strict=True):
-        middle = end - tensor.nbytes / 2
-        groups.setdefault(int(middle * num_pieces / max(1, total_bytes)), []).append(tensor)
+    begin = 0
+    for tensor in bucket.tensors:
+        ends = [total_bytes * piece // num_pieces - begin for piece in range(1, num_pieces)] if tensors else []
+        # What would leave a small rest on either side is not worth a message of its own.
+        inside = [end for end in ends if _SMALLEST_BYTES <= end <= tensor.nbytes - _SMALLEST_BYTES]
+        for first, last in pairwise([0, *(end // tensor.dtype.itemsize for end in inside), tensor.numel]):
+            part = tensor.piece(first, last)
+            middle = begin + part.nbytes / 2
+            groups.setdefault(int(middle * num_pieces / max(1, total_bytes)), []).append(part)
+            begin += part.nbytes
     return [Bucket(tuple(group)) for group in groups.values()]

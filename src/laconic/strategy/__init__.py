@@ -142,7 +142,9 @@ class Strategy:
     ) -> Plan:
         """How `tensors` that are exchanged at one time are grouped and ordered; see Schedule.plan."""
         plan = self.scheduling.plan(tensors, observed=observed, timing=timing, candidate=candidate)
-        return self.architecture.cut(plan, world_size)
+        # Only gradients that are summed: parameters, which rounds exchange or servers hold, are wanted whole.
+        shapes = any(layer.sees_shapes for layer in self.compression.layers())
+        return self.architecture.cut(plan, world_size, tensors=self.exchanges_gradients() and not shapes)
 
     def plans(self, tensors: Sequence[TensorSpec], world_size: int) -> list[Plan]:
         """One plan for each part of the model that is exchanged at a time of its own."""
