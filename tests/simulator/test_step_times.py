@@ -273,7 +273,7 @@ def test_pairs_that_average_in_the_background_delay_nobody() -> None:
     [
         (1, 2 * 3 * 8e-3),  # three workers' bytes in, and out
         (2, 2 * 3 * 4e-3),  # each server has half of it, both at the same time
-        (4, 2 * 3 * 4e-3),  # tensors are not cut, so two servers have nothing to do
+        (4, 2 * 3 * 2e-3),  # tensors are cut, so each of four has a quarter
     ],
 )
 def test_servers_form_sums(shards: int, exchange_s: float) -> None:
