@@ -27,22 +27,39 @@ def test_between_sizes_and_beyond_them() -> None:
     assert CURVE.plateau_bytes_per_s == pytest.approx(2e6)
 
 
-def test_what_one_more_adds() -> None:
-    assert CURVE.further_s(4) == pytest.approx(0.001)
-    assert CURVE.further_s(1000) == pytest.approx(0.001)
-    assert CURVE.further_s(2000) == pytest.approx(0.0014)
-    assert CURVE.further_s(3000) == pytest.approx(0.0018)
-    # Beyond, 1.2 ms are hidden as at the last size.
-    assert CURVE.further_s(11_000) == pytest.approx(0.0058)
-    assert CURVE.further_s(19_000) == pytest.approx(0.0098)
+def test_start_up_that_goes_on_beside_others_bytes() -> None:
+    """One more adds the longer of 5 ms of start-up and what its bytes take, 1 ms per thousand."""
+    curve = Curve(
+        kind="all_reduce",
+        world_size=4,
+        sizes=(100, 1000, 10_000, 20_000),
+        seconds=(0.0071, 0.008, 0.017, 0.027),
+        further=(0.005, 0.005, 0.01),
+    )
+    assert curve.overlaps
+    assert curve.issue_s == pytest.approx(0.005)
+    assert curve.startup_s == pytest.approx(0.007)
+    assert curve.moving_s(5000) == pytest.approx(0.005)
 
 
-def test_what_one_more_adds_is_never_more_than_it_takes_nor_less_than_nothing() -> None:
-    slow = Curve(kind="send", world_size=2, sizes=(1000, 2000), seconds=(0.001, 0.002), further=(0.005, 0.0))
-    assert slow.further_s(1000) == 0.001
-    assert slow.further_s(2000) == 0.0
+def test_start_up_that_nothing_goes_on_beside() -> None:
+    """One more adds 5 ms and what its bytes take."""
+    curve = Curve(
+        kind="all_reduce",
+        world_size=4,
+        sizes=(100, 1000, 10_000, 20_000),
+        seconds=(0.0071, 0.008, 0.017, 0.027),
+        further=(0.0051, 0.006, 0.015),
+    )
+    assert not curve.overlaps
+    assert curve.issue_s == pytest.approx(0.005)
+
+
+def test_start_up_of_which_nothing_was_measured() -> None:
     unknown = Curve(kind="send", world_size=2, sizes=(1000, 3000), seconds=(0.002, 0.004))
-    assert unknown.further_s(3000) == pytest.approx(0.003)  # without its start-up of 1 ms
+    assert unknown.issue_s == 0.0
+    assert not unknown.overlaps
+    assert unknown.moving_s(3000) == pytest.approx(0.003)  # without its start-up of 1 ms
 
 
 def test_a_curve_that_begins_late_does_not_know_small_sizes() -> None:

@@ -415,13 +415,23 @@ def test_measured_tables_take_the_formulas_place() -> None:
     network = AnalyticNetwork(cluster)
     (passage,) = network.passages(Move("sum", (1536,)), 4, 0)
     assert passage.seconds == pytest.approx(3.5)
-    # Two seconds are start-up, on the line through both sizes; of those others hide one and a half, as for the first.
+    # Two seconds are start-up, on the line through both sizes; half a second of them nothing goes on beside.
     assert (passage.startup_s, passage.latency_s, passage.busy_s) == pytest.approx((0.5, 1.5, 1.5))
     assert not network.warnings()
     seconds(network, Move("sum", (1 << 20,)), 4)
     assert any("extrapolated" in warning for warning in network.warnings())
     assert seconds(network, Move("sum", (NBYTES,)), 8) == pytest.approx(2 * 7 / 8 * NBYTES / RATE)
     assert any("among 4 ranks, not among 8" in warning for warning in network.warnings())
+
+
+def test_start_up_beside_others_bytes_is_told_apart() -> None:
+    curve = Curve(kind="all_reduce", world_size=4, sizes=(100, 10_000), seconds=(0.0071, 0.017), further=(0.005, 0.01))
+    network = AnalyticNetwork(replace(hosts(4), measured=Measured(curves=(curve,))))
+    (passage,) = network.passages(Move("sum", (5000,)), 4, 0)
+    assert (passage.issue_s, passage.startup_s) == pytest.approx((0.005, 0.0))
+    assert (passage.busy_s, passage.latency_s) == pytest.approx((0.005, 0.002))
+    (both,) = network.passages(Move("sum", (2500, 2500)), 4, 0)
+    assert both.issue_s == pytest.approx(0.01), "two messages are started"
 
 
 def test_neighbours_cost_as_many_measured_messages_as_there_are() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from laconic.core.exchange import Move
 from laconic.core.plan import Plan
 from laconic.simulator import Conditions, Prediction, simulate
-from laconic.simulator.network import Network
+from laconic.simulator.network import LINK, Network, Passage
 from laconic.workload import CodecCost, Workload
 from tests.simulator.jobs import RATE, Line, hosts, job
 
@@ -68,6 +71,39 @@ def test_buckets_leave_when_they_are_ready_and_the_link_is_free(parts, byte_s, s
     found = on_line(f"bsp / all_reduce / none / {schedule}", workload, network)
     (plan,) = found.plans
     assert found.step_s == pytest.approx(end_of_exchanges_s(workload, plan, network), rel=1e-9)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A network on which exchanges are started one after the other, while bytes of those before move."""
+
+    issue_s: float
+    byte_s: float
+
+    def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
+        return (Passage(LINK, move.nbytes * self.byte_s, issue_s=self.issue_s),)
+
+    def warnings(self) -> list[str]:
+        return []
+
+
+@settings(max_examples=60)
+@given(parts=layers, byte_s=st.sampled_from([1e-9, 1e-8, 1e-7]), issue_s=st.sampled_from([1e-4, 5e-3]))
+def test_two_exchanges_are_under_way_of_which_one_is_started(parts, byte_s: float, issue_s: float) -> None:
+    workload = job(*parts)
+    found = on_line("bsp / all_reduce / none / wfbp", workload, Started(issue_s, byte_s))
+    (plan,) = found.plans
+    now_s, ready = workload.forward_s, {}
+    for layer in reversed(workload.layers):
+        now_s += layer.backward_s
+        ready |= {tensor.name: now_s for tensor in layer.tensors}
+    ends_s, started_s = [0.0, 0.0], 0.0
+    for bucket in plan.buckets:
+        (tensor,) = bucket.tensors
+        # The one before the last must have ended, and the last must have been started.
+        started_s = max(ready[tensor.name], started_s, ends_s[-2]) + issue_s
+        ends_s.append(max(started_s, ends_s[-1]) + bucket.nbytes * byte_s)
+    assert found.step_s == pytest.approx(max(now_s, ends_s[-1]), rel=1e-9)
 
 
 @settings(max_examples=60)

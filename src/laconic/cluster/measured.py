@@ -14,12 +14,11 @@ further = [3.5e-05, 0.0201]      # what one more adds while others are under way
 from __future__ import annotations
 
 import re
+import statistics
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import numpy as np
 
 from laconic.cluster.values import Number, Several, Text, Whole, check_keys, read_tables
 from laconic.core.transport import all_gather_sent, all_reduce_sent, as_it_is_sent, shard_exchange_sent
@@ -121,19 +120,34 @@ class Curve:
         share = (nbytes - low) / (high - low)
         return Estimate(self.seconds[right - 1] * (1 - share) + self.seconds[right] * share, True)
 
-    def further_s(self, nbytes: float) -> float:
-        """How long `nbytes` keep others from moving: what an operation takes, without what those under way hide."""
-        alone_s = self.estimate(nbytes).seconds
-        if not self.further:
-            return max(0.0, alone_s - self.startup_s)
-        hidden_s = [alone - more for alone, more in zip(self.seconds, self.further, strict=False)]
-        # Never more than it takes alone: what is longer at once has waited for others, or for a processor.
-        return max(0.0, alone_s - max(0.0, float(np.interp(nbytes, self.sizes[: len(hidden_s)], hidden_s))))
+    def moving_s(self, nbytes: float) -> float:
+        """How long bytes of `nbytes` move: at the rate of large ones, or what it takes beyond start-up, if longer."""
+        return max(nbytes * self._last_byte_s, self.estimate(nbytes).seconds - self.startup_s)
 
     @property
     def issue_s(self) -> float:
-        """Of an operation on nothing, the part of start-up that those under way do not hide."""
-        return max(0.0, self.further_s(0) - (self.seconds[0] - self.startup_s))
+        """The part of start-up that operations have one after the other, however many are under way."""
+        beside, behind = self._issues()
+        return beside if self.overlaps else behind
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether that part goes on while others' bytes move: one more then takes the longer of both, not their sum."""
+        beside, behind = self._issues()
+        longer = sum(abs(more - max(beside, moving_s)) for moving_s, more in self._moving_and_further())
+        return longer < sum(abs(more - behind - moving_s) for moving_s, more in self._moving_and_further())
+
+    def _issues(self) -> tuple[float, float]:
+        """What each is started in if that goes on beside others' bytes, and if not."""
+        found = self._moving_and_further()
+        if not found:
+            return 0.0, 0.0
+        # Where bytes take long, they are all that one more adds.
+        small = [more for moving_s, more in found if moving_s <= more / 2] or [found[0][1]]
+        return statistics.median(small), statistics.median(max(0.0, more - moving_s) for moving_s, more in found)
+
+    def _moving_and_further(self) -> list[tuple[float, float]]:
+        return [(self.moving_s(size), more) for size, more in zip(self.sizes, self.further, strict=False)]
 
     def sent_bytes(self, nbytes: int) -> int:
         """Bytes one rank sends for an operation on `nbytes`."""

@@ -49,7 +49,7 @@ def _words(label: Label) -> str:
         return f"{label.kind}s"
     kind, _, algorithm = label.move.partition(" ")
     what = _WORDS[kind] if algorithm == NATIVE else f"{algorithm} {_WORDS[kind]}"
-    start = "waits for the latency of" if label.kind == "latency" else "waits for"
+    start = f"waits for the {label.kind} of" if label.kind in {"latency", "start-up"} else "waits for"
     return f"{start} the {what} ({label.where}) of"
 
 

@@ -71,7 +71,7 @@ def _tasks(simulation: Simulation) -> Iterator[Event]:
     for task, ranks in enumerate(_ranks_of_tasks(simulation)):
         label = drawing.labels[task]
         began_s, took_s = float(outcome.start_s[task]), float(outcome.end_s[task] - outcome.start_s[task])
-        if label.kind == "latency" or took_s < _SHORTEST_S:
+        if label.kind in {"start-up", "latency"} or took_s < _SHORTEST_S:
             continue
         data: dict[str, Scalar] = {}
         if label.kind in {"encode", "decode", "exchange"}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -12,16 +13,20 @@ from laconic.core.exchange import Move
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.simulator.engine import GraphBuilder
-from laconic.simulator.network import LINK, Network
+from laconic.simulator.network import LINK, Network, Passage
 from laconic.simulator.network.contract import seconds
 from laconic.simulator.network.flow import FlowNetwork
 from laconic.strategy import Strategy
 from laconic.workload import CodecCost, Workload
 
-Kind = Literal["forward", "backward", "optimizer", "encode", "exchange", "decode", "latency"]
+Kind = Literal["forward", "backward", "optimizer", "encode", "start-up", "exchange", "decode", "latency"]
 
 _OWN = "own links"
 """Of ranks that send while others do not."""
+_STARTING = "start-up"
+"""What one exchange after the other passes before its bytes can move, where others' bytes move meanwhile."""
+_AT_ONCE = 2
+"""Exchanges under way where start-up goes on beside others' bytes: as many as a backend has threads; Gloo has two."""
 _FEW = 4
 """Tasks to wait for that need no task of their own to stand for all of them."""
 
@@ -127,6 +132,9 @@ class Drawing:
         self._compute = [self.builder.resource(f"compute {number}") for number in range(len(inputs.classes))]
         self._codec = [self.builder.resource(f"communication {number}") for number in range(len(inputs.classes))]
         self._own = [self.builder.resource(f"links of class {number}") for number in range(len(inputs.classes))]
+        self._starting = self.builder.resource(_STARTING)
+        self._under_way: deque[list[int]] = deque(maxlen=_AT_ONCE)
+        """What ends with each of the last exchanges that had to be started."""
         self._parts: dict[str, int] = {}
         self._order = 0
         self.step_ends: list[list[int]] = []
@@ -199,6 +207,8 @@ class Drawing:
         for passage in inputs.network.passages(move, inputs.world_size, inputs.num_servers):
             if passage.answer and arrived is None:
                 arrived, ends = ends, [*ends, *held_by]
+            if passage.issue_s:
+                ends = [self._begin(which, move, passage, ends, portion)]
             before, ends = ends, []
             if alone is not None and passage.rank_s:
                 own = Label("exchange", step, number, _OWN, move.nbytes, name, passage.rank_s * portion)
@@ -211,8 +221,22 @@ class Drawing:
             if passage.latency_s:
                 waiting = self._label(Label("latency", step, number, passage.where, move.nbytes, name))
                 ends = [self.builder.timed(passage.latency_s * portion, after=ends, label=waiting)]
+            if passage.issue_s:
+                self._under_way.append(ends)
         # A network may not tell the way back from the way there.
         return Moved([*ends, *held_by], ends) if arrived is None else Moved(ends, arrived)
+
+    def _begin(self, which: Which, move: Move, passage: Passage, after: Sequence[int], portion: float) -> int:
+        """Start something, one after the other and only so many at a time."""
+        earlier = self._under_way[0] if len(self._under_way) == _AT_ONCE else []
+        label = Label("start-up", which.step, which.number, passage.where, move.nbytes, _name(move))
+        return self.builder.timed(
+            passage.issue_s * portion,
+            resource=self._starting,
+            priority=self._order,
+            after=list(dict.fromkeys([*after, *earlier])),
+            label=self._label(label),
+        )
 
     def _hold(self, label: Label, resource: int, after: Sequence[int], *, startup_s: float = 0.0) -> int:
         """Hold links while bytes move over them."""

@@ -17,7 +17,7 @@ UP, DOWN = "to servers", "from servers"
 
 @dataclass(frozen=True)
 class Passage:
-    """One stretch of a move: t = startup_s + busy_s + latency_s, of which others may use the same links in the last."""
+    """One stretch of a move: t = issue_s + startup_s + busy_s + latency_s; in first and last others use its links."""
 
     where: str
     """The part of the network that nobody else can use meanwhile."""
@@ -26,6 +26,8 @@ class Passage:
     latency_s: float = 0.0
     startup_s: float = 0.0
     """Before bytes move, and nobody else's can."""
+    issue_s: float = 0.0
+    """Before that, while others' bytes move but nothing else is started."""
     rank_s: float = 0.0
     """How long bytes of one rank move, however few take part, over its own link, which need not be the busiest one."""
     answer: bool = False
@@ -36,7 +38,8 @@ class Passage:
     @property
     def seconds(self) -> float:
         """How long it takes by itself."""
-        return self.startup_s + max(self.busy_s, *(time_s for _, time_s in self.beside), 0.0) + self.latency_s
+        moving_s = max(self.busy_s, *(time_s for _, time_s in self.beside), 0.0)
+        return self.issue_s + self.startup_s + moving_s + self.latency_s
 
 
 class Network(Protocol):

@@ -70,10 +70,12 @@ class MeasuredTable:
                 f"{curve.kind} was measured for {human_bytes(curve.sizes[0])} to {human_bytes(curve.sizes[-1])}; "
                 "other sizes are extrapolated."
             )
-        further_s = min(curve.further_s(times * move.nbytes), found.seconds)
-        busy_s = min(max(0.0, found.seconds - curve.startup_s), further_s)
-        more_s = (times * len(move.sizes) - 1) * curve.issue_s
-        return Passage(LINK, busy_s, found.seconds - further_s, further_s - busy_s + more_s)
+        busy_s = curve.moving_s(times * move.nbytes)
+        starting_s = times * len(move.sizes) * curve.issue_s
+        latency_s = max(0.0, found.seconds - busy_s - curve.issue_s)
+        if curve.overlaps:
+            return Passage(LINK, busy_s, latency_s, issue_s=starting_s)
+        return Passage(LINK, busy_s, latency_s, startup_s=starting_s)
 
     def _warn(self, text: str) -> None:
         self._warnings[text] = None
