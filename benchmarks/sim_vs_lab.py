@@ -1,6 +1,6 @@
 """Does the simulator say what the lab measures? Probe the lab's links, predict, then replay on them.
 
-    python -m benchmarks.sim_vs_lab [--bandwidths 200mbit 400mbit 800mbit] [--steps 14] [--compute 0.4s] [--json FILE]
+    python -m benchmarks.sim_vs_lab [--bandwidths 100mbit 200mbit 400mbit] [--steps 10] [--compute 0.8s] [--json FILE]
 
 For each bandwidth four virtual hosts are probed (`laconic probe`), which gives a cluster with measured curves. From
 that and the workload alone the step time of every strategy is predicted; then all of them take turns in a replay on the
@@ -138,9 +138,9 @@ def _ranked(left: list[float], right: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", default=list(SHRUNK), choices=list(SHRUNK))
-    parser.add_argument("--bandwidths", nargs="+", default=["200mbit", "400mbit", "800mbit"])
-    parser.add_argument("--compute", default="0.4s", help="of a step")
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--bandwidths", nargs="+", default=["100mbit", "200mbit", "400mbit"])
+    parser.add_argument("--compute", default="0.8s", help="of a step")
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--probe", default="20s", help="how long each probe may take")
     parser.add_argument("--json", metavar="FILE", help="write all rows there")
     options = parser.parse_args()

@@ -89,7 +89,7 @@ class Started:
 
 @settings(max_examples=60)
 @given(parts=layers, byte_s=st.sampled_from([1e-9, 1e-8, 1e-7]), issue_s=st.sampled_from([1e-4, 5e-3]))
-def test_two_exchanges_are_under_way_of_which_one_is_started(parts, byte_s: float, issue_s: float) -> None:
+def test_three_exchanges_are_under_way_of_which_one_is_started(parts, byte_s: float, issue_s: float) -> None:
     workload = job(*parts)
     found = on_line("bsp / all_reduce / none / wfbp", workload, Started(issue_s, byte_s))
     (plan,) = found.plans
@@ -97,11 +97,11 @@ def test_two_exchanges_are_under_way_of_which_one_is_started(parts, byte_s: floa
     for layer in reversed(workload.layers):
         now_s += layer.backward_s
         ready |= {tensor.name: now_s for tensor in layer.tensors}
-    ends_s, started_s = [0.0, 0.0], 0.0
+    ends_s, started_s = [0.0, 0.0, 0.0], 0.0
     for bucket in plan.buckets:
         (tensor,) = bucket.tensors
-        # The one before the last must have ended, and the last must have been started.
-        started_s = max(ready[tensor.name], started_s, ends_s[-2]) + issue_s
+        # The third before it must have ended, and the last must have been started.
+        started_s = max(ready[tensor.name], started_s, ends_s[-3]) + issue_s
         ends_s.append(max(started_s, ends_s[-1]) + bucket.nbytes * byte_s)
     assert found.step_s == pytest.approx(max(now_s, ends_s[-1]), rel=1e-9)
 

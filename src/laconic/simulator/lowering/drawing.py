@@ -25,8 +25,9 @@ _OWN = "own links"
 """Of ranks that send while others do not."""
 _STARTING = "start-up"
 """What one exchange after the other passes before its bytes can move, where others' bytes move meanwhile."""
-_AT_ONCE = 2
-"""Exchanges under way where start-up goes on beside others' bytes: as many as a backend has threads; Gloo has two."""
+_AT_ONCE = 3
+"""Exchanges that can be under way where start-up goes on beside others' bytes: Gloo works on two at a time, and a rank
+that has done its part of one goes on to the next while others have not."""
 _FEW = 4
 """Tasks to wait for that need no task of their own to stand for all of them."""
 
