@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install compare test check format clean
+.PHONY: help install compare test test-all check format clean
 
 help:
 	@echo "make compare   train a small GPT on 4 virtual hosts behind 100 Mbit/s links, torch DDP beside laconic"
-	@echo "make test      run the tests"
+	@echo "make test      run the tests, without those that take long"
+	@echo "make test-all  run all tests"
 	@echo "make check     ruff, pyrefly, import-linter"
 	@echo "make install   make .venv with the laconic command in .venv/bin"
 
@@ -26,6 +27,9 @@ compare: $(STAMP)
 	$(BIN)/laconic compare
 
 test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_OPTIONS)
+
+test-all: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 check: $(STAMP)
