@@ -8,7 +8,7 @@ from tests.compression.sparse_ranks import deep, loss, plain_sgd
 from tests.processes import run_processes
 from tests.runtime.replicas import assert_equal, train
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(120)]
 
 STRATEGIES = [
     "bsp / all_reduce / gtopk(0.1) + error_feedback / wfbp",

@@ -16,7 +16,11 @@ from tests.processes import Command, eventually, is_running
 from laconic.cli import main
 from laconic.lab.leftovers import VARIABLE, end_leftovers, end_run, new_mark
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(90),
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc"),
+]
 
 # A rank that starts a process in a session of its own, which ignores a polite request to end.
 DETACHES = """

@@ -15,6 +15,7 @@ from tests.report.test_timeline import DEFERRED, deferred_steps
 
 PROGRAM = find_chromium()
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium here; apt-get install chromium"),
 ]

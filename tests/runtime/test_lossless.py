@@ -24,7 +24,7 @@ from tests.processes import gloo_group, run_processes
 from tests.runtime.replicas import snapshot
 from tests.runtime.servers.ranks import servers_in_threads
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(120)]
 
 STEPS = 30
 """All schedules have found their plan by then: dear, which tries several, after 19."""

@@ -14,7 +14,7 @@ from tests.runtime.replicas import assert_equal
 
 Begun = dict[str, Future[list[RankResult]]]
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -19,7 +19,7 @@ from laconic.errors import CommunicationError
 from tests.processes import RankResult, gloo_group, run_processes
 from tests.runtime.replicas import assert_equal, data, sgd, snapshot
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(90)]
 
 SCHEDULES = {
     "mg_wfbp": "mg_wfbp",

@@ -39,8 +39,8 @@ class Costs:
 def fastest(costs: Costs | None, nbytes: int) -> str:
     """The algorithm for a tensor of `nbytes`: the backend's own, unless another one is clearly faster.
 
-    Beyond the sizes measured nothing is known but how times grow, so there it must have been clearly faster for the
-    largest two as well.
+    Between two sizes measured, and beyond the last, nothing is known but how times grow: there it must have been clearly
+    faster for both of them as well, or for the largest two.
     """
     if costs is None:
         return NATIVE
@@ -49,6 +49,9 @@ def fastest(costs: Costs | None, nbytes: int) -> str:
         if len(costs.sizes) == 1:
             return NATIVE
         looked_at += costs.sizes[-2:]
+    elif nbytes > costs.sizes[0] and nbytes not in costs.sizes:
+        right = bisect_left(costs.sizes, nbytes)
+        looked_at += costs.sizes[right - 1 : right + 1]
     best = NATIVE
     for algorithm, _ in costs.seconds:
         clearly = all(

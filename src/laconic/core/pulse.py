@@ -40,6 +40,7 @@ class Pulse:
         self._answered_s = time.monotonic()
         self._store_gone = False
         self._failure: tuple[int, str] | None = None
+        self._stayed = False
         self._last_words: str | None = None
         self._look = False
         self._looked = threading.Event()
@@ -128,13 +129,18 @@ class Pulse:
         if self._failure is None and self._last_words is None:
             self._last_words = json.dumps({"rank": rank, "reason": reason})
             self._next_look()
-            if self.rank == 0:
-                # Rank 0 often hosts the store: stay until the others have read why.
-                time.sleep(2 * self.period_s)
+            self._stay()
+
+    def _stay(self) -> None:
+        """Rank 0 often hosts the store: there it waits, once, until the others have read who failed and why."""
+        if self.rank == 0 and not self._stayed:
+            self._stayed = True
+            time.sleep(2 * self.period_s)
 
     def check(self, operation: str) -> None:
         """Raise PeerLost if some rank is known to have failed."""
         if self._failure is not None:
+            self._stay()
             rank, reason = self._failure
             raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
         if self._store_gone:

@@ -16,10 +16,10 @@ from laconic.core.clock import Clock
 from laconic.core.transport import Transport, Work
 from laconic.strategy import Strategy
 
-_SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24)
-_REPEATS = 3
+_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+_REPEATS = 5
 """Beside one that only warms up."""
-_LIMIT_S = 1.0
+_LIMIT_S = 2.0
 """No further size is measured if it would, with all before it, take longer than this."""
 
 

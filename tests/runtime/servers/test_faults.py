@@ -11,7 +11,7 @@ import pytest
 from tests.processes import RankResult, SignalAfterLine, run_processes
 from tests.runtime.replicas import assert_equal
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(120)]
 
 
 def stops(strategy: str, victim: int, how: str, *, kill: bool = False, world_size: int = 2) -> list[RankResult]:

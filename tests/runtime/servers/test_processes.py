@@ -8,7 +8,7 @@ import torch
 from tests.processes import run_processes
 from tests.runtime.replicas import assert_equal
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
