@@ -91,13 +91,13 @@ def show(lines: list[str]) -> None:
     largest = human_bytes(about["sizes"][-1])
     print(f"auto measured up to {largest} in {about['measured_s']:.2f} s: {about['auto']}")
     others = about["algorithms"][1:]
-    print(f"{'size':>8}  {'native':>10}" + "".join(f"{name:>18}" for name in [*others, "auto"]))
+    print(f"{'size':>8}  {'native':>10}" + "".join(f"{name:>18}" for name in others) + f"{'auto':>24}")
     for line in lines[1:]:
         row = json.loads(line)
         native_s, *times = row["seconds"]
         ratios = "".join(f"{time_s / native_s:>17.2f}x" for time_s in times[:-1])
         auto = f"{row['chosen']} {times[-1] / native_s:.2f}x"
-        print(f"{human_bytes(row['nbytes']):>8}  {native_s * 1e3:>7.2f} ms{ratios}{auto:>18}")
+        print(f"{human_bytes(row['nbytes']):>8}  {native_s * 1e3:>7.2f} ms{ratios}{auto:>24}")
 
 
 def main() -> None:

@@ -39,8 +39,8 @@ class Costs:
 def fastest(costs: Costs | None, nbytes: int) -> str:
     """The algorithm for a tensor of `nbytes`: the backend's own, unless another one is clearly faster.
 
-    Between two sizes measured, and beyond the last, nothing is known but how times grow: there it must have been clearly
-    faster for both of them as well, or for the largest two.
+    Between two sizes measured, and beyond the last, nothing is known but how times grow: there it must have been
+    clearly faster for both of them as well, or for the largest two.
     """
     if costs is None:
         return NATIVE
