@@ -116,6 +116,7 @@ def test_ddp_and_strategies_side_by_side(unlimited: tuple[Path, str, str]) -> No
     assert json.loads((out / "trace.json").read_text())["traceEvents"]
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps(
@@ -236,6 +237,7 @@ def ranks_of(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.timeout(120)
 def test_behind_slow_links_the_kernel_confirms_the_bytes_and_a_killed_host_is_named(tmp_path: Path) -> None:

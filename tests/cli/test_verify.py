@@ -96,6 +96,7 @@ def test_what_makes_no_sense_is_refused(words: list[str], told: str, capsys: pyt
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(240)
 def test_the_same_checks_on_processes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ def paced(transport: Transport, bandwidth_bps: float, delay_s: float = 0.0) -> T
     return PacedTransport(transport, PacedLink(bandwidth_bps, delay_s=delay_s))
 
 
+@pytest.mark.slow
 def test_it_finds_the_bandwidth_of_a_slow_link_and_all_ranks_agree() -> None:
     """80 Mbit/s is 10 bytes per microsecond: 256 KiB take 26 ms, far more than threads need."""
     told: list[str] = []

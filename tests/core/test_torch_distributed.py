@@ -95,6 +95,7 @@ def trouble(begun: dict[str, Future[list[RankResult]]]) -> list[RankResult]:
     return begun["trouble"].result()
 
 
+@pytest.mark.slow
 class TestTrouble:
     pytestmark = gloo
 

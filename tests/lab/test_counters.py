@@ -65,6 +65,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_the_transport_counts_what_leaves_the_host() -> None:
     num_hosts = 3
     found: dict[int, dict[str, tuple[int, int]]] = {}

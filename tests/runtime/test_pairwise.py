@@ -138,6 +138,7 @@ def test_real_processes_train_and_leave_nothing_behind() -> None:
             assert found["left"] == [[], 0], strategy
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["kill", "raise"])

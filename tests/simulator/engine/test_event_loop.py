@@ -186,6 +186,7 @@ print([*outcome.start_s.tolist(), *outcome.end_s.tolist(), *outcome.waited_for.t
 """
 
 
+@pytest.mark.slow
 def test_without_numba_it_gives_the_same_numbers_and_says_that_it_is_slow() -> None:
     outputs = {}
     for choice in ("with", "without"):
