@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from laconic.core.tensor import TensorSpec
 from laconic.errors import UsageError
 from laconic.workload import DTYPES, CodecCost, Layer, TensorShape, Workload, workload
+from tests.simulator.jobs import job
 
 EXAMPLE: dict[str, Any] = {
     "name": "example",
@@ -91,24 +92,10 @@ def test_what_compressors_cost() -> None:
 
 
 def test_what_no_order_of_exchanges_can_beat() -> None:
-    layers = [(1.0, 2.0, 100), (3.0, 4.0, 0), (0.5, 0.5, 1000)]
-    job = Workload(
-        name="three",
-        batch=1,
-        source="Made up.",
-        layers=tuple(
-            Layer(
-                name=f"l{index}",
-                forward_s=forward_s,
-                backward_s=backward_s,
-                tensors=(TensorShape(name=f"t{index}", shape=(numel,)),) if numel else (),
-            )
-            for index, (forward_s, backward_s, numel) in enumerate(layers)
-        ),
-    )
-    assert job.least_step_s(0.0) == 11.0
-    assert job.least_step_s(0.001) == pytest.approx(11.4)  # the first layer's 400 bytes, hidden by nothing
-    assert job.least_step_s(0.01) == pytest.approx(45.0)  # all 4400 bytes, and the last layer
+    three = job((1.0, 2.0, 400), (3.0, 4.0, 0), (0.5, 0.5, 4000))
+    assert three.least_step_s(0.0) == 11.0
+    assert three.least_step_s(0.001) == pytest.approx(11.4)  # the first layer's 400 bytes, hidden by nothing
+    assert three.least_step_s(0.01) == pytest.approx(45.0)  # all 4400 bytes, and the last layer
 
 
 def test_scaled_keeps_proportions_and_says_so() -> None:
