@@ -106,7 +106,7 @@ class TestTrouble:
             assert told["message"] == (
                 f"all_reduce(sum) of bucket 3 on rank {rank} cannot finish: rank 1 raised ValueError: no more data."
             )
-            assert told["seconds"] < 5, "well before the timeout of 30 s"
+            assert told["seconds"] < 10, "well before the timeout of 30 s"
             for later in ("check", "next"):
                 assert trouble[rank].value[later]["kind"] == "PeerLost"
                 assert "rank 1 raised ValueError: no more data" in trouble[rank].value[later]["message"]

@@ -9,6 +9,7 @@ from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
 from laconic.scheduling import MgWfbp, Priority, Wfbp
+from laconic.scheduling.contract import partitions
 from laconic.scheduling.mg_wfbp import predicted_end_s
 
 JOBS = st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 0.05)), min_size=1, max_size=30)
@@ -70,5 +71,49 @@ def test_priority_sends_what_is_nearest_to_the_front_of_what_is_there() -> None:
 
 def test_priority_follows_the_backward_pass_where_the_link_is_fast() -> None:
     tensors = [TensorSpec(name, (1000,)) for name in ("last", "middle", "first")]
-    plan = Priority(partition_bytes=4000).plan(tensors, observed=True, timing=Timing((0.0, 1.0, 2.0), 0.0, 1e-9))
+    plan = Priority(partition_bytes=4000).plan(tensors, observed=True, timing=Timing((0.0, 1.0, 2.0), 1.1e-6, 1e-9))
     assert [bucket.tensors[0].name for bucket in plan.buckets] == ["last", "middle", "first"]
+
+
+def test_priority_does_not_begin_what_would_be_under_way_when_the_first_layer_is_there() -> None:
+    tensors = [TensorSpec(name, (1000,)) for name in ("last", "middle", "first")]
+
+    def owners(byte_s: float) -> list[str]:
+        timing = Timing((0.0, 1e-6, 10e-6), 1100 * byte_s, byte_s)
+        plan = Priority(partition_bytes=4000).plan(tensors, observed=True, timing=timing)
+        return [bucket.tensors[0].owner for bucket in plan.buckets]
+
+    # 4 us each, so that two are done by then, or 6.
+    assert owners(1e-9) == ["last", "middle", "first"]
+    assert owners(1.5e-9) == ["last", "first", "middle"]
+
+
+@given(JOBS, LINKS)
+def test_priority_cuts_the_same_pieces_whatever_the_times(parts, link) -> None:
+    tensors, timing, _ = job(parts, link)
+    schedule = Priority(partition_bytes=100_000)
+    before, after = (schedule.plan(tensors, observed=True, timing=known) for known in (None, timing))
+    assert {bucket.tensors for bucket in before.buckets} == {bucket.tensors for bucket in after.buckets}
+
+
+PARTS = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
+
+
+@given(PARTS, st.integers(4, 4000), st.integers(0, 6000))
+def test_partitions_are_runs_that_cover_everything(sizes, nbytes, merged_bytes) -> None:
+    tensors = [TensorSpec(f"p{index}", (numel,)) for index, numel in enumerate(sizes)]
+    buckets = partitions(tensors, nbytes, merged_bytes=merged_bytes)
+    parts = [part for bucket in buckets for part in bucket.tensors]
+    assert [part.owner for part in parts] == sorted((part.owner for part in parts), key=lambda name: int(name[1:]))
+    for tensor in tensors:
+        begins = [(part.start, part.start + part.numel) for part in parts if part.owner == tensor.name]
+        assert [begin for begin, _ in begins] == [0, *(end for _, end in begins[:-1])]
+        assert begins[-1][1] == tensor.numel
+        pieces = [part for part in parts if part.owner == tensor.name]
+        assert max(part.nbytes for part in pieces) <= max(4, nbytes)
+        assert max(part.numel for part in pieces) - pieces[0].numel == 0, "equal, but for the last"
+    for bucket in buckets[:-1]:
+        cut = any(part.part_of for part in bucket.tensors)
+        assert cut or bucket.nbytes >= merged_bytes
+        assert all(part.start == 0 for part in bucket.tensors[1:])
+    assert all(bucket.nbytes < max(4, nbytes) + max(4, merged_bytes) for bucket in buckets)

@@ -31,6 +31,9 @@ from laconic.runtime.stopwatch import Mark, Stopwatch
 _WINDOW = 8
 """Exchanges open at a time: enough to hide start-up costs, few enough to bound the memory of payloads."""
 
+_LOOK_S = 0.001
+"""How often, while nothing new comes, it is looked whether something has arrived."""
+
 
 @dataclass
 class Task:
@@ -57,6 +60,9 @@ class Task:
     """Its number in the plan, if it is an exchange the event log should show."""
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """What it has measured once it is done, for the event log."""
+    submitted_s: float = 0.0
+    ended_s: float | None = None
+    """When it was finished, where the host sees that."""
     inputs_ready: torch.cuda.Event | None = None
     finished: threading.Event = field(default_factory=threading.Event)
     outputs_ready: torch.cuda.Event | None = None
@@ -72,6 +78,13 @@ class _Open:
     num_waits: int = 1
     finished: bool = False
     carried_on: bool = False
+
+
+def _may_finish(entry: _Open) -> bool:
+    """Whether nothing remains to be issued, so that it may be finished as soon as its last round has come."""
+    if entry.finished or (entry.task.put_aside and not entry.carried_on):
+        return False
+    return entry.num_waits == entry.task.num_waits
 
 
 class Engine:
@@ -93,6 +106,7 @@ class Engine:
         if task.device.type == "cuda":
             task.inputs_ready = torch.cuda.Event()
             task.inputs_ready.record(torch.cuda.current_stream(task.device))
+        task.submitted_s = self._stopwatch.now()
         self._queue.put(task)
         return task
 
@@ -139,7 +153,7 @@ class Engine:
                 while True:
                     if not running or (not last_came and self._may_start(running)):
                         task = entry = None  # what is done must not keep its buckets in memory while we wait
-                        task = self._queue.get()
+                        task = self._next(running)
                         if task is None:
                             return
                         last_came = task.last
@@ -160,6 +174,15 @@ class Engine:
                 if not isinstance(exc, CommunicationError):
                     self._transport.fail(f"raised {type(exc).__name__} while communicating: {one_line(exc)}")
                 self._drain(task, running)
+
+    def _next(self, running: deque[_Open]) -> Task | None:
+        """The next task; until it comes, what has arrived is finished."""
+        while any(_may_finish(entry) for entry in running):
+            try:
+                return self._queue.get(timeout=_LOOK_S)
+            except queue.Empty:
+                self._finish_early(running)
+        return self._queue.get()
 
     def _may_start(self, running: deque[_Open]) -> bool:
         """Whether another exchange may be opened; depends on nothing but which came before."""
@@ -238,9 +261,7 @@ class Engine:
     def _finish_early(self, running: deque[_Open]) -> None:
         # Finished entries keep their place: how many are open must not depend on the network's timing.
         for entry in running:
-            if entry.task.put_aside and not entry.carried_on:
-                continue
-            if not entry.finished and entry.num_waits == entry.task.num_waits and entry.work.done():
+            if _may_finish(entry) and entry.work.done():
                 issued = self._resume(entry)
                 assert not issued, f"{entry.task.what}: more rounds than its compressor declares"
 
@@ -254,6 +275,7 @@ class Engine:
             with torch.cuda.stream(self._stream(task.device)):
                 self._note("exchange", task, began, **data)
         else:
+            task.ended_s = self._stopwatch.now()
             self._note("exchange", task, began, **data)
         if task.on_done is not None:
             task.on_done()

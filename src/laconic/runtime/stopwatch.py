@@ -56,6 +56,10 @@ class Stopwatch:
         self._pending: deque[_Note] = deque()
         self._origins: dict[int, tuple[torch.cuda.Event, float]] = {}
 
+    def now(self) -> float:
+        """The time on the host."""
+        return self._clock.now()
+
     def mark(self, device: torch.device) -> Mark:
         """The moment at which everything issued so far on the device's current stream is done."""
         if device.type != "cuda" or self._idle:

@@ -50,32 +50,35 @@ def one_bucket_per_kind(tensors: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
     return tuple(Bucket(tuple(group)) for group in kinds.values())
 
 
-def partitions(tensors: Sequence[TensorSpec], nbytes: int, *, cut: bool, merge: bool = True) -> list[Bucket]:
-    """Runs of at least `nbytes`, the last of each dtype and device excepted; without `merge`, every tensor by itself.
+def runs(tensors: Sequence[TensorSpec], nbytes: int) -> list[Bucket]:
+    """Neighbours together until they have `nbytes`; the last of each dtype and device may have less."""
+    return partitions(tensors, 0, merged_bytes=nbytes)
 
-    With `cut`, tensors larger than that are cut into pieces of at most `nbytes`.
+
+def partitions(tensors: Sequence[TensorSpec], nbytes: int, *, merged_bytes: int) -> list[Bucket]:
+    """Tensors in equal pieces of at most `nbytes`, and smaller neighbours together until they have `merged_bytes`.
+
+    Neighbours that still have less when a tensor comes that is cut travel with its first piece. With nbytes = 0 nothing
+    is cut, with merged_bytes = 0 everything goes by itself.
     """
     found: list[Bucket] = []
-    open_runs: dict[object, list[TensorSpec]] = {}
+    waiting: dict[object, list[TensorSpec]] = {}
     filled: dict[object, int] = {}
-
-    def close(kind: object) -> None:
-        filled.pop(kind, None)
-        if run := open_runs.pop(kind, None):
-            found.append(Bucket(tuple(run)))
-
     for tensor in tensors:
         kind = (tensor.dtype, tensor.device)
-        if cut and tensor.nbytes > nbytes:
-            close(kind)
-            step = max(1, nbytes // tensor.dtype.itemsize)
-            begins = range(0, tensor.numel, step)
-            found += [Bucket((tensor.piece(begin, min(begin + step, tensor.numel)),)) for begin in begins]
-            continue
-        open_runs.setdefault(kind, []).append(tensor)
-        filled[kind] = filled.get(kind, 0) + tensor.nbytes
-        if filled[kind] >= nbytes or not merge:
-            close(kind)
-    for kind in list(open_runs):
-        close(kind)
-    return found
+        first, *others = _pieces(tensor, nbytes)
+        waiting.setdefault(kind, []).append(first)
+        filled[kind] = filled.get(kind, 0) + first.nbytes
+        if others or filled[kind] >= merged_bytes:
+            found.append(Bucket(tuple(waiting.pop(kind))))
+            filled[kind] = 0
+        found += [Bucket((piece,)) for piece in others]
+    return found + [Bucket(tuple(run)) for run in waiting.values()]
+
+
+def _pieces(tensor: TensorSpec, nbytes: int) -> list[TensorSpec]:
+    most = max(1, nbytes // tensor.dtype.itemsize)
+    if nbytes == 0 or tensor.numel <= most:
+        return [tensor]
+    step = -(-tensor.numel // -(-tensor.numel // most))
+    return [tensor.piece(begin, min(begin + step, tensor.numel)) for begin in range(0, tensor.numel, step)]

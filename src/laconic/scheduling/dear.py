@@ -9,7 +9,7 @@ from typing import ClassVar
 from laconic.core.plan import Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
-from laconic.scheduling.contract import Schedule, one_bucket_per_kind, partitions
+from laconic.scheduling.contract import Schedule, one_bucket_per_kind, runs
 from laconic.settings import size
 
 MIB = 1024**2
@@ -51,4 +51,4 @@ class Dear(Schedule):
         if not observed:
             return Plan(one_bucket_per_kind(tensors))
         limit = self.bytes or _TRIED[candidate]
-        return Plan(tuple(partitions(tensors, limit, cut=False)), deferred=True, halves=True)
+        return Plan(tuple(runs(tensors, limit)), deferred=True, halves=True)

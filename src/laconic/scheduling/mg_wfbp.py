@@ -29,7 +29,7 @@ class MgWfbp(Schedule):
 
     name: ClassVar[str] = "mg_wfbp"
     needs_timing: ClassVar[bool] = True
-    settles_after: ClassVar[int] = 6
+    settles_after: ClassVar[int] = 5
 
     def plan(
         self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0

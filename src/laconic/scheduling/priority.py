@@ -14,6 +14,8 @@ from laconic.scheduling.contract import Schedule, one_bucket_per_kind, partition
 from laconic.settings import flag, size
 
 MIB = 1024**2
+_LINK_HAS_TIME = 2.0
+"""Backward passes; with the next forward pass a step has about one and a half."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +31,17 @@ class Priority(Schedule):
 
     name: ClassVar[str] = "priority"
     needs_timing: ClassVar[bool] = True
-    settles_after: ClassVar[int] = 6
+    settles_after: ClassVar[int] = 5
     defers: ClassVar[bool] = True
     cuts_tensors: ClassVar[bool] = True
 
-    partition_bytes: int = size(4 * MIB, at_least=1024)
-    """Larger tensors are cut into pieces of this size; smaller neighbours travel together until they have it."""
+    partition_bytes: int = size(2 * MIB, at_least=1024)
+    """Larger tensors are cut into pieces of at most this size."""
     merge: bool = flag(True)
-    """Whether smaller neighbours travel together; if not, every tensor has a start-up cost of its own, as in P3 and
-    ByteScheduler."""
-    credit_bytes: int = size(16 * MIB, at_least=1024)
-    """Bytes under way at a time: more hides start-up costs, less lets urgent pieces go sooner."""
+    """Whether smaller neighbours travel together until they have a quarter of that; if not, every tensor has a start-up
+    cost of its own, as in P3 and ByteScheduler."""
+    credit_bytes: int = size(0, at_least=0)
+    """Bytes under way at a time: more hides start-up costs, less lets urgent pieces go sooner. 0: two pieces."""
 
     def plan(
         self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
@@ -47,20 +49,28 @@ class Priority(Schedule):
         """Pieces in the order in which they should leave."""
         if not observed:
             return Plan(one_bucket_per_kind(tensors))
-        pieces = partitions(tensors, self.partition_bytes, cut=True, merge=self.merge)
+        # What is cut where must not depend on times: what compressors make of it, and rounding, would as well.
+        pieces = partitions(tensors, self.partition_bytes, merged_bytes=self.partition_bytes // 4 if self.merge else 0)
         if timing is not None:
             ready = {tensor.name: time_s for tensor, time_s in zip(tensors, timing.ready_s, strict=True)}
             pieces = _front_first(pieces, ready, timing)
         layout = tuple(tensor.name for tensor in tensors)
-        return Plan(tuple(pieces), deferred=True, credit_bytes=self.credit_bytes, layout=layout)
+        credit_bytes = self.credit_bytes or 2 * self.partition_bytes
+        return Plan(tuple(pieces), deferred=True, credit_bytes=credit_bytes, layout=layout)
 
 
 def _front_first(pieces: list[Bucket], ready_s: dict[str, float], timing: Timing) -> list[Bucket]:
-    """As a link that is never idle sends them: of what is there, what became ready last, being nearest to the front."""
+    """As the link sends them: of what is there, what became ready last, being nearest to the front.
+
+    What would still be under way when the first layers are there follows them, for they are awaited at once - unless
+    the link has so much to do that it must not be idle.
+    """
     waiting = [
         (max(ready_s[tensor.owner] for tensor in piece.tensors), number, piece) for number, piece in enumerate(pieces)
     ]
     waiting.sort(key=lambda entry: entry[:2])
+    complete_s = waiting[-1][0]
+    has_time = timing.byte_s * sum(piece.nbytes for piece in pieces) < _LINK_HAS_TIME * complete_s
     there: list[tuple[float, int, Bucket]] = []
     order: list[Bucket] = []
     now_s, coming = 0.0, 0
@@ -71,7 +81,10 @@ def _front_first(pieces: list[Bucket], ready_s: dict[str, float], timing: Timing
             time_s, number, piece = waiting[coming]
             heapq.heappush(there, (-time_s, number, piece))
             coming += 1
-        piece = heapq.heappop(there)[2]
-        order.append(piece)
-        now_s += timing.byte_s * piece.nbytes  # start-up costs are hidden by the next one under way
+        took_s = timing.byte_s * there[0][2].nbytes  # start-up costs are hidden by the next one under way
+        if has_time and now_s < complete_s < now_s + took_s:
+            now_s = complete_s
+            continue
+        order.append(heapq.heappop(there)[2])
+        now_s += took_s
     return order

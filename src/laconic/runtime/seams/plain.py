@@ -63,6 +63,7 @@ class PlainSeam:
         self._missing: list[int] = []
         self._next = 0
         self._tasks: list[Task] = []
+        self._held_back: list[Task] = []
         self._open = False
         self._handles = [
             parameter.register_post_accumulate_grad_hook(GradientHook(self, name))
@@ -165,6 +166,8 @@ class PlainSeam:
     def _begin(self) -> None:
         if self._deferral is not None:
             self._deferral.begin()
+            self._planning.exchanged(self._held_back)
+            self._held_back = []
         if self._new_plan is not None:
             # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
             self._adopt_plan(self._buckets.state_by_parameter())
@@ -274,6 +277,7 @@ class PlainSeam:
         """Let the outcome come when it comes."""
         assert self._deferral is not None
         tasks, self._tasks = self._tasks, []
+        self._held_back = tasks
         of = self._buckets.buckets_of
         held = {name: [tasks[index] for index in of[name]] for name in self._job.parameters if name not in nowhere}
         self._deferral.hold(held, self._buckets.views)

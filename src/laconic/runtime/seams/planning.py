@@ -2,7 +2,7 @@
 
 pass 1          tensors in the order of registration
 then            in the order in which rank 0's gradients became ready
-after pass 5    with times, for schedules that want them: when gradients were ready, and what an exchange costs
+after pass 4    with times, for schedules that want them: when gradients were ready, and what an exchange costs
 every 100       with new times, if rank 0 sees that they have drifted
 passes 2 - 19   one plan after another, for schedules that want to try; the one with the shortest steps stays
 """
@@ -10,6 +10,8 @@ passes 2 - 19   one plan after another, for schedules that want to try; the one 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,16 +20,26 @@ from laconic.core.plan import Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
 from laconic.core.transport import Transport
+from laconic.runtime.engine import Task
 from laconic.runtime.job import Job
 
 _WARM_PASSES = 1
-_TIMED_PASSES = 4
+_TIMED_PASSES = 3
 _CHECKED_EVERY = 100
 _DRIFT = 0.25
 """Share by which times may be off before a new plan is made."""
 _TRIED_PASSES = 6
 _SMALL_BYTES, _LARGEST_BYTES = 4096, 2**25
 _LONG_ENOUGH_S = 0.05
+
+
+@dataclass
+class _Busy:
+    """A time during which some exchange was always under way."""
+
+    began_s: float
+    ended_s: float
+    nbytes: int = 0
 
 
 class Planning:
@@ -43,6 +55,7 @@ class Planning:
         self._began_s = 0.0
         self._seen: dict[str, float] = {}
         self._times: list[dict[str, float]] = []
+        self._busy: list[_Busy] = []
         self._timing: Timing | None = None
         self._ended_s: float | None = None
         self._tried: list[list[float]] = [[] for _ in range(self._schedule.candidates)]
@@ -121,9 +134,28 @@ class Planning:
             found.append(latest)
         return found
 
+    def exchanged(self, tasks: Sequence[Task]) -> None:
+        """All exchanges of a pass have ended; they were submitted in this order."""
+        periods: list[_Busy] = []
+        for task in tasks:
+            if task.ended_s is None:  # on a GPU the host does not see the end
+                return
+            if not periods or task.submitted_s > periods[-1].ended_s:
+                periods.append(_Busy(task.submitted_s, task.ended_s))
+            periods[-1].ended_s = max(periods[-1].ended_s, task.ended_s)
+            periods[-1].nbytes += task.nbytes
+        longest = max(periods, key=lambda period: period.nbytes, default=None)
+        if longest is not None and longest.nbytes:
+            self._busy = [*self._busy[-_TIMED_PASSES + 1 :], longest]
+
     def _agree_on_times(self, link: tuple[float, float]) -> Plan:
-        values = self._broadcast(torch.tensor([*link, *self._ready_s()], dtype=torch.float64), "times of gradients")
-        startup_s, byte_s, *ready_s = values.tolist()
+        startup_s, byte_s = link
+        if self._busy:
+            # Many exchanges one behind another show what a byte takes better than a large one by itself does; of the
+            # passes watched, the least disturbed.
+            byte_s = min(max(0.0, busy.ended_s - busy.began_s - startup_s) / busy.nbytes for busy in self._busy)
+        known = torch.tensor([startup_s, byte_s, *self._ready_s()], dtype=torch.float64)
+        startup_s, byte_s, *ready_s = self._broadcast(known, "times of gradients").tolist()
         self._timing = Timing(tuple(ready_s), startup_s, byte_s)
         return self._plan()
 
