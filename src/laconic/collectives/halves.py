@@ -42,7 +42,8 @@ class Halves:
     def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
         """See Group."""
         rows = [self._in_rows(tensor) for tensor in tensors]
-        shares = [torch.empty_like(row[0]) for row in rows]
+        # In place: until the second round comes, nothing but the tensors themselves is kept.
+        shares = [row[self.rank] for row in rows]
         scattered = [
             self._transport.reduce_scatter(share, row, what=self._what) for share, row in zip(shares, rows, strict=True)
         ]
@@ -52,10 +53,14 @@ class Halves:
         ]
         yield gathered[0] if len(gathered) == 1 else AllWork(gathered)
         for tensor, row in zip(tensors, rows, strict=True):
-            tensor.view(-1).copy_(row.view(-1)[: tensor.numel()])
+            if row.data_ptr() != tensor.data_ptr():
+                tensor.view(-1).copy_(row.view(-1)[: tensor.numel()])
 
     def _in_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A row for each rank: the tensor itself if it can be divided so, else a copy that is filled up."""
         width = share_bytes(tensor.nbytes, self.size) // tensor.element_size()
+        if self.size * width == tensor.numel() and tensor.is_contiguous():
+            return tensor.view(self.size, width)
         rows = tensor.new_zeros(self.size * width)
         rows[: tensor.numel()] = tensor.reshape(-1)
         return rows.view(self.size, width)

@@ -11,6 +11,9 @@ from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
 from laconic.settings import Method
 
+_EVEN = 256
+"""Elements."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Method):
@@ -50,16 +53,11 @@ def one_bucket_per_kind(tensors: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
     return tuple(Bucket(tuple(group)) for group in kinds.values())
 
 
-def runs(tensors: Sequence[TensorSpec], nbytes: int) -> list[Bucket]:
-    """Neighbours together until they have `nbytes`; the last of each dtype and device may have less."""
-    return partitions(tensors, 0, merged_bytes=nbytes)
-
-
 def partitions(tensors: Sequence[TensorSpec], nbytes: int, *, merged_bytes: int) -> list[Bucket]:
     """Tensors in equal pieces of at most `nbytes`, and smaller neighbours together until they have `merged_bytes`.
 
-    Neighbours that still have less when a tensor comes that is cut travel with its first piece. With nbytes = 0 nothing
-    is cut, with merged_bytes = 0 everything goes by itself.
+    Neighbours that still have less when a tensor comes that is cut travel with its first piece. With merged_bytes = 0
+    everything goes by itself.
     """
     found: list[Bucket] = []
     waiting: dict[object, list[TensorSpec]] = {}
@@ -78,7 +76,9 @@ def partitions(tensors: Sequence[TensorSpec], nbytes: int, *, merged_bytes: int)
 
 def _pieces(tensor: TensorSpec, nbytes: int) -> list[TensorSpec]:
     most = max(1, nbytes // tensor.dtype.itemsize)
-    if nbytes == 0 or tensor.numel <= most:
+    if tensor.numel <= most:
         return [tensor]
+    # Rounded, where there is room for that, so that ranks can share a piece without filling it up.
     step = -(-tensor.numel // -(-tensor.numel // most))
+    step = min(most, -(-step // _EVEN) * _EVEN)
     return [tensor.piece(begin, min(begin + step, tensor.numel)) for begin in range(0, tensor.numel, step)]

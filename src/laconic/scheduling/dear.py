@@ -9,7 +9,7 @@ from typing import ClassVar
 from laconic.core.plan import Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
-from laconic.scheduling.contract import Schedule, one_bucket_per_kind, runs
+from laconic.scheduling.contract import Schedule, one_bucket_per_kind, partitions
 from laconic.settings import size
 
 MIB = 1024**2
@@ -31,11 +31,13 @@ class Dear(Schedule):
     name: ClassVar[str] = "dear"
     defers: ClassVar[bool] = True
     halves: ClassVar[bool] = True
+    cuts_tensors: ClassVar[bool] = True
     candidates: ClassVar[int] = len(_TRIED)
     settles_after: ClassVar[int] = 1 + 6 * len(_TRIED)
 
     bytes: int = size(0, at_least=0)
-    """A bucket is sent once it holds this much; 0: found out by trying."""
+    """A bucket is sent once it holds this much; 0: found out by trying. Larger tensors are cut into pieces of it, or of
+    1 MiB, as the second half of a sum cannot begin before all of the first is there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,4 +53,7 @@ class Dear(Schedule):
         if not observed:
             return Plan(one_bucket_per_kind(tensors))
         limit = self.bytes or _TRIED[candidate]
-        return Plan(tuple(runs(tensors, limit)), deferred=True, halves=True)
+        layout = tuple(tensor.name for tensor in tensors)
+        return Plan(
+            tuple(partitions(tensors, max(limit, MIB), merged_bytes=limit)), deferred=True, halves=True, layout=layout
+        )
