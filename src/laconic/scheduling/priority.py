@@ -51,7 +51,7 @@ class Priority(Schedule):
             return Plan(one_bucket_per_kind(tensors))
         # What is cut where must not depend on times: what compressors make of it, and rounding, would as well.
         pieces = partitions(tensors, self.partition_bytes, merged_bytes=self.partition_bytes // 4 if self.merge else 0)
-        if timing is not None:
+        if pieces and timing is not None:
             ready = {tensor.name: time_s for tensor, time_s in zip(tensors, timing.ready_s, strict=True)}
             pieces = _front_first(pieces, ready, timing)
         layout = tuple(tensor.name for tensor in tensors)
