@@ -5,18 +5,27 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import ClassVar, cast
 
 import pytest
 import torch
 from torch import nn
 
 from laconic.compression import Compressor
-from laconic.core.exchange import Exchange, Group, Round
+from laconic.core.clock import WallClock
+from laconic.core.event import DiscardEvents
+from laconic.core.exchange import Exchange, Group, Round, one_round
+from laconic.core.in_process import InProcessCluster
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
-from laconic.scheduling import Fusion, Wfbp
+from laconic.core.timing import Timing
+from laconic.runtime.engine import Engine, Task
+from laconic.runtime.job import Job
+from laconic.runtime.seams.planning import Planning
+from laconic.runtime.stopwatch import Stopwatch
+from laconic.scheduling import Fusion, Priority, Wfbp
 from laconic.strategy import Strategy
 from tests.runtime.replicas import assert_equal, data, train
 
@@ -128,3 +137,55 @@ def test_an_error_in_a_compressor_reaches_the_training_loop() -> None:
 
     with pytest.raises(ZeroDivisionError, match="third-party"):
         train(nn.Linear(5, 3), Strategy(compression=Broken()))
+
+
+class _Later:
+    """Arrives after a while, whoever looks."""
+
+    def __init__(self, after_s: float) -> None:
+        self._there_s = time.monotonic() + after_s
+
+    def wait(self) -> None:
+        time.sleep(max(0.0, self._there_s - time.monotonic()))
+
+    def done(self) -> bool:
+        return time.monotonic() >= self._there_s
+
+
+def test_what_has_arrived_is_finished_while_nothing_new_comes() -> None:
+    transport = InProcessCluster(1).transport(0)
+    engine = Engine(transport, Stopwatch(WallClock(), DiscardEvents(), 0))
+    try:
+        task = engine.submit(Task("a bucket", lambda: one_round(_Later(0.05)), 1, last=False))
+        assert task.finished.wait(5.0), "without another task after it"
+        assert task.ended_s is not None
+        assert 0.05 <= task.ended_s - task.submitted_s < 2.0
+    finally:
+        engine.stop()
+
+
+def test_priority_learns_how_fast_the_link_is_from_its_own_exchanges() -> None:
+    known: list[Timing] = []
+    strategy = SimpleNamespace(scheduling=Priority(), plan=lambda *_, timing, **__: known.append(timing))
+    job = SimpleNamespace(
+        strategy=strategy,
+        parameters={},
+        step=0,
+        engine=SimpleNamespace(call=lambda *_, **__: None),
+        transport=SimpleNamespace(control_device=torch.device("cpu"), world_size=2),
+    )
+    planning = Planning(cast(Job, job))
+
+    def exchange(submitted_s: float, ended_s: float | None, nbytes: int) -> Task:
+        return Task("a bucket", lambda: one_round(_Later(0)), submitted_s=submitted_s, ended_s=ended_s, nbytes=nbytes)
+
+    # One by itself, then three one behind another, which share the link: 600 bytes in 6 s, 1 s of it start-up.
+    planning.exchanged([exchange(0, 9, 10), exchange(20, 23, 200), exchange(21, 25, 200), exchange(21, 26, 200)])
+    planning._agree_on_times((1.0, 0.5))
+    assert known[-1].startup_s == 1.0
+    assert known[-1].byte_s == pytest.approx(5 / 600)
+    # Where the host does not see the end, what was measured by itself stays.
+    other = Planning(cast(Job, job))
+    other.exchanged([exchange(0, None, 10)])
+    other._agree_on_times((1.0, 0.5))
+    assert known[-1].byte_s == 0.5

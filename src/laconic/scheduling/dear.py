@@ -11,8 +11,8 @@ from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
 from laconic.scheduling.contract import Schedule, one_bucket_per_kind, partitions
 from laconic.settings import size
+from laconic.units import MIB
 
-MIB = 1024**2
 _TRIED = (25 * MIB, 4 * MIB, 1 * MIB)
 
 

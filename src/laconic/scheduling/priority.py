@@ -12,8 +12,8 @@ from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
 from laconic.scheduling.contract import Schedule, one_bucket_per_kind, partitions
 from laconic.settings import flag, size
+from laconic.units import MIB
 
-MIB = 1024**2
 _LINK_HAS_TIME = 2.0
 """Backward passes; with the next forward pass a step has about one and a half."""
 
