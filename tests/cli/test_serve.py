@@ -16,7 +16,7 @@ from tests.runtime.replicas import assert_equal
 
 from laconic.cli import main
 from laconic.core.frames import new_token
-from laconic.runtime.servers.fleet import TOKEN_VARIABLE
+from laconic.runtime.servers.server_pool import TOKEN_VARIABLE
 
 
 def test_a_new_token_every_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,7 @@ def trouble() -> dict[str, object]:
         # 1. It says that it has failed.
         transport = TorchTransport(timeout_s=30)
         if rank == 1:
-            transport.fail("raised ValueError: no more data")
+            transport.announce_failure("raised ValueError: no more data")
             found["told"] = _error_of(transport.check)
         else:
             found["told"] = _error_of(transport.all_reduce(torch.ones(10), what="bucket 3").wait)
@@ -105,11 +105,11 @@ def trouble() -> dict[str, object]:
         # 2. It is busy with something else for longer than the timeout.
         transport = TorchTransport(timeout_s=2)
         if rank == 1:
-            transport.report("reading a very large file")
+            transport.set_status("reading a very large file")
             time.sleep(5)
             found["absent"] = None
         else:
-            transport.report(f"waiting as rank {rank}")
+            transport.set_status(f"waiting as rank {rank}")
             # Rank 2 comes later, so that rank 0 gives up first and rank 2 learns of it.
             time.sleep(0.75 * rank)
             found["absent"] = _error_of(transport.all_reduce(torch.ones(10), what="bucket 5").wait)
@@ -123,7 +123,7 @@ def trouble() -> dict[str, object]:
         transport.send_receive([(ahead, torch.full((4,), float(rank)))], [(behind, received)]).wait()
         total = torch.ones(2)
         transport.all_reduce(total).wait()
-        transport.check()
+        transport.raise_if_peer_failed()
         found["later"] = {"received": received, "total": total}
         dist.barrier()
         transport.close()
@@ -139,10 +139,10 @@ def wait_for_a_killed_rank(victim: int) -> dict[str, object]:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     transport = TorchTransport(timeout_s=60)
-    transport.report("step 1")
+    transport.set_status("step 1")
     tensor = torch.ones(1000)
     transport.all_reduce(tensor, what="bucket 0").wait()
-    transport.report("step 2")
+    transport.set_status("step 2")
     # Long enough for every heart to have said so.
     time.sleep(1.5)
     if rank == victim:

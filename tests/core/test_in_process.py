@@ -149,7 +149,7 @@ def test_timeout_names_the_operation_and_what_the_absent_rank_does() -> None:
 
     def rank(transport: InProcessTransport) -> str:
         if transport.rank == 1:
-            transport.report("reading a very large file")
+            transport.set_status("reading a very large file")
         present.wait()
         if transport.rank == 1:
             time.sleep(1.5)
@@ -206,12 +206,12 @@ def test_check_and_fail() -> None:
     cluster = InProcessCluster(3)
     transports = [cluster.transport(rank) for rank in range(3)]
     for transport in transports:
-        transport.check()
-    transports[2].fail("ran out of memory")
-    transports[0].fail("came later")
+        transport.raise_if_peer_failed()
+    transports[2].announce_failure("ran out of memory")
+    transports[0].announce_failure("came later")
     for transport in transports:
         with pytest.raises(PeerLost, match="rank 2 ran out of memory"):
-            transport.check()
+            transport.raise_if_peer_failed()
 
 
 def test_a_finished_operation_is_not_spoilt_by_a_later_failure() -> None:
@@ -220,7 +220,7 @@ def test_a_finished_operation_is_not_spoilt_by_a_later_failure() -> None:
     tensor = torch.ones(1)
     work = first.all_reduce(tensor)
     second.all_reduce(torch.ones(1)).wait()
-    second.fail("raised")
+    second.announce_failure("raised")
     work.wait()
     assert tensor.item() == 2
 

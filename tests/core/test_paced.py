@@ -117,13 +117,13 @@ class TestTransport:
             inner.acquire()
         paced.release()
         inner.acquire()
-        paced.report("having lunch")
+        paced.set_status("having lunch")
         assert inner.cluster._status == {1: "having lunch"}
-        assert paced.lost() is None
-        paced.fail("stumbled")
-        assert isinstance(paced.lost(), PeerLost)
+        assert paced.known_failure() is None
+        paced.announce_failure("stumbled")
+        assert isinstance(paced.known_failure(), PeerLost)
         with pytest.raises(PeerLost, match="stumbled"):
-            paced.check()
+            paced.raise_if_peer_failed()
         paced.close()
 
     def test_a_link_too_slow_for_the_time_limit_raises_at_once(self) -> None:
@@ -144,7 +144,7 @@ class TestTransport:
             work = paced.all_reduce(torch.ones(250_000))
             began_s = time.monotonic()
             if transport.rank == 1:
-                threading.Timer(0.2, transport.fail, ("gave up",)).start()
+                threading.Timer(0.2, transport.announce_failure, ("gave up",)).start()
                 return 0.0
             with pytest.raises(PeerLost, match="rank 1 gave up"):
                 work.wait()

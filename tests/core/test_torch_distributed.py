@@ -194,9 +194,9 @@ class TestAlone:
 
     def test_close_twice_and_check(self) -> None:
         transport = TorchTransport()
-        transport.report("step 1")
-        transport.check()
-        transport.fail("raised")
+        transport.set_status("step 1")
+        transport.raise_if_peer_failed()
+        transport.announce_failure("raised")
         transport.close()
         transport.close()
 

@@ -24,8 +24,8 @@ from laconic.experiments.verification.stage import on_threads
 from laconic.lab.launch import RankFailed
 from laconic.runtime import Session
 from laconic.runtime.engine import Engine
-from laconic.runtime.seams.optimizer_steps import OptimizerSteps
-from laconic.runtime.seams.push_pull import PushPullSeam
+from laconic.runtime.hooks.async_server import AsyncServerHooks
+from laconic.runtime.hooks.optimizer_steps import OptimizerSteps
 from laconic.settings import count
 from laconic.strategy import Strategy
 from laconic.synchronization import Asp, LocalSgd, Ssp
@@ -133,7 +133,7 @@ def test_a_mean_that_moves_is_found() -> None:
 
 
 def test_an_average_that_is_not_what_servers_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PushPullSeam, "settle", lambda seam: None)
+    monkeypatch.setattr(AsyncServerHooks, "settle", lambda hooks: None)
     assert_failed(made("replicas", "asp / parameter_server"), "something else than the servers")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.core.event import Event, Scalar
-from laconic.report.lanes import first_free_lanes
+from laconic.report.interval_packing import first_free_lanes
 from laconic.report.results import TORCH_DDP
 from laconic.report.timeline import COMMUNICATION_KINDS, TRAINING_KINDS, typical_steps
 from tests.report.run_folders import SIX, make_run

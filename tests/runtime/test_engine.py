@@ -22,8 +22,8 @@ from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.timing import Timing
 from laconic.runtime.engine import Engine, Task
+from laconic.runtime.hooks.planning import Planning
 from laconic.runtime.job import Job
-from laconic.runtime.seams.planning import Planning
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.scheduling import Fusion, Priority, Wfbp
 from laconic.strategy import Strategy

@@ -13,7 +13,7 @@ from torch.nn import functional
 import laconic
 from laconic.core.in_process import InProcessTransport
 from laconic.errors import CommunicationError
-from laconic.runtime.seams.lazy import LazyGradient
+from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.scheduling import SCHEDULES
 from tests.runtime.replicas import (
     Loss,
@@ -282,7 +282,7 @@ class _OnItsWay(threading.Event):
 
 def _hold_back(session: laconic.Session) -> None:
     """As if all gradients of the step were still on their way: in threads they may have arrived already."""
-    deferral = session._seam._deferral
+    deferral = session._hooks._deferral
     for tasks in deferral._tasks.values():
         for task in tasks:
             task.finished = _OnItsWay()

@@ -20,7 +20,7 @@ from laconic.runtime.engine import Engine, Task
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.simulator.engine import run
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
-from laconic.simulator.lowering.drawing import Drawing, Inputs, RankClass, Which
+from laconic.simulator.lowering.task_graph import Inputs, RankClass, TaskGraph, Which
 from laconic.simulator.lowering.turns import Turn
 from laconic.strategy import Strategy
 from tests.simulator.jobs import Line, job
@@ -78,7 +78,7 @@ def issued_by_the_runtime(asked: list[list[Asked]], credit_bytes: int, *, halves
 
 
 def issued_by_the_simulator(asked: list[list[Asked]], credit_bytes: int, *, halves: bool) -> list[tuple[int, int]]:
-    drawing = Drawing(
+    drawing = TaskGraph(
         Inputs(
             strategy=Strategy(),
             workload=job((0, 0, 4)),

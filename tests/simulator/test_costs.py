@@ -22,7 +22,7 @@ from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
 from laconic.errors import UsageError
-from laconic.simulator.lowering.drawing import Inputs, RankClass
+from laconic.simulator.lowering.task_graph import Inputs, RankClass
 from laconic.simulator.lowering.turns import turns_of
 from laconic.simulator.network import LINK, Network
 from laconic.simulator.network.analytic import AnalyticNetwork

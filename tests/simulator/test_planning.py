@@ -8,7 +8,7 @@ from laconic.architecture import AllReduce
 from laconic.cluster import Cluster, Link
 from laconic.core.timing import Timing
 from laconic.simulator import simulate
-from laconic.simulator.lowering.drawing import Inputs, RankClass
+from laconic.simulator.lowering.task_graph import Inputs, RankClass
 from laconic.simulator.network.analytic import AnalyticNetwork
 from laconic.simulator.planning import settled, timing
 from laconic.strategy import Strategy

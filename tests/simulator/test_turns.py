@@ -7,7 +7,7 @@ import pytest
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
-from laconic.simulator.lowering.drawing import Inputs, RankClass
+from laconic.simulator.lowering.task_graph import Inputs, RankClass
 from laconic.simulator.lowering.turns import Turn, turns_of
 from laconic.simulator.network.analytic import AnalyticNetwork
 from laconic.simulator.planning import settled

@@ -85,7 +85,7 @@ def run(arguments: Arguments) -> int:
                 on_progress=_say if chief else None,
             )
         except LaconicError as exc:
-            transport.fail(one_line(exc))  # so that no other rank waits for this one
+            transport.announce_failure(one_line(exc))  # so that no other rank waits for this one
             raise
         if not chief:
             return 0

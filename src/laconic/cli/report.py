@@ -19,7 +19,7 @@ import tyro
 
 from laconic.cli.terminal import emit, emit_json, printable
 from laconic.errors import LaconicError, UsageError, one_line
-from laconic.report.drawing import strict
+from laconic.report.figure_data import strict
 from laconic.report.results import Results
 from laconic.report.run_folder import RunFolder
 

@@ -59,9 +59,9 @@ def _serve_one(address: tuple[str, int], token: bytes) -> tuple[bool, int]:
     """Serve one job; whether it was lost, and the port."""
     from laconic.core.listener import Listener
     from laconic.core.paced import link_from_environment
-    from laconic.runtime.servers.service import Service
+    from laconic.runtime.servers.server import Server
 
-    service = Service("server")
+    service = Server("server")
     link = link_from_environment(os.environ)
     with Listener(service, address=address, token=token, name="server", max_connections=1024, link=link) as listener:
         host, port = listener.address
@@ -78,7 +78,7 @@ def _serve_one(address: tuple[str, int], token: bytes) -> tuple[bool, int]:
 
 def _token(arguments: Arguments) -> bytes:
     from laconic.core.frames import TOKEN_BYTES
-    from laconic.runtime.servers.fleet import TOKEN_VARIABLE
+    from laconic.runtime.servers.server_pool import TOKEN_VARIABLE
 
     text, where = os.environ.get(TOKEN_VARIABLE, ""), f"the environment variable {TOKEN_VARIABLE}"
     if arguments.token_file is not None:

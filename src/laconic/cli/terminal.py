@@ -13,7 +13,7 @@ from laconic.errors import UsageError
 
 _PIPE_WIDTH = 120
 _WIDEST_ASSIGNMENT = 24
-"""Beside a longer one there is no room for words; they go beneath it."""
+"""LocalServer a longer one there is no room for words; they go beneath it."""
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

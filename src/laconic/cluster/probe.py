@@ -27,7 +27,7 @@ SIZES: tuple[int, ...] = tuple(1024 * 4**power for power in range(9))
 LIMIT_S = 10.0
 """How long all of it may take, roughly."""
 _REPEATS, _REPEATS_OF_SMALL, _REPEATS_AT_ONCE, _REPEATS_OF_PAIRS = 5, 15, 7, 3
-"""Beside one that only warms up. Start-up varies more than bandwidth, and small messages cost little."""
+"""LocalServer one that only warms up. Start-up varies more than bandwidth, and small messages cost little."""
 _SMALL_BYTES = 64 * 1024
 _ALWAYS = 2
 """So many sizes are measured however long they take: fewer say nothing about how times grow."""

@@ -79,7 +79,7 @@ class InProcessCluster:
                 results[rank] = work(transport)
             except BaseException as exc:  # noqa: BLE001 - carried to the caller's thread below
                 errors.append(exc)
-                transport.fail(f"raised {type(exc).__name__}: {one_line(exc)}")
+                transport.announce_failure(f"raised {type(exc).__name__}: {one_line(exc)}")
 
         threads = [
             threading.Thread(target=one_rank, args=(rank,), name=f"rank-{rank}", daemon=True)
@@ -116,7 +116,7 @@ class _MeetingWork:
         waited_s = 0.0
         while not self._meeting.done.wait(_SLICE_S):
             waited_s += _SLICE_S
-            self._transport.check(self._operation)
+            self._transport.raise_if_peer_failed(self._operation)
             if waited_s >= cluster.timeout_s:
                 missing = [rank for rank in range(cluster.world_size) if rank not in self._meeting.calls]
                 raise CommunicationError(
@@ -148,7 +148,7 @@ class _ReceiveWork:
             waited_s, peer = 0.0, letter[0]
             with cluster._lock:
                 while letter not in cluster._mail:
-                    self._transport.check(self._operation)
+                    self._transport.raise_if_peer_failed(self._operation)
                     if waited_s >= cluster.timeout_s:
                         raise CommunicationError(
                             f"{self._operation} on rank {rank} got nothing from rank {peer} in {cluster.timeout_s:g} s."
@@ -330,24 +330,24 @@ class InProcessTransport:
         """See Transport."""
         self._taken = False
 
-    def report(self, status: str) -> None:
+    def set_status(self, status: str) -> None:
         """See Transport."""
         self.cluster._status[self.rank] = status
 
-    def lost(self, operation: str = "communication") -> CommunicationError | None:
+    def known_failure(self, operation: str = "communication") -> CommunicationError | None:
         """See Transport."""
         failure = self.cluster._failure
         if failure is None:
             return None
         return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {failure[0]} {failure[1]}.")
 
-    def check(self, operation: str = "communication") -> None:
+    def raise_if_peer_failed(self, operation: str = "communication") -> None:
         """See Transport."""
-        lost = self.lost(operation)
+        lost = self.known_failure(operation)
         if lost is not None:
             raise lost
 
-    def fail(self, reason: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """See Transport."""
         with self.cluster._lock:
             if self.cluster._failure is None:

@@ -181,21 +181,21 @@ class PacedTransport:
         """See Transport."""
         self.inner.release()
 
-    def report(self, status: str) -> None:
+    def set_status(self, status: str) -> None:
         """See Transport."""
-        self.inner.report(status)
+        self.inner.set_status(status)
 
-    def lost(self) -> CommunicationError | None:
+    def known_failure(self) -> CommunicationError | None:
         """See Transport."""
-        return self.inner.lost()
+        return self.inner.known_failure()
 
-    def check(self) -> None:
+    def raise_if_peer_failed(self) -> None:
         """See Transport."""
-        self.inner.check()
+        self.inner.raise_if_peer_failed()
 
-    def fail(self, reason: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """See Transport."""
-        self.inner.fail(reason)
+        self.inner.announce_failure(reason)
 
     def close(self) -> None:
         """See Transport."""
@@ -222,10 +222,10 @@ class _PacedWork:
                 f"{self._operation} on rank {transport.rank}: {human_bytes(self._sent)} behind what was queued before "
                 f"need {takes_s:.3g} s on a link {transport.link}, more than the {transport.timeout_s:g} s allowed"
             )
-            transport.fail(problem)
+            transport.announce_failure(problem)
             raise CommunicationError(f"{problem}. Send less, use a faster link or allow more time.")
         while (left_s := self._due_s - clock.now()) > 0:
-            lost = transport.lost()
+            lost = transport.known_failure()
             if lost is not None:
                 raise lost
             time.sleep(min(left_s, _SLICE_S))

@@ -1,7 +1,7 @@
 """The transport over torch.distributed: Gloo, NCCL or whatever backend the process group has.
 
 It makes a process group of its own with the same ranks, so laconic's operations never mix with those the training
-script issues. A wait that fails finds out who is to blame (see pulse.py).
+script issues. A wait that fails finds out who is to blame (see heartbeat.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from laconic.core.heartbeat import Heartbeat, job_store
 from laconic.core.hosts import Hosts, hosts_of, name_of_host
-from laconic.core.pulse import Pulse, job_store
 from laconic.core.transport import (
     DoneWork,
     Purpose,
@@ -70,12 +70,12 @@ class TorchTransport:
         self._group: dist.ProcessGroup | None = None
         self._may_destroy = False
         self._taken = False
-        self._pulse: Pulse | None = None
+        self._heartbeat: Heartbeat | None = None
         self._hosts: Hosts | None = ((0,),) if self.world_size == 1 else None
         if self.world_size == 1:
             return
         self._group, self._may_destroy = _private_group(parent, config, self.rank, timeout_s)
-        self._pulse = Pulse(self._group, self.rank, self.world_size, timeout_s)
+        self._heartbeat = Heartbeat(self._group, self.rank, self.world_size, timeout_s)
         self._names = dist.PrefixStore(f"laconic/hosts/{self._group.group_name}", job_store())
         self._names.set(str(self.rank), name_of_host())
 
@@ -104,20 +104,20 @@ class TorchTransport:
         peers: bool = False,
     ) -> Work:
         """peers: `issue` sends and receives between pairs of ranks."""
-        if self._group is None or self._pulse is None:
+        if self._group is None or self._heartbeat is None:
             raise CommunicationError("the transport is closed; attach again to communicate.")
         label = f"{operation} of {what or 'a tensor'}"
         self.traffic.count(purpose, operation, sent)
         try:
             works = issue(self._group)
         except RuntimeError as exc:
-            raise self._pulse.explain(label, one_line(exc)) from exc
+            raise self._heartbeat.explain(label, one_line(exc)) from exc
         started = [works] if isinstance(works, dist.Work) else list(works or [])
         if device.type == "cuda" and self._backends.get("cuda") != "gloo":
-            return _DeviceWork(started, label, self._pulse)
+            return _DeviceWork(started, label, self._heartbeat)
         if peers:
-            return _PeerWork(started, label, self._pulse, self.timeout_s)
-        return _HostWork(started, label, self._pulse, self.timeout_s)
+            return _PeerWork(started, label, self._heartbeat, self.timeout_s)
+        return _HostWork(started, label, self._heartbeat, self.timeout_s)
 
     def all_reduce(
         self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
@@ -253,30 +253,30 @@ class TorchTransport:
         """See Transport."""
         self._taken = False
 
-    def report(self, status: str) -> None:
+    def set_status(self, status: str) -> None:
         """See Transport."""
-        if self._pulse is not None:
-            self._pulse.status = status
+        if self._heartbeat is not None:
+            self._heartbeat.status = status
 
-    def lost(self) -> CommunicationError | None:
+    def known_failure(self) -> CommunicationError | None:
         """See Transport."""
-        return self._pulse.lost if self._pulse is not None else None
+        return self._heartbeat.lost if self._heartbeat is not None else None
 
-    def check(self) -> None:
+    def raise_if_peer_failed(self) -> None:
         """See Transport."""
-        if self._pulse is not None:
-            self._pulse.check("communication")
+        if self._heartbeat is not None:
+            self._heartbeat.check("communication")
 
-    def fail(self, reason: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """See Transport."""
-        if self._pulse is not None:
-            self._pulse.fail(self.rank, reason)
+        if self._heartbeat is not None:
+            self._heartbeat.fail(self.rank, reason)
 
     def close(self) -> None:
         """See Transport."""
-        pulse, self._pulse = self._pulse, None
-        if pulse is not None:
-            pulse.stop()
+        heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.stop()
         group, self._group = self._group, None
         if group is not None and dist.is_initialized() and self._may_destroy:
             dist.destroy_process_group(group)
@@ -285,10 +285,10 @@ class TorchTransport:
 class _DeviceWork:
     """Operations the device carries out: waiting makes the current stream wait, not the host."""
 
-    def __init__(self, works: list[dist.Work], operation: str, pulse: Pulse) -> None:
+    def __init__(self, works: list[dist.Work], operation: str, heartbeat: Heartbeat) -> None:
         self._works = works
         self._operation = operation
-        self._pulse = pulse
+        self._heartbeat = heartbeat
 
     def wait(self) -> None:
         for work in self._works:
@@ -296,7 +296,7 @@ class _DeviceWork:
         finished = torch.cuda.Event()
         finished.record()
         # The event, not the works: those would keep their tensors in memory.
-        self._pulse.watch(self._operation, finished)
+        self._heartbeat.watch(self._operation, finished)
 
     def done(self) -> bool:
         return True
@@ -305,10 +305,10 @@ class _DeviceWork:
 class _HostWork:
     """Operations the host waits for, a slice of time at a time."""
 
-    def __init__(self, works: list[dist.Work], operation: str, pulse: Pulse, timeout_s: float) -> None:
+    def __init__(self, works: list[dist.Work], operation: str, heartbeat: Heartbeat, timeout_s: float) -> None:
         self._works = works
         self._operation = operation
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
 
@@ -321,13 +321,13 @@ class _HostWork:
                 except RuntimeError as exc:
                     # Gloo says "timed out" both when the slice ends and when the operation itself gave up.
                     if "timed out" not in str(exc).lower():
-                        raise self._pulse.explain(self._operation, one_line(exc)) from exc
+                        raise self._heartbeat.explain(self._operation, one_line(exc)) from exc
                     if work.is_completed():
                         self._end_of(work)
                         break
-                    self._pulse.check(self._operation)
+                    self._heartbeat.check(self._operation)
                     if time.monotonic() >= self._deadline_s:
-                        raise self._pulse.explain(
+                        raise self._heartbeat.explain(
                             self._operation, f"did not finish in {self._timeout_s:g} s", timed_out=True
                         ) from exc
 
@@ -336,7 +336,7 @@ class _HostWork:
         try:
             work.wait()
         except RuntimeError as exc:
-            raise self._pulse.explain(self._operation, one_line(exc)) from exc
+            raise self._heartbeat.explain(self._operation, one_line(exc)) from exc
 
     def done(self) -> bool:
         return all(work.is_completed() for work in self._works)
@@ -349,10 +349,10 @@ class _PeerWork:
     ends is noticed at once, because its connections break; one that stands still, when the time is up.
     """
 
-    def __init__(self, works: list[dist.Work], operation: str, pulse: Pulse, timeout_s: float) -> None:
+    def __init__(self, works: list[dist.Work], operation: str, heartbeat: Heartbeat, timeout_s: float) -> None:
         self._works = works
         self._operation = operation
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._deadline_s = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._waited = False
@@ -365,7 +365,7 @@ class _PeerWork:
             except RuntimeError as exc:
                 timed_out = "timed out" in str(exc).lower() and time.monotonic() >= self._deadline_s
                 cause = f"did not finish in {self._timeout_s:g} s" if timed_out else one_line(exc)
-                raise self._pulse.explain(self._operation, cause, timed_out=timed_out) from exc
+                raise self._heartbeat.explain(self._operation, cause, timed_out=timed_out) from exc
         self._waited = True
 
     def done(self) -> bool:

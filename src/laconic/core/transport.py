@@ -190,19 +190,19 @@ class Transport(Protocol):
         """Give it back."""
         ...
 
-    def report(self, status: str) -> None:
+    def set_status(self, status: str) -> None:
         """Say what this rank is doing, for the error message of a rank that waits for it."""
         ...
 
-    def lost(self) -> CommunicationError | None:
+    def known_failure(self) -> CommunicationError | None:
         """A failure that is already known here, without asking anybody."""
         ...
 
-    def check(self) -> None:
+    def raise_if_peer_failed(self) -> None:
         """Raise PeerLost if a rank is known to have failed."""
         ...
 
-    def fail(self, reason: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """Tell the other ranks that this one has failed, so that none of them waits for it."""
         ...
 

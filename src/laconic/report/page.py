@@ -17,11 +17,11 @@ from plotly.offline import get_plotlyjs
 
 from laconic import __version__
 from laconic.errors import LaconicError, one_line
-from laconic.report.drawing import DrawnRun, Ink, Place, document, inks, places
-from laconic.report.in_words import milliseconds
-from laconic.report.offline import embedded_json, resource, script_hash
+from laconic.report.figure_data import DrawnRun, Ink, Place, document, inks, places
 from laconic.report.results import TORCH_DDP, Results, Row
 from laconic.report.run_folder import RunFolder
+from laconic.report.sentences import milliseconds
+from laconic.report.standalone_html import embedded_json, resource, script_hash
 from laconic.report.timeline import StepTimeline, typical_steps
 from laconic.units import human_bytes
 

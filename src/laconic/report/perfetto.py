@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from laconic.core.event import Event, Scalar
 from laconic.report.exposure import Exchanges
-from laconic.report.lanes import first_free_lanes
+from laconic.report.interval_packing import first_free_lanes
 
 _ROOMS = {
     "turn": "turns",

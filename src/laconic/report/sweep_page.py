@@ -19,8 +19,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from laconic import __version__
-from laconic.report.drawing import NUM_COLOURS, SYMBOLS, Ink
-from laconic.report.offline import embedded_json, resource, script_hash
+from laconic.report.figure_data import NUM_COLOURS, SYMBOLS, Ink
+from laconic.report.standalone_html import embedded_json, resource, script_hash
 from laconic.simulator.prediction import Prediction
 from laconic.simulator.sweep import Row, Sweep
 from laconic.simulator.time_to_target import BSP_STEPS, StepsNeeded, steps_needed

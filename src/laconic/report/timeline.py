@@ -12,7 +12,7 @@ from typing import Literal
 
 from laconic.core.event import Event
 from laconic.report.exposure import SLACK_S, Exchanges, end_of
-from laconic.report.lanes import first_free_lanes
+from laconic.report.interval_packing import first_free_lanes
 from laconic.report.typical_step import Chosen, Iteration, Key, choose, key_of
 
 TRAINING_KINDS = ("forward", "backward", "wait", "optimizer")

@@ -109,7 +109,7 @@ def with_last_words(error: PeerLost, transport: Transport) -> PeerLost:
     deadline_s = time.monotonic() + _LAST_WORDS_S
     while time.monotonic() < deadline_s:
         try:
-            transport.check()
+            transport.raise_if_peer_failed()
         except PeerLost as words:
             return PeerLost(f"{error} Also: {words}")
         time.sleep(0.1)

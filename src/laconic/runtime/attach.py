@@ -22,17 +22,17 @@ from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient, one
 from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
 from laconic.runtime.collective_costs import settle, what_was_settled
 from laconic.runtime.engine import Engine
+from laconic.runtime.hooks import gradients, optimizer_steps
+from laconic.runtime.hooks.async_pairs import AsyncPairHooks
+from laconic.runtime.hooks.async_server import AsyncServerHooks
+from laconic.runtime.hooks.contract import TrainingHooks
+from laconic.runtime.hooks.ddp import DdpHooks, check_schedule
+from laconic.runtime.hooks.gossip import GossipHooks
+from laconic.runtime.hooks.gradients import GradientHooks
+from laconic.runtime.hooks.local_updates import LocalUpdateHooks
+from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.job import Job
-from laconic.runtime.seams import optimizer_steps, plain
-from laconic.runtime.seams.contract import Seam
-from laconic.runtime.seams.ddp import DdpSeam, check_schedule
-from laconic.runtime.seams.local import LocalSeam
-from laconic.runtime.seams.mixing import MixingSeam
-from laconic.runtime.seams.module_buffers import ModuleBuffers
-from laconic.runtime.seams.pairwise import PairwiseSeam
-from laconic.runtime.seams.plain import PlainSeam
-from laconic.runtime.seams.push_pull import PushPullSeam
-from laconic.runtime.servers.fleet import Fleet
+from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
@@ -90,18 +90,18 @@ def attach(
     wire.acquire()
     stopwatch = Stopwatch(clock, events, wire.rank)
     engine = Engine(wire, stopwatch)
-    fleet: Fleet | None = None
+    pool: ServerPool | None = None
     try:
         unused = find_unused_parameters is not False
         job = Job(model, parameters, optimizer, chosen, wire, engine, clock, events, stopwatch, unused)
         began_s = clock.now()
         _make_equal(job, init_sync)
         job.strategy = chosen = settle(chosen, wire, clock, next(iter(parameters.values())).device)
-        seam: Seam | None = None
+        hooks: TrainingHooks | None = None
         buffers: ModuleBuffers | None = None
         if wire.world_size > 1 or chosen.synchronization.acts_alone:
-            fleet = _make_fleet(job)
-            seam = _make_seam(job, fleet)
+            pool = _make_server_pool(job)
+            hooks = _make_hooks(job, pool)
             if chosen.exchanges_gradients() and not isinstance(model, DistributedDataParallel):
                 buffers = ModuleBuffers(job)
         about = {"strategy": str(chosen), "world_size": wire.world_size, "transport": wire.description}
@@ -109,11 +109,11 @@ def attach(
         if wire.rank == 0:
             _warn_of_losses(chosen)
         events.write(Event("attach", began_s, wire.rank, 0, clock.now() - began_s, {**about}))
-        return Session(job, seam, buffers, fleet, owns_transport=transport is None)
+        return Session(job, hooks, buffers, pool, owns_transport=transport is None)
     except BaseException as error:
-        if fleet is not None:
-            fleet.abandon()
-        wire.fail(f"raised {type(error).__name__} while attaching: {one_line(error)}")
+        if pool is not None:
+            pool.abandon()
+        wire.announce_failure(f"raised {type(error).__name__} while attaching: {one_line(error)}")
         engine.stop()
         wire.release()
         if transport is None:
@@ -157,30 +157,30 @@ def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters:
         )
 
 
-def _make_fleet(job: Job) -> Fleet | None:
+def _make_server_pool(job: Job) -> ServerPool | None:
     """The servers of this strategy, if it has any."""
     architecture = job.strategy.architecture
     if not isinstance(architecture, ParameterServer):
         return None
-    fleet = Fleet(job, architecture)
-    job.servers = fleet.client
+    pool = ServerPool(job, architecture)
+    job.servers = pool.client
     if job.strategy.exchanges_gradients():
-        job.replan_servers = fleet.replan
-    return fleet
+        job.replan_servers = pool.replan
+    return pool
 
 
-def _make_seam(job: Job, fleet: Fleet | None) -> Seam:
+def _make_hooks(job: Job, pool: ServerPool | None) -> TrainingHooks:
     """The place where PyTorch lets this strategy in."""
     if isinstance(job.model, DistributedDataParallel):
-        return DdpSeam(job, job.model)
+        return DdpHooks(job, job.model)
     rule = job.strategy.synchronization
     if job.strategy.architecture.scope == "neighbours":
-        return MixingSeam(job) if rule.barrier else PairwiseSeam(job)
-    if fleet is not None and not rule.barrier:
-        return PushPullSeam(job, fleet)
+        return GossipHooks(job) if rule.barrier else AsyncPairHooks(job)
+    if pool is not None and not rule.barrier:
+        return AsyncServerHooks(job, pool)
     if isinstance(rule, LocalUpdates):
-        return LocalSeam(job, rule)
-    return PlainSeam(job)
+        return LocalUpdateHooks(job, rule)
+    return GradientHooks(job)
 
 
 def _check_types(model: object, optimizer: object, timeout_s: float | None) -> None:
@@ -207,7 +207,7 @@ def _check_model(
             raise AttachError(f'parameter "{name}" has no shape yet (a lazy module). Run one forward pass first.')
     if optimizer_steps.is_attached(optimizer):
         raise AttachError("this optimizer is already attached; call session.detach() first.")
-    if any(map(plain.is_attached, parameters.values())):
+    if any(map(gradients.is_attached, parameters.values())):
         raise AttachError("this model is already attached; call session.detach() first.")
     optimizer_steps.check_optimizer(optimizer, {id(parameter) for parameter in parameters.values()})
     for name, module in model.named_modules():

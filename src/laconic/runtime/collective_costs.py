@@ -18,7 +18,7 @@ from laconic.strategy import Strategy
 
 _SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _REPEATS = 5
-"""Beside one that only warms up."""
+"""LocalServer one that only warms up."""
 _LIMIT_S = 2.0
 """No further size is measured if it would, with all before it, take longer than this."""
 

@@ -130,7 +130,7 @@ class Engine:
 
     def check(self) -> None:
         """Raise what went wrong on the communication thread."""
-        error = self._error or self._transport.lost()
+        error = self._error or self._transport.known_failure()
         if error is not None:
             raise error
         if self._stopped:
@@ -172,7 +172,8 @@ class Engine:
             except BaseException as exc:  # noqa: BLE001 - carried to the training thread by check()
                 self._error = exc
                 if not isinstance(exc, CommunicationError):
-                    self._transport.fail(f"raised {type(exc).__name__} while communicating: {one_line(exc)}")
+                    problem = f"raised {type(exc).__name__} while communicating: {one_line(exc)}"
+                    self._transport.announce_failure(problem)
                 self._drain(task, running)
 
     def _next(self, running: deque[_Open]) -> Task | None:
@@ -225,7 +226,7 @@ class Engine:
             running.append(entry)
 
     def _start(self, task: Task, running: deque[_Open]) -> None:
-        self._transport.report(f"step {task.step}: {task.what}")
+        self._transport.set_status(f"step {task.step}: {task.what}")
         before = self._transport.traffic.total_bytes
         with self._on_stream(task):
             began = self._stopwatch.mark(task.device)
@@ -239,7 +240,7 @@ class Engine:
         else:
             running.append(_Open(task, exchange, work, began, sent_bytes))
         if not task.last:
-            self._transport.report(f"step {task.step}: computing gradients after {task.what}")
+            self._transport.set_status(f"step {task.step}: computing gradients after {task.what}")
 
     def _resume(self, entry: _Open) -> bool:
         """Wait for the round in flight and continue; True if another round has been issued."""
@@ -280,7 +281,7 @@ class Engine:
         if task.on_done is not None:
             task.on_done()
         if task.last:
-            self._transport.report(f"step {task.step}: computing")
+            self._transport.set_status(f"step {task.step}: computing")
         task.finished.set()
 
     def _note(self, kind: str, task: Task, began: Mark, **data: Scalar | torch.Tensor) -> None:

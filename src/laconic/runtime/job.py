@@ -1,4 +1,4 @@
-"""What is trained, how it communicates, and how far it has come: what session and seams share."""
+"""What is trained, how it communicates, and how far it has come: what session and hooks share."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from laconic.core.transport import Traffic
 from laconic.errors import one_line
 from laconic.runtime.checkpoint import pack, unpack
 from laconic.runtime.consensus import average, consensus_distance
-from laconic.runtime.edges import PER_EDGE
+from laconic.runtime.hooks.contract import TrainingHooks
+from laconic.runtime.hooks.module_buffers import ModuleBuffers
+from laconic.runtime.hooks.optimizer_steps import OptimizerSteps
+from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
-from laconic.runtime.seams.contract import Seam, WithoutBarrier
-from laconic.runtime.seams.module_buffers import ModuleBuffers
-from laconic.runtime.seams.optimizer_steps import OptimizerSteps
-from laconic.runtime.seams.rounds import PENDING
-from laconic.runtime.servers.fleet import Fleet
+from laconic.runtime.pairwise_messages import PER_EDGE
+from laconic.runtime.servers.server_pool import ServerPool
 from laconic.strategy import Strategy
 
 
@@ -32,19 +32,19 @@ class Session:
     def __init__(
         self,
         job: Job,
-        seam: Seam | None,
+        hooks: TrainingHooks | None,
         buffers: ModuleBuffers | None,
-        fleet: Fleet | None,
+        pool: ServerPool | None,
         *,
         owns_transport: bool,
     ) -> None:
         self._job = job
-        self._seam = seam
+        self._hooks = hooks
         self._buffers = buffers
-        self._fleet = fleet
+        self._pool = pool
         self._owns_transport = owns_transport
         self._attached = True
-        self._steps = OptimizerSteps(job, seam)
+        self._steps = OptimizerSteps(job, hooks)
 
     @property
     def strategy(self) -> Strategy:
@@ -74,7 +74,7 @@ class Session:
     @property
     def plan(self) -> Plan:
         """Buckets and their order from the next backward pass on."""
-        return self._seam.plan() if self._seam is not None else Plan(())
+        return self._hooks.plan() if self._hooks is not None else Plan(())
 
     def predicted_bytes_per_step(self) -> int:
         """Payload bytes this rank should send per step, from formulas alone."""
@@ -94,17 +94,17 @@ class Session:
 
         What is on its way is applied first. Floating-point buffers are averaged too, others become rank 0's.
         """
-        if self._seam is not None:
+        if self._hooks is not None:
             self._job.engine.check()
-            self._seam.settle()
+            self._hooks.settle()
         average(self._job)
-        if self._seam is not None:
-            self._seam.adopt()
+        if self._hooks is not None:
+            self._hooks.adopt()
 
     def wait(self) -> None:
         """Return when nothing of this rank's is on its way; what has arrived is applied when its time comes."""
-        if self._seam is not None:
-            self._seam.wait()
+        if self._hooks is not None:
+            self._hooks.wait()
 
     @property
     def staleness(self) -> int:
@@ -121,7 +121,7 @@ class Session:
 
         As in DDP, put the forward pass inside as well.
         """
-        return self._seam.accumulating() if self._seam is not None else nullcontext()
+        return self._hooks.accumulating() if self._hooks is not None else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to continue, beside the model's and the optimizer's own state.
@@ -129,13 +129,13 @@ class Session:
         Every rank calls it. Where nobody waits for others (ssp, asp) they do here, and the model's parameters become
         what servers hold or neighbours see: save them after this call, or as references into the model.
         """
-        with self._seam.at_rest() if isinstance(self._seam, WithoutBarrier) else nullcontext():
-            state = self._seam.state() if self._seam is not None else {}
-            if self._fleet is not None:
-                for name, fields in self._fleet.state().items():
+        with self._hooks.at_rest() if self._hooks is not None else nullcontext():
+            state = self._hooks.state() if self._hooks is not None else {}
+            if self._pool is not None:
+                for name, fields in self._pool.state().items():
                     state.setdefault(name, {}).update(fields)
             copied = {name: {key: value.clone() for key, value in fields.items()} for name, fields in state.items()}
-        order = self._seam.order() if self._seam is not None else []
+        order = self._hooks.order() if self._hooks is not None else []
         resize: dict[str, Resize] = {**self.strategy.resize(), PENDING: "reset"}
         if self.strategy.architecture.compensates:
             for field in PER_EDGE:
@@ -144,7 +144,7 @@ class Session:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from what state_dict() returned on this rank."""
-        expected = self._seam.state() if self._seam is not None else {}
+        expected = self._hooks.state() if self._hooks is not None else {}
         step, order, state = unpack(
             state_dict,
             str(self.strategy),
@@ -153,10 +153,10 @@ class Session:
             rank=self.rank,
             expected=expected,
         )
-        if self._seam is not None:
-            self._seam.load(state, order, step)
-        if self._fleet is not None:
-            self._fleet.load(state)
+        if self._hooks is not None:
+            self._hooks.load(state, order, step)
+        if self._pool is not None:
+            self._pool.load(state)
         self._job.step = step
 
     def detach(self) -> None:
@@ -168,24 +168,24 @@ class Session:
         if not self._attached:
             return
         try:
-            if self._seam is not None and self.strategy.scheduling.defers:
-                self._seam.settle()
+            if self._hooks is not None and self.strategy.scheduling.defers:
+                self._hooks.settle()
             if self._buffers is not None:
                 self._buffers.synchronize()
             self._job.stopwatch.flush()
-            if isinstance(self._seam, WithoutBarrier):
-                self._seam.leave()
-            if self._fleet is not None:
-                self._fleet.leave()
+            if self._hooks is not None:
+                self._hooks.leave()
+            if self._pool is not None:
+                self._pool.leave()
         finally:
             self._release()
 
     def _release(self) -> None:
         self._attached = False
-        if self._fleet is not None:
-            self._fleet.abandon()
+        if self._pool is not None:
+            self._pool.abandon()
         self._steps.detach()
-        for part in (self._buffers, self._seam):
+        for part in (self._buffers, self._hooks):
             if part is not None:
                 part.detach()
         self._job.engine.stop()
@@ -203,5 +203,5 @@ class Session:
             self.detach()
         elif self._attached:
             # The others wait for this rank: tell them why it will not come.
-            self._job.transport.fail(f"raised {type(error).__name__}: {one_line(error)}")
+            self._job.transport.announce_failure(f"raised {type(error).__name__}: {one_line(error)}")
             self._release()

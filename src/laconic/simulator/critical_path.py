@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from laconic.collectives.choice import NATIVE
 from laconic.simulator.engine import Outcome
-from laconic.simulator.lowering.drawing import Drawing, Label
+from laconic.simulator.lowering.task_graph import Label, TaskGraph
 from laconic.units import human_bytes
 
 _WORDS = {
@@ -22,7 +22,7 @@ _WORDS = {
 }
 
 
-def because(drawing: Drawing, outcome: Outcome, first_s: float, end: int) -> tuple[tuple[str, float], ...]:
+def because(drawing: TaskGraph, outcome: Outcome, first_s: float, end: int) -> tuple[tuple[str, float], ...]:
     """What the time from `first_s` to the end of task `end` goes to: words and share, the largest first."""
     groups: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     sizes: dict[int, int] = {}

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from laconic.simulator.engine import Graph, Outcome, run
-from laconic.simulator.lowering.drawing import Drawing
+from laconic.simulator.lowering.task_graph import TaskGraph
 
 _Floats = npt.NDArray[np.float64]
 _MOST_ROUNDS = 40
 _CLOSE = 1e-5
 
 
-def slowed(drawing: Drawing, graph: Graph, ratio: float) -> Outcome:
+def slowed(drawing: TaskGraph, graph: Graph, ratio: float) -> Outcome:
     """Run the graph with compute slowed by what is under way at the same time."""
     outcome = run(graph)
     if not ratio:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from laconic.simulator.engine import run
-from laconic.simulator.lowering.drawing import Inputs
+from laconic.simulator.lowering.task_graph import Inputs
 from laconic.simulator.prediction import Spread
 from laconic.simulator.steps import Steady
 from laconic.synchronization import LocalUpdates

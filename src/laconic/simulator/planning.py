@@ -11,7 +11,7 @@ from laconic.core.exchange import Move
 from laconic.core.hosts import Hosts
 from laconic.core.plan import Plan
 from laconic.core.timing import Timing
-from laconic.simulator.lowering.drawing import Inputs
+from laconic.simulator.lowering.task_graph import Inputs
 from laconic.simulator.network.contract import Network, seconds
 from laconic.strategy import Strategy
 

@@ -16,7 +16,7 @@ from laconic.errors import UsageError
 from laconic.simulator.critical_path import because
 from laconic.simulator.engine import Graph, Outcome
 from laconic.simulator.interference import slowed
-from laconic.simulator.lowering.drawing import Drawing, Inputs, RankClass
+from laconic.simulator.lowering.task_graph import Inputs, RankClass, TaskGraph
 from laconic.simulator.network import Network
 from laconic.simulator.network.analytic import AnalyticNetwork
 from laconic.simulator.noise import spread_of
@@ -62,7 +62,7 @@ class Simulation:
     """A prediction with everything it was read off from."""
 
     prediction: Prediction
-    drawing: Drawing
+    drawing: TaskGraph
     graph: Graph
     outcome: Outcome
 
@@ -111,7 +111,7 @@ def simulation(
         first_slowdown=slowdowns[0],
     )
 
-    def run(drawing: Drawing, graph: Graph) -> Outcome:
+    def run(drawing: TaskGraph, graph: Graph) -> Outcome:
         return slowed(drawing, graph, conditions.interference_ratio)
 
     found = [until_they_repeat(inputs, plans, run) for plans in candidates(inputs)]

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from laconic.core.plan import Plan
 from laconic.errors import UsageError
 from laconic.simulator.engine import Graph, Outcome
-from laconic.simulator.lowering.drawing import Drawing, Inputs
 from laconic.simulator.lowering.gradients import GradientSteps
-from laconic.simulator.lowering.rounds import LocalSteps, MixingSteps
-from laconic.simulator.lowering.without_barrier import PairwiseSteps, PushPullSteps
+from laconic.simulator.lowering.rounds import GossipSteps, LocalSteps
+from laconic.simulator.lowering.task_graph import Inputs, TaskGraph
+from laconic.simulator.lowering.without_barrier import AsyncPairSteps, AsyncServerSteps
 from laconic.strategy import Strategy
 from laconic.synchronization import Asynchronous, LocalUpdates
 
@@ -30,7 +30,7 @@ class Steady:
     """Steps that have come to repeat, and the stretch of time that stands for all that follow."""
 
     plans: Sequence[Plan]
-    drawing: Drawing
+    drawing: TaskGraph
     graph: Graph
     outcome: Outcome
     period: int
@@ -53,8 +53,8 @@ def period_of(strategy: Strategy) -> int:
     return rule.period
 
 
-def draw_steps(drawing: Drawing, plans: Sequence[Plan], num_steps: int) -> None:
-    """So many steps, as the seam of the runtime makes them that the strategy has."""
+def draw_steps(drawing: TaskGraph, plans: Sequence[Plan], num_steps: int) -> None:
+    """So many steps, as the hooks of the runtime makes them that the strategy has."""
     strategy = drawing.inputs.strategy
     rule, plans = strategy.synchronization, list(plans)
     first_step = 0
@@ -65,9 +65,9 @@ def draw_steps(drawing: Drawing, plans: Sequence[Plan], num_steps: int) -> None:
         steps = GradientSteps(drawing, plans[0])
     elif isinstance(rule, Asynchronous):
         servers = strategy.architecture.has_servers
-        steps = PushPullSteps(drawing, plans[0], rule) if servers else PairwiseSteps(drawing, plans[0])
+        steps = AsyncServerSteps(drawing, plans[0], rule) if servers else AsyncPairSteps(drawing, plans[0])
     elif strategy.architecture.scope == "neighbours":
-        steps = MixingSteps(drawing, plans, first_step)
+        steps = GossipSteps(drawing, plans, first_step)
     else:
         assert isinstance(rule, LocalUpdates)
         steps = LocalSteps(drawing, plans, rule, first_step)
@@ -75,14 +75,14 @@ def draw_steps(drawing: Drawing, plans: Sequence[Plan], num_steps: int) -> None:
         steps.step(number)
 
 
-def until_they_repeat(inputs: Inputs, plans: Sequence[Plan], run: Callable[[Drawing, Graph], Outcome]) -> Steady:
+def until_they_repeat(inputs: Inputs, plans: Sequence[Plan], run: Callable[[TaskGraph, Graph], Outcome]) -> Steady:
     """Draw and run as many steps as it takes until a period is like the one before, or a good many."""
     period = period_of(inputs.strategy)
     # Classes that go at paces of their own meet on the network in ever new ways.
     own_pace = len(inputs.classes) > 1 and not inputs.strategy.synchronization.barrier
     num_periods = _MOST_PERIODS if own_pace else _STEPS if period == 1 else 3
     while True:
-        drawing = Drawing(inputs)
+        drawing = TaskGraph(inputs)
         draw_steps(drawing, plans, num_periods * period)
         graph = drawing.builder.build()
         outcome = run(drawing, graph)

@@ -12,7 +12,7 @@ from laconic.cluster import Cluster
 from laconic.core.moment import Moment
 from laconic.errors import UsageError
 from laconic.simulator.engine import GraphBuilder, run
-from laconic.simulator.lowering.drawing import Drawing, Inputs, RankClass
+from laconic.simulator.lowering.task_graph import Inputs, RankClass, TaskGraph
 from laconic.simulator.network.flow import FlowNetwork
 from laconic.simulator.planning import candidates, settled
 from laconic.simulator.prediction import Shared
@@ -100,9 +100,9 @@ def _inputs(number: int, tenant: Tenant, cluster: Cluster, network: FlowNetwork)
 
 def _steps_s(jobs: Sequence[Inputs], num_periods: Sequence[int]) -> list[float]:
     """What a step of each takes if these run at the same time."""
-    builder, drawings = GraphBuilder(), list[Drawing]()
+    builder, drawings = GraphBuilder(), list[TaskGraph]()
     for job, count in zip(jobs, num_periods, strict=True):
-        drawings.append(Drawing(job, builder))
+        drawings.append(TaskGraph(job, builder))
         draw_steps(drawings[-1], candidates(job)[0], count * period_of(job.strategy))
     network = jobs[0].network
     assert isinstance(network, FlowNetwork)

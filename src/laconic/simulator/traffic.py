@@ -6,7 +6,7 @@ from laconic.architecture import AllReduce
 from laconic.core.exchange import Move
 from laconic.core.plan import Bucket
 from laconic.core.transport import all_gather_sent, all_reduce_sent, shard_exchange_sent
-from laconic.simulator.lowering.drawing import Inputs
+from laconic.simulator.lowering.task_graph import Inputs
 
 
 def sent_bytes(inputs: Inputs, bucket: Bucket, *, halves: bool = False) -> int:

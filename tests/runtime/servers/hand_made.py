@@ -12,9 +12,9 @@ from laconic.core.frames import ERROR, Frame
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
-from laconic.runtime.servers.aggregator import Aggregator
+from laconic.runtime.servers.parameter_store import ParameterStore
 from laconic.runtime.servers.protocol import PUSH, REDUCE, Configuration
-from laconic.runtime.servers.shelf import Shelf
+from laconic.runtime.servers.sum_server import SumServer
 from laconic.strategy import Strategy
 from laconic.synchronization import Asynchronous
 
@@ -74,7 +74,7 @@ class ShelfByHand:
         self.answers = Answers()
         about = configuration(strategy, world_size, optimizer=optimizer, groups=groups, group_of=group_of or {})
         self.start = torch.arange(float(BUCKET.numel)) if values is None else values
-        self.shelf = Shelf(0, about, parsed.compression, parsed.synchronization, self.start.clone())
+        self.shelf = ParameterStore(0, about, parsed.compression, parsed.synchronization, self.start.clone())
         self._states = [parsed.compression.init(BUCKET) for _ in range(world_size)]
         self._world_size = world_size
 
@@ -96,7 +96,7 @@ class AggregatorByHand:
 
     def __init__(self, strategy: str, world_size: int) -> None:
         self.compression = Strategy.parse(strategy).compression
-        self.aggregator = Aggregator(BUCKET, self.compression, world_size=world_size, server=0)
+        self.aggregator = SumServer(BUCKET, self.compression, world_size=world_size, server=0)
         self.answers = Answers()
         self._states = [self.compression.init(BUCKET) for _ in range(world_size)]
         self._world_size = world_size

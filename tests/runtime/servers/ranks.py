@@ -19,8 +19,8 @@ from torch import nn
 import laconic
 from laconic.core.frames import Frame, new_token, send_frame
 from laconic.errors import LaconicError
-from laconic.runtime.servers import fleet
-from laconic.runtime.servers.beside import ThreadServer
+from laconic.runtime.servers import server_pool
+from laconic.runtime.servers.child_process import ThreadServer
 from tests.processes import gloo_group
 from tests.runtime.replicas import data, mlp, mlp_loss, sgd, snapshot
 
@@ -28,11 +28,11 @@ from tests.runtime.replicas import data, mlp, mlp_loss, sgd, snapshot
 @contextmanager
 def servers_in_threads() -> Iterator[None]:
     """Servers in threads of their rank: a child process loads torch first, which takes seconds."""
-    usual, fleet.ProcessServer = fleet.ProcessServer, ThreadServer  # type: ignore[misc]
+    usual, server_pool.ProcessServer = server_pool.ProcessServer, ThreadServer  # type: ignore[misc]
     try:
         yield
     finally:
-        fleet.ProcessServer = usual  # type: ignore[misc]
+        server_pool.ProcessServer = usual  # type: ignore[misc]
 
 
 def _model() -> nn.Module:
@@ -179,18 +179,18 @@ _addresses: list[tuple[str, int]] = []
 
 @contextmanager
 def _addresses_noted() -> Iterator[None]:
-    usual = fleet.Client
+    usual = server_pool.Client
 
     class Noting(usual):  # type: ignore[misc, valid-type]
         def __init__(self, addresses, *args, **options) -> None:
             _addresses[:] = addresses
             super().__init__(addresses, *args, **options)
 
-    fleet.Client = Noting  # type: ignore[misc]
+    server_pool.Client = Noting  # type: ignore[misc]
     try:
         yield
     finally:
-        fleet.Client = usual  # type: ignore[misc]
+        server_pool.Client = usual  # type: ignore[misc]
 
 
 def outsiders(strategy: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ from laconic.experiments.verification.outcome import Outcome, failed, not_applic
 from laconic.experiments.verification.stage import Stage
 from laconic.experiments.verification.trainee import Trainee, digest
 from laconic.runtime import Session
-from laconic.runtime.seams.rounds import PENDING
+from laconic.runtime.hooks.rounds import PENDING
 from laconic.strategy import Strategy
 from laconic.synchronization import Asynchronous, LocalUpdates
 

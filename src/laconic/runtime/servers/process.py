@@ -22,7 +22,7 @@ from laconic.core.listener import Listener
 from laconic.core.paced import link_from_environment
 from laconic.errors import LaconicError
 from laconic.runtime.servers.protocol import GONE
-from laconic.runtime.servers.service import Service
+from laconic.runtime.servers.server import Server
 
 _LOOK_S = 1.0
 
@@ -38,7 +38,7 @@ def main() -> int:
     if work == "holds":
         # The first optimizer would load it, for as long as torch itself takes, while all ranks wait.
         importlib.import_module("torch._dynamo")
-    service = Service(name)
+    service = Server(name)
     try:
         link = link_from_environment(os.environ)
         listener = Listener(service, address=(host, 0), token=token, name=name, max_connections=int(most), link=link)
@@ -52,7 +52,7 @@ def main() -> int:
     return 0
 
 
-def _until_parent_ends(service: Service, parent: int) -> None:
+def _until_parent_ends(service: Server, parent: int) -> None:
     # What the parent has forked may hold its end of the pipe open, so the pipe alone would not tell.
     while os.getppid() == parent and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         pass

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from laconic.simulator.lowering.drawing import Drawing, Kind, Which
+from laconic.simulator.lowering.task_graph import Kind, TaskGraph, Which
 from laconic.simulator.lowering.turns import Turn
 
 WINDOW = 8
@@ -49,7 +49,7 @@ class BucketExchange:
 class CommunicationThread:
     """Of all ranks of some classes, which issue the same in the same order; or of one class that goes `alone`."""
 
-    def __init__(self, drawing: Drawing, classes: Sequence[int], *, alone: bool = False) -> None:
+    def __init__(self, drawing: TaskGraph, classes: Sequence[int], *, alone: bool = False) -> None:
         self._drawing = drawing
         self._classes = classes
         self._alone = classes[0] if alone else None

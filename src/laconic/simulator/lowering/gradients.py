@@ -1,4 +1,4 @@
-"""Gradients that everyone averages in every step: the plain seam on a virtual clock.
+"""Gradients that everyone averages in every step: the gradient hooks on a virtual clock.
 
 A bucket leaves when its last gradient is there and those before it have left. The optimizer waits for all of them; or,
 where the schedule defers, the next forward pass does layer by layer, and the optimizer's step is made in as many parts.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
-from laconic.simulator.lowering.drawing import Drawing, Which
+from laconic.simulator.lowering.task_graph import TaskGraph, Which
 from laconic.simulator.lowering.turns import turns_of_all
 from laconic.workload import Workload
 
@@ -18,7 +18,7 @@ from laconic.workload import Workload
 class GradientSteps:
     """Draws one step after the other."""
 
-    def __init__(self, drawing: Drawing, plan: Plan) -> None:
+    def __init__(self, drawing: TaskGraph, plan: Plan) -> None:
         self._drawing = drawing
         self._plan = plan
         self._passes = Passes(drawing.inputs.workload, plan)

@@ -1,10 +1,10 @@
-"""Rounds that exchange something of the parameters after a step, and may last longer than one: two seams."""
+"""Rounds that exchange something of the parameters after a step, and may last longer than one: two hooks."""
 
 from __future__ import annotations
 
 from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
-from laconic.simulator.lowering.drawing import Drawing, Which
+from laconic.simulator.lowering.task_graph import TaskGraph, Which
 from laconic.simulator.lowering.turns import turns_of_all
 from laconic.synchronization import LocalUpdates
 
@@ -12,7 +12,7 @@ from laconic.synchronization import LocalUpdates
 class _Rounds:
     """Steps of one task each, and rounds between them."""
 
-    def __init__(self, drawing: Drawing, plans: list[Plan]) -> None:
+    def __init__(self, drawing: TaskGraph, plans: list[Plan]) -> None:
         self._drawing = drawing
         self._plans = plans
         # Servers own buckets of all parts.
@@ -54,7 +54,7 @@ class _Rounds:
 class LocalSteps(_Rounds):
     """Replicas that train alone and now and then exchange how far they have come, after the optimizer's step."""
 
-    def __init__(self, drawing: Drawing, plans: list[Plan], rule: LocalUpdates, first_step: int) -> None:
+    def __init__(self, drawing: TaskGraph, plans: list[Plan], rule: LocalUpdates, first_step: int) -> None:
         super().__init__(drawing, plans)
         self._rule = rule
         self._first_step = first_step
@@ -80,10 +80,10 @@ class LocalSteps(_Rounds):
         return self._optimizer(number, [[*own, *tasks] for own, tasks in zip(ends, done, strict=True)], 0.0)
 
 
-class MixingSteps(_Rounds):
+class GossipSteps(_Rounds):
     """Replicas that mix parameters with neighbours while gradients are computed, or after that."""
 
-    def __init__(self, drawing: Drawing, plans: list[Plan], first_step: int) -> None:
+    def __init__(self, drawing: TaskGraph, plans: list[Plan], first_step: int) -> None:
         super().__init__(drawing, plans)
         self._first_step = first_step
         self._overlapped = plans[0].launch == "ready"

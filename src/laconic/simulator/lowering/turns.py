@@ -11,7 +11,7 @@ from laconic.collectives.formulas import formula
 from laconic.core.exchange import Move
 from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.plan import Bucket
-from laconic.simulator.lowering.drawing import Inputs
+from laconic.simulator.lowering.task_graph import Inputs
 
 _INSIDE = {"to_leaders", "from_leaders"}
 """Moves of values that are not compressed."""

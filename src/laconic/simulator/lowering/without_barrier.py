@@ -5,18 +5,18 @@ from __future__ import annotations
 from laconic.core.exchange import Move
 from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
-from laconic.simulator.lowering.drawing import Drawing, Which
+from laconic.simulator.lowering.task_graph import TaskGraph, Which
 from laconic.simulator.lowering.turns import turns_of_all
 from laconic.synchronization import Asynchronous
 
 
-class PushPullSteps:
+class AsyncServerSteps:
     """Each class sends gradients and takes parameters; it waits for nobody, or for those that are too far behind.
 
     Steps are those of a job that has run for long: where the fastest may be so many steps ahead, they are.
     """
 
-    def __init__(self, drawing: Drawing, plan: Plan, rule: Asynchronous) -> None:
+    def __init__(self, drawing: TaskGraph, plan: Plan, rule: Asynchronous) -> None:
         self._drawing = drawing
         self._plan = plan
         self._lead = rule.lead
@@ -66,10 +66,10 @@ class PushPullSteps:
         return found
 
 
-class PairwiseSteps:
+class AsyncPairSteps:
     """Pairs average in the background: a step takes what it computes, and averages happen as often as they can."""
 
-    def __init__(self, drawing: Drawing, plan: Plan) -> None:
+    def __init__(self, drawing: TaskGraph, plan: Plan) -> None:
         self._drawing = drawing
         self._plan = plan
         self._free_s = 0.0

@@ -11,6 +11,6 @@ same rules as the old ones. Rules stand by what they look at:
 """
 
 from laconic.strategy.legality.check import RULES, cannot_combine, check_legal, nearest_legal
-from laconic.strategy.legality.parts import Parts, Refusal, Rule
+from laconic.strategy.legality.combination import Parts, Refusal, Rule
 
 __all__ = ["RULES", "Parts", "Refusal", "Rule", "cannot_combine", "check_legal", "nearest_legal"]

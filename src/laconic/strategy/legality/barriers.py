@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from laconic.architecture import AllReduce, Gossip, ParameterServer
-from laconic.strategy.legality.parts import Parts, Refusal
+from laconic.strategy.legality.combination import Parts, Refusal
 from laconic.synchronization import Asynchronous
 
 

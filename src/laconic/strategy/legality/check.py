@@ -5,7 +5,7 @@ from __future__ import annotations
 from laconic.compression import Wrapper
 from laconic.errors import IllegalCombination
 from laconic.strategy.legality import barriers, orders, payloads, sums, wrappers
-from laconic.strategy.legality.parts import Parts, Refusal, Rule
+from laconic.strategy.legality.combination import Parts, Refusal, Rule
 
 RULES: tuple[Rule, ...] = (
     wrappers.no_wrapper_twice,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from laconic.scheduling import Fusion
-from laconic.strategy.legality.parts import Parts, Refusal
+from laconic.strategy.legality.combination import Parts, Refusal
 
 
 def only_gradients_can_wait(parts: Parts) -> Refusal | None:

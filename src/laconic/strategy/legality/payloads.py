@@ -6,8 +6,8 @@ import dataclasses
 
 from laconic.architecture import Choco
 from laconic.compression import Compressor, DctTopK, EfSignSgd, ErrorFeedback, Packed, TopK
-from laconic.strategy.legality.parts import Parts, Refusal
-from laconic.strategy.legality.stacks import replaced, without
+from laconic.strategy.legality.combination import Parts, Refusal
+from laconic.strategy.legality.wrapper_stacks import replaced, without
 
 
 def payloads_take_a_route(parts: Parts) -> Refusal | None:

@@ -9,7 +9,7 @@ from laconic.compression import Compressor
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
-from laconic.strategy.legality.parts import Parts, Refusal
+from laconic.strategy.legality.combination import Parts, Refusal
 
 _SAMPLE = Bucket((TensorSpec("weight", (64, 64)), TensorSpec("bias", (64,))))
 """What models have: some methods treat matrices and vectors differently."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from laconic.compression import Wrapper
-from laconic.strategy.legality.parts import Parts, Refusal
-from laconic.strategy.legality.stacks import in_words, moved_beneath, replaced, without
+from laconic.strategy.legality.combination import Parts, Refusal
+from laconic.strategy.legality.wrapper_stacks import in_words, moved_beneath, replaced, without
 
 
 def no_wrapper_twice(parts: Parts) -> Refusal | None:

@@ -16,7 +16,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 
@@ -30,20 +30,20 @@ from laconic.core.stateful import ParameterState
 from laconic.errors import CommunicationError, PeerLost, one_line
 from laconic.runtime.agreement import gather_addresses, gather_bytes, meet, with_last_words
 from laconic.runtime.buckets import Buckets
-from laconic.runtime.edges import Edges, make_edges
+from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.job import Job
-from laconic.runtime.seams.rounds import nothing_to_accumulate
+from laconic.runtime.pairwise_messages import PairwiseMessages, make_pairwise_messages
 
 _AVERAGE, _BYE = 1, 2
 _MOST_DIGITS = 15
 _LOOK_S = 0.2
 
 
-class PairwiseSeam:
+class AsyncPairHooks(TrainingHooks):
     """Averages with one neighbour at a time, and lets neighbours average with this replica."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        super().__init__(job)
         plan = job.fixed_plans()[0]
         self._shared = Buckets(plan, job.strategy, job.parameters, {})
         self._before = [torch.empty_like(flat) for flat in self._shared.flats]
@@ -54,7 +54,7 @@ class PairwiseSeam:
         }
         self._lock = threading.Lock()
         self.adopt()
-        self._edges: Edges = make_edges(job, self._shared)
+        self._messages: PairwiseMessages = make_pairwise_messages(job, self._shared)
         self._callers: dict[int, Caller] = {}
         self._listener: Listener | None = None
         self._error: CommunicationError | None = None
@@ -88,9 +88,9 @@ class PairwiseSeam:
         name = f"replica {transport.rank}"
         self._listener = Listener(self, address=(host, 0), token=token, name=name, count=count, link=link)
         addresses = gather_addresses(transport, [self._listener.address], transport.world_size)
-        if not self._edges.answers:
+        if not self._messages.answers:
             self._all_said_goodbye.set()
-        for peer in self._edges.asks:
+        for peer in self._messages.asks:
             self._callers[peer] = Caller(
                 addresses[peer],
                 token=token,
@@ -130,37 +130,37 @@ class PairwiseSeam:
     def _average_with(self, peer: int) -> None:
         with self._lock, torch.no_grad():
             step = self._job.step
-            said = self._edges.say(peer, step)
+            said = self._messages.say(peer, step)
         what = f"averaging with rank {peer} in step {step}"
         answer = self._callers[peer].call(_AVERAGE, tensors=said, note=str(step), what=what).frame
         with self._lock, torch.no_grad():
-            self._edges.take(peer, said, self._edges.read(peer, answer.tensors, _step_of(answer)))
+            self._messages.take(peer, said, self._messages.read(peer, answer.tensors, _step_of(answer)))
 
     def frame(self, frame: Frame, reply: ReplyTo) -> None:
         """See Handler: a neighbour asks."""
         self._heard_s = time.monotonic()
         if frame.kind == _BYE:
             self._said_goodbye.add(frame.sender)
-            if self._said_goodbye >= set(self._edges.answers):
+            if self._said_goodbye >= set(self._messages.answers):
                 self._all_said_goodbye.set()
             reply(frame.answer())
             return
         rank = self._job.transport.rank
         if frame.kind != _AVERAGE:
             raise CommunicationError(f"rank {rank} knows no request of kind {frame.kind}.")
-        if frame.sender not in self._edges.answers:
+        if frame.sender not in self._messages.answers:
             raise CommunicationError(f"rank {rank} has no neighbour {frame.sender} that it answers.")
         with self._lock, torch.no_grad():
             # Whatever can be wrong is looked at before anything changes.
-            meant = self._edges.read(frame.sender, frame.tensors, _step_of(frame))
+            meant = self._messages.read(frame.sender, frame.tensors, _step_of(frame))
             step = self._job.step
-            said = self._edges.say(frame.sender, step)
-            self._edges.take(frame.sender, said, meant)
+            said = self._messages.say(frame.sender, step)
+            self._messages.take(frame.sender, said, meant)
         reply(frame.answer(said, str(step)))
 
     def left(self, sender: int, reason: str) -> None:
         """See Handler: a neighbour that goes without a word ends training here too."""
-        outsider = sender not in self._edges.answers
+        outsider = sender not in self._messages.answers
         if not outsider and sender not in self._said_goodbye and not self._stopping and self._error is None:
             self._error = PeerLost(
                 f"averaging on rank {self._job.transport.rank} cannot go on: rank {sender} {reason} before the end of "
@@ -171,7 +171,7 @@ class PairwiseSeam:
     # -- around the optimizer's step ---------------------------------------------------------------------------
 
     def before_step(self, *, closure: bool) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         self._check()
         with torch.no_grad():
             for name, view in self._before_views.items():
@@ -203,52 +203,44 @@ class PairwiseSeam:
         meet(self._job.transport, what)
 
     def wait(self) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         self._idle.wait(self._job.transport.timeout_s)
 
     def settle(self) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         self._pause("all replicas at rest")
         with self._lock, torch.no_grad():
             for name, shared in self._shared.views.items():
                 self._job.parameters[name].copy_(shared)
 
     def adopt(self) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         with self._lock, torch.no_grad():
             for name, shared in self._shared.views.items():
                 shared.copy_(self._job.parameters[name])
 
-    def accumulating(self) -> AbstractContextManager[object]:
-        """See Seam."""
-        return nothing_to_accumulate()
-
     def plan(self) -> Plan:
-        """See Seam."""
+        """See TrainingHooks."""
         return self._shared.plan
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """See WithoutBarrier."""
+        """See TrainingHooks."""
         self.settle()
         yield
         meet(self._job.transport, "all states being saved")
 
     def state(self) -> ParameterState:
-        """See Seam."""
+        """See TrainingHooks."""
         with self._lock:
-            return self._edges.state()
-
-    def order(self) -> list[str]:
-        """See Seam; there is no order to know."""
-        return []
+            return self._messages.state()
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         self._pause("all replicas at rest")
         self.adopt()
         with self._lock:
-            self._edges.load(saved)
+            self._messages.load(saved)
         meet(self._job.transport, "all states being loaded")
 
     def leave(self) -> None:
@@ -260,19 +252,19 @@ class PairwiseSeam:
             caller.call(_BYE, what="goodbye").wait()
         while not self._all_said_goodbye.wait(_LOOK_S):
             if time.monotonic() - self._heard_s > limit_s:
-                late = ", ".join(str(peer) for peer in self._edges.answers if peer not in self._said_goodbye)
+                late = ", ".join(str(peer) for peer in self._messages.answers if peer not in self._said_goodbye)
                 raise CommunicationError(
                     f"detaching on rank {rank}: rank {late} has not detached, nor asked for anything for {limit_s:g} s."
                 )
         self._check()
 
     def detach(self) -> None:
-        """See Seam; neighbours that were not told goodbye take it for a loss."""
+        """See TrainingHooks; neighbours that were not told goodbye take it for a loss."""
         self._stopping = True
         self._ready.set()
         for caller in self._callers.values():
             caller.close()
-        # Taken out, because it holds this seam, and that the transport.
+        # Taken out, because it holds this hooks, and that the transport.
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()

@@ -23,7 +23,7 @@ _LOOKS = 4
 """Beats that must be missing before a rank counts as silent."""
 
 
-class Pulse:
+class Heartbeat:
     """Heartbeats and last words of one rank, and what it has heard of the others."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int, timeout_s: float) -> None:
@@ -50,7 +50,7 @@ class Pulse:
         self._watched: deque[tuple[float, str, torch.cuda.Event]] = deque()
         self.lost: CommunicationError | None = None
         """What is known to make all further communication pointless."""
-        self._thread = threading.Thread(target=self._run, name="laconic-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="laconic-heartbeat", daemon=True)
         self._thread.start()
 
     # -- the thread that talks ----------------------------------------------------------------------------------

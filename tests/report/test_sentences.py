@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from laconic.report.in_words import in_words
 from laconic.report.results import NO_COMMUNICATION, TORCH_DDP
+from laconic.report.sentences import in_words
 from laconic.report.timeline import RankStep, Span
 
 MIB = 2**20

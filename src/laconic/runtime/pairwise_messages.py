@@ -20,7 +20,7 @@ PER_EDGE = ("choco.own", "choco.theirs")
 _UNDECODABLE = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
-class Edges(Protocol):
+class PairwiseMessages(Protocol):
     """One replica's edges; whoever calls holds the lock on the shared parameters."""
 
     asks: tuple[int, ...]
@@ -52,17 +52,17 @@ class Edges(Protocol):
         ...
 
 
-def make_edges(job: Job, shared: Buckets) -> Edges:
+def make_pairwise_messages(job: Job, shared: Buckets) -> PairwiseMessages:
     """The edges of this rank under the job's architecture."""
     moment = Moment(0, job.transport.rank, job.transport.world_size)
     architecture = job.strategy.architecture
     around = architecture.neighbours(moment)
     if isinstance(architecture, Choco):
         return PublicCopies(job, shared, architecture, around.sends)
-    return PlainEdges(shared, around.sends, around.receives)
+    return WholeParameters(shared, around.sends, around.receives)
 
 
-class PlainEdges:
+class WholeParameters:
     """Parameters as they are."""
 
     def __init__(self, shared: Buckets, asks: tuple[int, ...], answers: tuple[int, ...]) -> None:
@@ -71,26 +71,26 @@ class PlainEdges:
         self._flats = shared.flats
 
     def read(self, peer: int, tensors: Sequence[torch.Tensor], step: int) -> list[torch.Tensor]:
-        """See Edges."""
+        """See PairwiseMessages."""
         if [(tensor.shape, tensor.dtype) for tensor in tensors] != [(flat.shape, flat.dtype) for flat in self._flats]:
             raise CommunicationError(f"rank {peer} sent parameters of another model.")
         return list(tensors)
 
     def say(self, peer: int, step: int) -> list[torch.Tensor]:
-        """See Edges."""
+        """See PairwiseMessages."""
         return [flat.detach().to("cpu", copy=True) for flat in self._flats]
 
     def take(self, peer: int, said: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> None:
-        """See Edges."""
+        """See PairwiseMessages."""
         for flat, mine, theirs in zip(self._flats, said, meant, strict=True):
             flat.add_((theirs - mine).to(flat.device), alpha=0.5)
 
     def state(self) -> ParameterState:
-        """See Edges; nothing."""
+        """See PairwiseMessages; nothing."""
         return {}
 
     def load(self, saved: ParameterState) -> None:
-        """See Edges."""
+        """See PairwiseMessages."""
 
 
 class PublicCopies:
@@ -119,7 +119,7 @@ class PublicCopies:
         return Moment(step, self._job.transport.rank, self._job.transport.world_size, step)
 
     def read(self, peer: int, tensors: Sequence[torch.Tensor], step: int) -> list[torch.Tensor]:
-        """See Edges."""
+        """See PairwiseMessages."""
         corrections: list[torch.Tensor] = []
         per_bucket, rest = divmod(len(tensors), len(self._shared.flats))
         # Its step, not ours: both ends must draw the same random places, whatever step each is in.
@@ -139,7 +139,7 @@ class PublicCopies:
         return corrections
 
     def say(self, peer: int, step: int) -> list[torch.Tensor]:
-        """See Edges."""
+        """See PairwiseMessages."""
         sent: list[torch.Tensor] = []
         for flat, public, state in zip(self._shared.flats, self._own[peer], self._states[peer], strict=True):
             state.moment = self._moment(step)
@@ -152,7 +152,7 @@ class PublicCopies:
         return sent
 
     def take(self, peer: int, said: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> None:
-        """See Edges."""
+        """See PairwiseMessages."""
         for index, (flat, correction) in enumerate(zip(self._shared.flats, meant, strict=True)):
             self._theirs[peer][index] += correction
             flat.add_(self._theirs[peer][index] - self._own[peer][index], alpha=self._gamma / 2)
@@ -167,11 +167,11 @@ class PublicCopies:
         return found
 
     def state(self) -> ParameterState:
-        """See Edges."""
+        """See PairwiseMessages."""
         return {name: {field: view.clone() for field, view in fields.items()} for name, fields in self._views().items()}
 
     def load(self, saved: ParameterState) -> None:
-        """See Edges."""
+        """See PairwiseMessages."""
         for name, fields in self._views().items():
             for field, view in fields.items():
                 if field in saved.get(name, {}):

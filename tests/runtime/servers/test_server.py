@@ -26,7 +26,7 @@ from laconic.runtime.servers.protocol import (
     RESTORE,
     STATE,
 )
-from laconic.runtime.servers.service import Service
+from laconic.runtime.servers.server import Server
 from tests.core.sockets import LOCAL, TOKEN, eventually, nothing_left
 from tests.runtime.servers.hand_made import BUCKET, SGD, configuration
 
@@ -39,7 +39,7 @@ SUM = json.dumps({"step": 0, "round": 0, "decoded": True})
 class Job:
     """A service on a socket, and callers that have joined it."""
 
-    def __init__(self, service: Service, listener: Listener, strategy: str, world_size: int, timeout_s: float) -> None:
+    def __init__(self, service: Server, listener: Listener, strategy: str, world_size: int, timeout_s: float) -> None:
         self.service = service
         self.listener = listener
         self.callers = [self.caller(rank) for rank in range(world_size)]
@@ -60,7 +60,7 @@ class Job:
 @contextmanager
 def job(strategy: str = ASP, world_size: int = 2, timeout_s: float = 60.0) -> Iterator[Job]:
     with nothing_left():
-        service = Service("server 7")
+        service = Server("server 7")
         with Listener(service, address=LOCAL, token=TOKEN, name="server 7") as listener:
             found = Job(service, listener, strategy, world_size, timeout_s)
             try:
@@ -107,7 +107,7 @@ def test_a_rank_that_is_none_and_one_that_has_not_joined() -> None:
         time.sleep(0.05)
         assert one.service.lost is None, "nobody misses it"
         assert torch.equal(one.values(), START)
-    listener = Listener(Service("server 7"), address=LOCAL, token=TOKEN)
+    listener = Listener(Server("server 7"), address=LOCAL, token=TOKEN)
     with listener, Caller(listener.address, token=TOKEN, rank=0, timeout_s=10) as early:
         with pytest.raises(CommunicationError, match="rank 0 has not joined"):
             early.call(PULL).wait()
@@ -127,7 +127,7 @@ def test_another_job_is_turned_away_and_does_no_harm() -> None:
 
 
 def test_a_job_that_never_began_leaves_room_for_the_next() -> None:
-    service = Service("server 7")
+    service = Server("server 7")
     with Listener(service, address=LOCAL, token=TOKEN) as listener:
         with Caller(listener.address, token=TOKEN, rank=0, timeout_s=10) as first:
             first.call(JOIN, note="one").wait()

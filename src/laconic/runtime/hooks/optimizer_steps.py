@@ -8,16 +8,16 @@ from torch.optim import Optimizer
 
 from laconic.core.event import Event, Scalar
 from laconic.errors import AttachError
+from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.job import Job
-from laconic.runtime.seams.contract import Seam
 
 
 class BeforeStep:
     """Runs before optimizer.step(): nothing may be applied that has not been exchanged."""
 
-    def __init__(self, job: Job, seam: Seam | None) -> None:
+    def __init__(self, job: Job, hooks: TrainingHooks | None) -> None:
         self._job = job
-        self._seam = seam
+        self._hooks = hooks
         self._known = {id(parameter) for parameter in job.parameters.values()}
 
     def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -26,26 +26,26 @@ class BeforeStep:
             return
         self._job.engine.check()
         check_optimizer(optimizer, self._known)
-        if self._seam is not None:
+        if self._hooks is not None:
             # torch hands its hooks the optimizer as the first argument.
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            self._seam.before_step(closure=closure is not None)
+            self._hooks.before_step(closure=closure is not None)
 
 
 class AfterStep:
     """Runs after optimizer.step(): counts the step and says how long it took."""
 
-    def __init__(self, job: Job, seam: Seam | None) -> None:
+    def __init__(self, job: Job, hooks: TrainingHooks | None) -> None:
         self._job = job
-        self._seam = seam
+        self._hooks = hooks
         self._began_s = job.clock.now()
 
     def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count the step."""
         if self._job.updating:
             return
-        if self._seam is not None:
-            self._seam.after_step()
+        if self._hooks is not None:
+            self._hooks.after_step()
         job, now_s = self._job, self._job.clock.now()
         data: dict[str, Scalar] = {"sent_bytes": job.transport.traffic.sent_bytes()}
         job.events.write(Event("step", self._began_s, job.transport.rank, job.step, now_s - self._began_s, data))
@@ -56,10 +56,10 @@ class AfterStep:
 class OptimizerSteps:
     """Both hooks on one optimizer."""
 
-    def __init__(self, job: Job, seam: Seam | None) -> None:
+    def __init__(self, job: Job, hooks: TrainingHooks | None) -> None:
         self._handles = [
-            job.optimizer.register_step_pre_hook(BeforeStep(job, seam)),
-            job.optimizer.register_step_post_hook(AfterStep(job, seam)),
+            job.optimizer.register_step_pre_hook(BeforeStep(job, hooks)),
+            job.optimizer.register_step_post_hook(AfterStep(job, hooks)),
         ]
 
     def detach(self) -> None:

@@ -6,7 +6,7 @@ The optimizer of the worker finds no gradients and does nothing; the one on the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -19,18 +19,18 @@ from laconic.errors import CommunicationError
 from laconic.runtime.agreement import meet
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
+from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.job import Job
-from laconic.runtime.seams.rounds import nothing_to_accumulate
-from laconic.runtime.servers.fleet import Fleet
 from laconic.runtime.servers.protocol import group_settings
+from laconic.runtime.servers.server_pool import ServerPool
 
 
-class PushPullSeam:
+class AsyncServerHooks(TrainingHooks):
     """Sends gradients and takes parameters, bucket by bucket."""
 
-    def __init__(self, job: Job, fleet: Fleet) -> None:
-        self._job = job
-        self._fleet = fleet
+    def __init__(self, job: Job, pool: ServerPool) -> None:
+        super().__init__(job)
+        self._pool = pool
         self._buckets = Buckets(job.fixed_plans()[0], job.strategy, job.parameters, {})
         # In the order of indices, as servers hold them, whatever a parameter's strides are here.
         self._views = {
@@ -97,10 +97,8 @@ class PushPullSeam:
         state.metrics.clear()
         payload = job.strategy.compression.encode(flat, state)
         unused = [index for index, tensor in enumerate(bucket.tensors) if self._gradients[tensor.name] is None]
-        assert self._fleet.client is not None
-        answer = self._fleet.client.push(
-            number, payload.tensors, step=job.step, groups=groups, unused=unused, what=what
-        )
+        assert self._pool.client is not None
+        answer = self._pool.client.push(number, payload.tensors, step=job.step, groups=groups, unused=unused, what=what)
         yield answer
         if self._back is None:
             flat.copy_(answer.tensors[0])
@@ -116,49 +114,29 @@ class PushPullSeam:
             self._job.parameters[name].grad = gradient
         self._gradients = {}
 
-    def accumulating(self) -> AbstractContextManager[object]:
-        """See Seam."""
-        return nothing_to_accumulate()
-
     def plan(self) -> Plan:
-        """See Seam."""
+        """See TrainingHooks."""
         return self._buckets.plan
 
     def state(self) -> ParameterState:
-        """See Seam."""
+        """See TrainingHooks."""
         return self._buckets.state_by_parameter()
 
-    def order(self) -> list[str]:
-        """See Seam; there is no order to know."""
-        return []
-
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         for state in self._buckets.states:
             state.restore(saved)
 
-    def wait(self) -> None:
-        """See Seam; nothing outlasts a step."""
-
     def settle(self) -> None:
-        """See Seam; takes the servers' parameters."""
-        self._fleet.meet_and_pull()
+        """See TrainingHooks; takes the servers' parameters."""
+        self._pool.meet_and_pull()
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """See WithoutBarrier."""
-        self._fleet.meet_and_pull()
+        """See TrainingHooks."""
+        self._pool.meet_and_pull()
         yield
         meet(self._job.transport, "all states being saved")
-
-    def leave(self) -> None:
-        """See WithoutBarrier; the fleet does so."""
-
-    def adopt(self) -> None:
-        """See Seam; nothing else holds parameters."""
-
-    def detach(self) -> None:
-        """See Seam."""
 
 
 def _amp_scaling(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:

@@ -14,7 +14,7 @@ import laconic
 from laconic.core.caller import Caller
 from laconic.core.in_process import InProcessTransport
 from laconic.errors import CommunicationError
-from laconic.runtime.seams import pairwise
+from laconic.runtime.hooks import async_pairs
 from tests.core.sockets import nothing_left
 from tests.processes import SignalAfterLine, run_processes
 from tests.runtime.replicas import assert_equal, mlp, mlp_loss, sgd, snapshot
@@ -97,12 +97,12 @@ def test_what_a_neighbour_cannot_mean_is_refused_and_changes_nothing(
 ) -> None:
     listening: dict[str, tuple[tuple[str, int], bytes]] = {}
 
-    class Noting(pairwise.Listener):
+    class Noting(async_pairs.Listener):
         def __init__(self, handler, *, address, token, name, **options) -> None:
             super().__init__(handler, address=address, token=token, name=name, **options)
             listening[name] = (self.address, token)
 
-    monkeypatch.setattr(pairwise, "Listener", Noting)
+    monkeypatch.setattr(async_pairs, "Listener", Noting)
 
     def one(transport: InProcessTransport) -> None:
         model = mlp()
@@ -160,12 +160,12 @@ def test_a_neighbour_that_is_lost_is_named(how: str) -> None:
 def test_garbage_at_the_port_of_a_replica_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses: list[tuple[str, int]] = []
 
-    class Noting(pairwise.Listener):
+    class Noting(async_pairs.Listener):
         def __init__(self, *args, **options) -> None:
             super().__init__(*args, **options)
             addresses.append(self.address)
 
-    monkeypatch.setattr(pairwise, "Listener", Noting)
+    monkeypatch.setattr(async_pairs, "Listener", Noting)
 
     def one(transport: InProcessTransport) -> None:
         model = mlp()

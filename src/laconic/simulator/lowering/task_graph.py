@@ -123,7 +123,7 @@ class Moved(NamedTuple):
     """What must end for a server to have got all of it; as `ends` where there is none."""
 
 
-class Drawing:
+class TaskGraph:
     """Tasks so far, with their labels."""
 
     def __init__(self, inputs: Inputs, builder: GraphBuilder | None = None) -> None:

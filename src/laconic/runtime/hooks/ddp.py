@@ -18,33 +18,34 @@ from laconic.core.stateful import ParameterState
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError
 from laconic.runtime.buckets import Buckets
+from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.job import Job
 from laconic.scheduling import Fusion
 
 
-class DdpHook:
-    """What DDP keeps as the state of our communication hook: the seam in charge, if any."""
+class DdpHookState:
+    """What DDP keeps as the state of our communication hook: the hooks in charge, if any."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
-        self.seam: DdpSeam | None = None
+        self.hooks: DdpHooks | None = None
 
 
 def _communicate(state, bucket):
-    """Forward a bucket to the attached seam, or average it as DDP would."""
-    if state.seam is not None:
-        return state.seam.exchange(bucket)
+    """Forward a bucket to the attached hooks, or average it as DDP would."""
+    if state.hooks is not None:
+        return state.hooks.exchange(bucket)
     # Multiplied, not divided: that is what DDP does without a hook, bit for bit.
     flat = bucket.buffer().mul_(1.0 / state.group.size())
     work = dist.all_reduce(flat, group=state.group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 
 
-class DdpSeam:
+class DdpHooks(TrainingHooks):
     """Exchanges the buckets of one DDP module."""
 
     def __init__(self, job: Job, model: DistributedDataParallel) -> None:
-        self._job = job
+        super().__init__(job)
         self._model = model
         self._scale = job.strategy.architecture.share(job.transport.world_size)
         self._names = {id(parameter): name for name, parameter in job.parameters.items()}
@@ -56,9 +57,9 @@ class DdpSeam:
         self._buckets: dict[tuple[str, ...], Buckets] = {}
         self._lock = threading.Lock()
         self._hook = _hook_of(model)
-        if self._hook.seam is not None:
+        if self._hook.hooks is not None:
             raise AttachError("this model is already attached; call session.detach() first.")
-        self._hook.seam = self
+        self._hook.hooks = self
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of one of DDP's buckets."""
@@ -94,50 +95,31 @@ class DdpSeam:
             return self._buckets[names]
 
     def state(self) -> ParameterState:
-        """See Seam."""
+        """See TrainingHooks."""
         merged = dict(self._saved)
         for buckets in self._buckets.values():
             merged |= buckets.state_by_parameter()
         return merged
 
-    def order(self) -> list[str]:
-        """See Seam; DDP has its own."""
-        return []
-
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         self._saved = saved
         self._buckets.clear()
 
     def plan(self) -> Plan:
-        """See Seam; before DDP has shown its buckets, what they will be by its rules."""
+        """See TrainingHooks; before DDP has shown its buckets, what they will be by its rules."""
         if self._buckets:
             return Plan(tuple(buckets.plan.buckets[0] for buckets in self._buckets.values()))
         specs = [TensorSpec.of(name, parameter) for name, parameter in self._job.parameters.items()]
         return self._job.strategy.plan(specs, self._job.transport.world_size, observed=False)
 
     def accumulating(self) -> AbstractContextManager[object]:
-        """See Seam."""
+        """See TrainingHooks."""
         return self._model.no_sync()
 
-    def before_step(self, *, closure: bool) -> None:
-        """See Seam; DDP itself reports a pass that was interrupted."""
-
-    def after_step(self) -> None:
-        """See Seam."""
-
-    def wait(self) -> None:
-        """See Seam; nothing outlasts a step."""
-
-    def settle(self) -> None:
-        """See Seam; nothing outlasts a step."""
-
-    def adopt(self) -> None:
-        """See Seam; nothing else holds parameters."""
-
     def detach(self) -> None:
-        """See Seam."""
-        self._hook.seam = None
+        """See TrainingHooks."""
+        self._hook.hooks = None
 
 
 def check_schedule(model: DistributedDataParallel, schedule: object) -> None:
@@ -156,10 +138,10 @@ def check_schedule(model: DistributedDataParallel, schedule: object) -> None:
         )
 
 
-def _hook_of(model: DistributedDataParallel) -> DdpHook:
+def _hook_of(model: DistributedDataParallel) -> DdpHookState:
     """Our hook on this model, installed if it is not there yet."""
     for _, state in model._comm_hooks:
-        if isinstance(state, DdpHook):
+        if isinstance(state, DdpHookState):
             return state
     if model._comm_hooks:
         raise AttachError(
@@ -167,6 +149,6 @@ def _hook_of(model: DistributedDataParallel) -> DdpHook:
             "Attach before registering one, or attach to the plain module."
         )
     assert model.process_group is not None
-    hook = DdpHook(model.process_group)
+    hook = DdpHookState(model.process_group)
     model.register_comm_hook(state=hook, hook=_communicate)
     return hook

@@ -12,7 +12,7 @@ from typing import Protocol
 from laconic.core.connection import Address
 from laconic.core.listener import Listener
 from laconic.errors import CommunicationError, one_line
-from laconic.runtime.servers.service import Service
+from laconic.runtime.servers.server import Server
 
 _START_S = 120.0
 """A process must first import torch, and many may do so at the same time."""
@@ -20,7 +20,7 @@ _END_S = 10.0
 """What a process needs to end when nobody is connected any more."""
 
 
-class Beside(Protocol):
+class LocalServer(Protocol):
     """A server that this rank has started; `holds`: it is to hold parameters, not only to form sums."""
 
     @property
@@ -41,18 +41,18 @@ class ThreadServer:
     """A server in threads of this process."""
 
     def __init__(self, host: str, name: str, token: bytes, *, max_connections: int, holds: bool) -> None:
-        self._service = Service(name)
+        self._service = Server(name)
         self._listener = Listener(
             self._service, address=(host, 0), token=token, name=name, max_connections=max_connections
         )
         self.address = self._listener.address
 
     def listens(self, wait_s: float) -> bool:
-        """See Beside."""
+        """See LocalServer."""
         return True
 
     def stop(self, *, at_once: bool) -> None:
-        """See Beside."""
+        """See LocalServer."""
         if not at_once:
             self._service.finished.wait(_END_S)
         self._service.finished.set()
@@ -92,11 +92,11 @@ class ProcessServer:
 
     @property
     def address(self) -> Address:
-        """See Beside."""
+        """See LocalServer."""
         return self._host, int(self._first_line[0])
 
     def listens(self, wait_s: float) -> bool:
-        """See Beside."""
+        """See LocalServer."""
         self._reader.join(wait_s)
         if self._first_line and self._first_line[0].isdigit():
             return True
@@ -107,7 +107,7 @@ class ProcessServer:
         return False
 
     def stop(self, *, at_once: bool) -> None:
-        """See Beside."""
+        """See LocalServer."""
         try:
             if not at_once:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from laconic.errors import LaconicError
-from laconic.report.in_words import in_words
 from laconic.report.results import TORCH_DDP, Links, Results, Row
+from laconic.report.sentences import in_words
 from laconic.report.timeline import COMMUNICATION_KINDS, TRAINING_KINDS, Span, StepTimeline
 from laconic.units import parse_quantity
 

@@ -15,14 +15,14 @@ from laconic.core.listener import ReplyTo
 from laconic.core.moment import Moment
 from laconic.core.stateful import BucketState
 from laconic.errors import CommunicationError
-from laconic.runtime.servers.held import HeldParameters
 from laconic.runtime.servers.protocol import Configuration, decode_payload, read_note, whole, wholes
+from laconic.runtime.servers.server_optimizer import HeldParameters
 from laconic.synchronization import Asynchronous
 
 
 @dataclass
 class _Worker:
-    """What the shelf knows about one worker."""
+    """What the store knows about one worker."""
 
     known: torch.Tensor | None
     """The parameters it has, where that is needed."""
@@ -49,7 +49,7 @@ class _Waiting:
     came_s: float
 
 
-class Shelf:
+class ParameterStore:
     """The parameters of one bucket and their optimizer."""
 
     def __init__(

@@ -21,7 +21,7 @@ from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError, CommunicationError
 from laconic.runtime.agreement import gather_addresses, gather_bytes, read_address
 from laconic.runtime.job import Job
-from laconic.runtime.servers.beside import Beside, ProcessServer, ThreadServer
+from laconic.runtime.servers.child_process import LocalServer, ProcessServer, ThreadServer
 from laconic.runtime.servers.client import Client, Placement
 from laconic.runtime.servers.protocol import OPTIMIZERS, Configuration, group_settings
 from laconic.synchronization import Asynchronous
@@ -37,7 +37,7 @@ _FIELD = "server."
 """What a field of a server's state is called among a rank's own."""
 
 
-class Fleet:
+class ServerPool:
     """Servers this rank has started, and its connections to all of them."""
 
     def __init__(self, job: Job, architecture: ParameterServer) -> None:
@@ -46,7 +46,7 @@ class Fleet:
         transport = job.transport
         self._architecture = architecture
         self._placement = self._place([bucket for plan in job.fixed_plans() for bucket in plan.buckets])
-        self._beside: list[Beside] = []
+        self._beside: list[LocalServer] = []
         self._mine = range(0)
         self.client: Client | None = None
         optimizer = _check_optimizer(job) if isinstance(self._rule, Asynchronous) else ""

@@ -46,7 +46,7 @@ class _Part:
         return mine == theirs and (self.step, self.round, self.decoded) == (other.step, other.round, other.decoded)
 
 
-class Aggregator:
+class SumServer:
     """The sums of one bucket."""
 
     def __init__(self, bucket: Bucket, compression: Compressor, *, world_size: int, server: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from laconic.core.frames import Frame
 from laconic.core.listener import ReplyTo
 from laconic.errors import CommunicationError, one_line
-from laconic.runtime.servers.aggregator import Aggregator
+from laconic.runtime.servers.parameter_store import ParameterStore
 from laconic.runtime.servers.protocol import (
     BYE,
     CONFIGURE,
@@ -32,7 +32,7 @@ from laconic.runtime.servers.protocol import (
     STATE,
     Configuration,
 )
-from laconic.runtime.servers.shelf import Shelf
+from laconic.runtime.servers.sum_server import SumServer
 from laconic.strategy import Strategy
 from laconic.synchronization import Asynchronous
 
@@ -43,7 +43,7 @@ _FORE_S = 5.0
 """A wait that is too long is ended this much before the workers would end it themselves, or a tenth of their limit."""
 
 
-class Service:
+class Server:
     """Handles the frames of one server; see core/listener.py."""
 
     def __init__(self, name: str) -> None:
@@ -51,7 +51,7 @@ class Service:
         self._lock = threading.Lock()
         self._job = ""
         self._about: Configuration | None = None
-        self._parts: dict[int, Aggregator | Shelf] = {}
+        self._parts: dict[int, SumServer | ParameterStore] = {}
         self._present: set[int] = set()
         self._strangers: Counter[int] = Counter()
         self._goodbyes: set[int] = set()
@@ -66,8 +66,8 @@ class Service:
             JOIN: self._join,
             CONFIGURE: self._configure,
             REDUCE: lambda frame, reply: self._aggregator(frame).add(frame, reply),
-            PUSH: lambda frame, reply: self._shelf(frame).push(frame, reply),
-            PULL: lambda frame, reply: reply(frame.answer((self._shelf(frame).pull(frame.sender),))),
+            PUSH: lambda frame, reply: self._store(frame).push(frame, reply),
+            PULL: lambda frame, reply: reply(frame.answer((self._store(frame).pull(frame.sender),))),
             REST: self._rest,
             STATE: self._state,
             RESTORE: self._restore,
@@ -167,10 +167,10 @@ class Service:
             self.configured.set()
         reply(frame.answer())
 
-    def _make_parts(self, about: Configuration, frame: Frame) -> dict[int, Aggregator | Shelf]:
+    def _make_parts(self, about: Configuration, frame: Frame) -> dict[int, SumServer | ParameterStore]:
         strategy = Strategy.parse(about.strategy)
         rule, compression = strategy.synchronization, strategy.compression
-        parts: dict[int, Aggregator | Shelf] = {}
+        parts: dict[int, SumServer | ParameterStore] = {}
         held = len(about.buckets) if isinstance(rule, Asynchronous) else 0
         if len(frame.tensors) != held or isinstance(rule, Asynchronous) != bool(about.optimizer):
             raise CommunicationError(f"{self.name} is to hold {held} buckets and was sent {len(frame.tensors)}.")
@@ -179,9 +179,9 @@ class Service:
                 values = frame.tensors[place]
                 if values.numel() != bucket.numel or values.dtype != bucket.dtype:
                     raise CommunicationError(f"bucket {number} has {bucket.numel} values, got {values.numel()}.")
-                parts[number] = Shelf(number, about, compression, rule, values)
+                parts[number] = ParameterStore(number, about, compression, rule, values)
             else:
-                parts[number] = Aggregator(bucket, compression, world_size=about.world_size, server=about.server)
+                parts[number] = SumServer(bucket, compression, world_size=about.world_size, server=about.server)
         return parts
 
     def _watch(self) -> None:
@@ -203,19 +203,19 @@ class Service:
                         f"{limit_s:g} s"
                     )
 
-    def _aggregator(self, frame: Frame) -> Aggregator:
+    def _aggregator(self, frame: Frame) -> SumServer:
         part = self._parts.get(frame.key)
-        if not isinstance(part, Aggregator):
+        if not isinstance(part, SumServer):
             raise CommunicationError(f"{self.name} forms no sums of bucket {frame.key}.")
         return part
 
-    def _shelf(self, frame: Frame) -> Shelf:
+    def _store(self, frame: Frame) -> ParameterStore:
         part = self._parts.get(frame.key)
-        if not isinstance(part, Shelf):
+        if not isinstance(part, ParameterStore):
             raise CommunicationError(f"{self.name} holds no parameters of bucket {frame.key}.")
         return part
 
-    def _part(self, frame: Frame) -> Aggregator | Shelf:
+    def _part(self, frame: Frame) -> SumServer | ParameterStore:
         if frame.key not in self._parts:
             raise CommunicationError(f"{self.name} has no bucket {frame.key}.")
         return self._parts[frame.key]

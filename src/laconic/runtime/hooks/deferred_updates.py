@@ -15,8 +15,8 @@ from torch import nn
 
 from laconic.errors import CommunicationError
 from laconic.runtime.engine import Task
+from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.job import Job
-from laconic.runtime.seams.lazy import LazyGradient
 
 
 class Deferral:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import torch
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
+from laconic.runtime.hooks.contract import TrainingHooks
+from laconic.runtime.hooks.rounds import Rounds
 from laconic.runtime.job import Job
-from laconic.runtime.seams.rounds import Rounds, nothing_to_accumulate
 from laconic.synchronization import LocalUpdates
 
 
-class LocalSeam:
+class LocalUpdateHooks(TrainingHooks):
     """Starts rounds when they are due and applies their outcome."""
 
     def __init__(self, job: Job, rule: LocalUpdates) -> None:
-        self._job = job
+        super().__init__(job)
         self._rule = rule
         self._rounds = Rounds(job)
         self._share = job.strategy.architecture.share(job.transport.world_size)
@@ -66,27 +65,16 @@ class LocalSeam:
                 else:
                     job.parameters[name].copy_(agreed)
 
-    def before_step(self, *, closure: bool) -> None:
-        """See Seam; gradients are this rank's own."""
-
-    def accumulating(self) -> AbstractContextManager[object]:
-        """See Seam."""
-        return nothing_to_accumulate()
-
     def plan(self) -> Plan:
-        """See Seam."""
+        """See TrainingHooks."""
         return self._rounds.plan()
 
     def state(self) -> ParameterState:
-        """See Seam."""
+        """See TrainingHooks."""
         return self._rounds.state()
 
-    def order(self) -> list[str]:
-        """See Seam; there is no order to know."""
-        return []
-
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         self._rounds.load(saved)
         begun = {
             part: first for first in range(step - self._rule.delay + 1, step + 1) for part in self._rule.due(first)
@@ -96,17 +84,11 @@ class LocalSeam:
         }
 
     def wait(self) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         self._rounds.wait()
 
     def settle(self) -> None:
-        """See Seam; what is on its way is applied."""
+        """See TrainingHooks; what is on its way is applied."""
         with torch.no_grad():
             for part in list(self._ends):
                 self._apply(part)
-
-    def adopt(self) -> None:
-        """See Seam; nothing else holds parameters."""
-
-    def detach(self) -> None:
-        """See Seam."""

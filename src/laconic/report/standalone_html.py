@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from markupsafe import Markup
 
-from laconic.report.drawing import strict
+from laconic.report.figure_data import strict
 
 
 def embedded_json(value: object) -> Markup:

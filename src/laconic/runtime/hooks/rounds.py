@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 
 from laconic.core.plan import Plan
@@ -106,8 +104,3 @@ class Rounds:
                 if arrived is not None:
                     view.copy_(arrived)
                     self._open[number] = []
-
-
-def nothing_to_accumulate() -> AbstractContextManager[object]:
-    """Gradients stay on their rank, so adding them up needs no help."""
-    return nullcontext()

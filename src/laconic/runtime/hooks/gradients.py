@@ -22,32 +22,33 @@ from laconic.core.stateful import ParameterState
 from laconic.errors import CommunicationError, UnsupportedGradient
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
+from laconic.runtime.hooks.contract import TrainingHooks
+from laconic.runtime.hooks.deferred_updates import Deferral
+from laconic.runtime.hooks.lazy_gradient import LazyGradient
+from laconic.runtime.hooks.planning import Planning
 from laconic.runtime.job import Job
-from laconic.runtime.seams.deferral import Deferral
-from laconic.runtime.seams.lazy import LazyGradient
-from laconic.runtime.seams.planning import Planning
 from laconic.runtime.usage import unused_everywhere
 
 
-class GradientHook:
+class ParameterHook:
     """The hook on one parameter; a class, so that an attached parameter can be recognised."""
 
-    __slots__ = ("name", "seam")
+    __slots__ = ("hooks", "name")
 
-    def __init__(self, seam: PlainSeam, name: str) -> None:
-        self.seam = seam
+    def __init__(self, hooks: GradientHooks, name: str) -> None:
+        self.hooks = hooks
         self.name = name
 
     def __call__(self, parameter: torch.Tensor) -> None:
         """Pass the gradient on."""
-        self.seam.gradient_ready(self.name, parameter)
+        self.hooks.gradient_ready(self.name, parameter)
 
 
-class PlainSeam:
+class GradientHooks(TrainingHooks):
     """Hooks on the parameters of a module that nothing else synchronizes."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        super().__init__(job)
         self._scale = job.strategy.architecture.share(job.transport.world_size)
         self._lock = threading.Lock()  # autograd runs one thread per device
         self._planning = Planning(job)
@@ -66,7 +67,7 @@ class PlainSeam:
         self._held_back: list[Task] = []
         self._open = False
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(GradientHook(self, name))
+            parameter.register_post_accumulate_grad_hook(ParameterHook(self, name))
             for name, parameter in job.parameters.items()
         ]
 
@@ -74,20 +75,20 @@ class PlainSeam:
         return Buckets(plan, self._job.strategy, self._job.parameters, saved)
 
     def plan(self) -> Plan:
-        """See Seam."""
+        """See TrainingHooks."""
         return self._new_plan or self._buckets.plan
 
     def state(self) -> ParameterState:
-        """See Seam."""
+        """See TrainingHooks."""
         self.settle()
         return self._buckets.state_by_parameter()
 
     def order(self) -> list[str]:
-        """See Seam."""
+        """See TrainingHooks."""
         return list(self._planning.order)
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         self.settle()
         if order:
             self._new_plan = self._planning.follow(order)
@@ -102,7 +103,7 @@ class PlainSeam:
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """See Seam."""
+        """See TrainingHooks."""
         before, self._job.accumulating = self._job.accumulating, True
         try:
             yield
@@ -285,7 +286,7 @@ class PlainSeam:
     # -- around the optimizer's step ---------------------------------------------------------------------------
 
     def before_step(self, *, closure: bool) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         if self._open:
             raise CommunicationError(
                 f"the backward pass of step {self._job.step} has not exchanged all gradients: it was interrupted, or "
@@ -304,7 +305,7 @@ class PlainSeam:
             self._deferral.before_step()
 
     def after_step(self) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         self._refuse_unexchanged()
         self._passes = 0
         if self._deferral is not None:
@@ -329,21 +330,18 @@ class PlainSeam:
                     )
 
     def wait(self) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         if self._deferral is not None:
             self._deferral.wait_all()
 
     def settle(self) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         if self._deferral is not None:
             self._deferral.flush()
             self._deferral.wait_all()
 
-    def adopt(self) -> None:
-        """See Seam; nothing else holds parameters."""
-
     def detach(self) -> None:
-        """See Seam."""
+        """See TrainingHooks."""
         for handle in self._handles:
             handle.remove()
         if self._deferral is not None:
@@ -363,4 +361,4 @@ def _same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
 def is_attached(parameter: nn.Parameter) -> bool:
     """Whether a session has its hook on this parameter."""
     hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    return any(isinstance(hook, GradientHook) for hook in hooks.values())
+    return any(isinstance(hook, ParameterHook) for hook in hooks.values())

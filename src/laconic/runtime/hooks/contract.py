@@ -1,0 +1,66 @@
+"""What the session asks of the hooks that let a strategy into the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from laconic.core.plan import Plan
+from laconic.core.stateful import ParameterState
+from laconic.runtime.job import Job
+
+
+class TrainingHooks:
+    """One way to get at what is exchanged: where in the loop a strategy sends, and where it applies what arrives.
+
+    Every answer but `plan` has a default: the one of a strategy that leaves gradients to their rank, remembers nothing
+    and has nothing in flight between steps.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def plan(self) -> Plan:
+        """The plan in force."""
+        raise NotImplementedError
+
+    def state(self) -> ParameterState:
+        """All that is remembered, by parameter name."""
+        return {}
+
+    def order(self) -> list[str]:
+        """Parameter names in the order in which gradients become ready; empty while it is not known."""
+        return []
+
+    def load(self, saved: ParameterState, order: list[str], step: int) -> None:
+        """Continue with saved state and order after `step` steps."""
+
+    def accumulating(self) -> AbstractContextManager[object]:
+        """Backward passes inside add up gradients locally."""
+        return nullcontext()
+
+    def before_step(self, *, closure: bool) -> None:
+        """Make sure that what the optimizer is about to apply has been exchanged, or raise."""
+
+    def after_step(self) -> None:
+        """The optimizer has applied the gradients."""
+
+    def wait(self) -> None:
+        """Return when nothing of this rank's is in flight."""
+
+    def settle(self) -> None:
+        """Wait for what is in flight and apply it."""
+
+    def adopt(self) -> None:
+        """The parameters have been changed from outside: continue from there."""
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Inside, no rank is in a step and parameters are as others see them; every rank enters and leaves."""
+        yield
+
+    def leave(self) -> None:
+        """Say goodbye to other ranks and stay as long as they need this one; not called after an error."""
+
+    def detach(self) -> None:
+        """Remove every hook and leave gradients as ordinary tensors; waits for nothing, so it may follow an error."""
