@@ -61,14 +61,14 @@ def issued_by_the_runtime(asked: list[list[Asked]], credit_bytes: int, *, halves
                         last=place == len(step) - 1 and not halves,
                         nbytes=one.nbytes,
                         credit_bytes=credit_bytes,
-                        put_aside=halves,
+                        in_halves=halves,
                     )
                 )
                 engine.submit(tasks[-1])
                 number += 1
             if halves:
                 for task in reversed(tasks):
-                    engine.submit(Task(task.what, task.start, last=task is tasks[0], continues=task))
+                    engine.submit_second_half(task, last=task is tasks[0])
             for task in tasks:
                 engine.wait(task)
         engine.stop()
@@ -100,7 +100,7 @@ def issued_by_the_simulator(asked: list[list[Asked]], credit_bytes: int, *, halv
             number += 1
         if halves:
             for exchange in reversed(exchanges):
-                thread.carry_on(exchange, last=exchange is exchanges[0])
+                thread.submit_second_half(exchange, last=exchange is exchanges[0])
         assert all(exchange.done for exchange in exchanges), "nothing is left over"
     outcome = run(drawing.builder.build())
     moved = [task for task, label in enumerate(drawing.labels) if label.kind == "exchange"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 import torch.distributed as dist
@@ -27,13 +29,16 @@ from laconic.runtime.hooks.async_pairs import AsyncPairHooks
 from laconic.runtime.hooks.async_server import AsyncServerHooks
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.ddp import DdpHooks, check_schedule
+from laconic.runtime.hooks.deferred_updates import why_not_deferred
 from laconic.runtime.hooks.gossip import GossipHooks
 from laconic.runtime.hooks.gradients import GradientHooks
 from laconic.runtime.hooks.local_updates import LocalUpdateHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
+from laconic.runtime.hooks.optimizer_steps import OptimizerSteps, unwrapped
 from laconic.runtime.job import Job
+from laconic.runtime.loss_scale import LossScale
 from laconic.runtime.servers.server_pool import ServerPool
-from laconic.runtime.session import Session
+from laconic.runtime.session import Session, close_after
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
 from laconic.synchronization import LocalUpdates
@@ -43,7 +48,7 @@ _TIMEOUT_S = 300.0
 
 def attach(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     strategy: Strategy | str,
     *,
     process_group: dist.ProcessGroup | None = None,
@@ -57,6 +62,7 @@ def attach(
     """Attach `strategy` to `model` and `optimizer`; every rank of the group calls it, and the loop stays as it was.
 
     model: an ordinary module, or one already wrapped in DistributedDataParallel.
+    optimizer: one, or all of them if several train the model (Muon and AdamW): each is called once a step.
     process_group: the ranks that train together; the default group if left out.
     transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
     find_unused_parameters: for strategies that exchange gradients. True, the default, allows parameters to get no
@@ -71,54 +77,67 @@ def attach(
 
     Gradients are views of exchange buffers while attached, if the strategy exchanges gradients. Replicas that may
     differ (local SGD, gossip) continue from a checkpoint by loading model, optimizer and session after attaching.
+    If attach raises, nothing of it is left on the model or the optimizer.
     """
     chosen = as_strategy(strategy)
-    _check_types(model, optimizer, timeout_s)
+    optimizers = _check_types(model, optimizer, timeout_s)
     _check_choices(model, chosen, find_unused_parameters)
     if transport is not None and process_group is not None:
         raise AttachError("give process_group or transport, not both.")
     if transport is not None and timeout_s is not None:
         raise AttachError("timeout_s has no effect on a transport of your own; set the time limit where you make it.")
     parameters = trainable_parameters(model)
-    _check_model(model, optimizer, parameters, chosen)
+    _check_model(model, optimizers, parameters, chosen)
     if isinstance(model, DistributedDataParallel):
         check_schedule(model, chosen.scheduling)
         process_group = process_group or model.process_group
     clock = clock or WallClock()
     events = events or DiscardEvents()
     wire = transport or _torch_transport(process_group, timeout_s or _TIMEOUT_S)
-    wire.acquire()
-    stopwatch = Stopwatch(clock, events, wire.rank)
-    engine = Engine(wire, stopwatch)
-    pool: ServerPool | None = None
+    cleanup = ExitStack()
+    if transport is None:
+        cleanup.callback(wire.close)
     try:
+        wire.acquire()
+        cleanup.callback(wire.release)
+        stopwatch = Stopwatch(clock, events, wire.rank)
+        engine = Engine(wire, stopwatch)
+        cleanup.callback(engine.stop)
         unused = find_unused_parameters is not False
-        job = Job(model, parameters, optimizer, chosen, wire, engine, clock, events, stopwatch, unused)
-        began_s = clock.now()
-        _make_equal(job, init_sync)
-        job.strategy = chosen = settle(chosen, wire, clock, next(iter(parameters.values())).device)
-        hooks: TrainingHooks | None = None
-        buffers: ModuleBuffers | None = None
-        if wire.world_size > 1 or chosen.synchronization.acts_alone:
-            pool = _make_server_pool(job)
-            hooks = _make_hooks(job, pool)
-            if chosen.exchanges_gradients() and not isinstance(model, DistributedDataParallel):
-                buffers = ModuleBuffers(job)
-        about = {"strategy": str(chosen), "world_size": wire.world_size, "transport": wire.description}
-        about |= what_was_settled(chosen)
-        if wire.rank == 0:
-            _warn_of_losses(chosen)
-        events.write(Event("attach", began_s, wire.rank, 0, clock.now() - began_s, {**about}))
-        return Session(job, hooks, buffers, pool, owns_transport=transport is None)
+        job = Job(model, parameters, optimizers, chosen, wire, engine, clock, events, stopwatch, unused)
+        return _start(job, cleanup, init_sync=init_sync)
     except BaseException as error:
-        if pool is not None:
-            pool.abandon()
         wire.announce_failure(f"raised {type(error).__name__} while attaching: {one_line(error)}")
-        engine.stop()
-        wire.release()
-        if transport is None:
-            wire.close()
+        close_after(error, cleanup)
         raise
+
+
+def _start(job: Job, cleanup: ExitStack, *, init_sync: bool) -> Session:
+    """Agree with the other ranks, then let the strategy into the loop; `cleanup` undoes whatever has been done."""
+    transport, began_s = job.transport, job.clock.now()
+    _make_equal(job, init_sync)
+    _warn(job)
+    device = next(iter(job.parameters.values())).device
+    job.strategy = strategy = settle(job.strategy, transport, job.clock, device)
+    job.loss_scale = LossScale(wanted=strategy.exchanges_gradients() and not strategy.compression.lossless)
+    hooks: TrainingHooks | None = None
+    buffers: ModuleBuffers | None = None
+    pool: ServerPool | None = None
+    if transport.world_size > 1 or strategy.synchronization.acts_alone:
+        pool = _make_server_pool(job)
+        if pool is not None:
+            cleanup.callback(pool.abandon)
+        hooks = _make_hooks(job, pool)
+        cleanup.callback(hooks.detach)
+        if strategy.exchanges_gradients() and not isinstance(job.model, DistributedDataParallel):
+            buffers = ModuleBuffers(job)
+            cleanup.callback(buffers.detach)
+    steps = OptimizerSteps(job, hooks)
+    cleanup.callback(steps.detach)
+    about = {"strategy": str(strategy), "world_size": transport.world_size, "transport": transport.description}
+    about |= what_was_settled(strategy)
+    job.events.write(Event("attach", began_s, transport.rank, 0, job.clock.now() - began_s, {**about}))
+    return Session(job, hooks, buffers, pool, cleanup)
 
 
 def _torch_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
@@ -183,33 +202,41 @@ def _make_hooks(job: Job, pool: ServerPool | None) -> TrainingHooks:
     return GradientHooks(job)
 
 
-def _check_types(model: object, optimizer: object, timeout_s: float | None) -> None:
+def _check_types(
+    model: object, optimizer: Optimizer | Sequence[Optimizer], timeout_s: float | None
+) -> tuple[Optimizer, ...]:
+    """The optimizers, without wrappers that are none themselves."""
     if not isinstance(model, nn.Module):
         raise AttachError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    if not isinstance(optimizer, Optimizer):
-        raise AttachError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
-    if isinstance(optimizer, torch.optim.LBFGS):
+    given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = tuple(unwrapped(one) for one in given)
+    if not optimizers or len({id(one) for one in optimizers}) < len(optimizers):
+        raise AttachError(f"optimizer must be one optimizer, or several different ones, got {len(optimizers)}.")
+    if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
         raise AttachError(
             "LBFGS decides by the loss of its own rank how often to evaluate, so ranks would part ways. Use another "
             "optimizer, or give every rank the same loss in a loop of your own."
         )
     if timeout_s is not None and not timeout_s > 0:
         raise AttachError(f"timeout_s must be > 0, got {timeout_s}.")
+    return optimizers
 
 
 def _check_model(
-    model: nn.Module, optimizer: Optimizer, parameters: dict[str, nn.Parameter], strategy: Strategy
+    model: nn.Module, optimizers: Sequence[Optimizer], parameters: dict[str, nn.Parameter], strategy: Strategy
 ) -> None:
     if not parameters:
         raise AttachError("the model has no trainable parameter: nothing would be exchanged. Unfreeze some first.")
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise AttachError(f'parameter "{name}" has no shape yet (a lazy module). Run one forward pass first.')
-    if optimizer_steps.is_attached(optimizer):
+    if any(map(optimizer_steps.is_attached, optimizers)):
         raise AttachError("this optimizer is already attached; call session.detach() first.")
     if any(map(gradients.is_attached, parameters.values())):
         raise AttachError("this model is already attached; call session.detach() first.")
-    optimizer_steps.check_optimizer(optimizer, {id(parameter) for parameter in parameters.values()})
+    for optimizer in optimizers:
+        optimizer_steps.check_parameters(optimizer, {id(parameter) for parameter in parameters.values()})
+    _check_all_are_trained(optimizers, parameters, strategy)
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             raise UnsupportedGradient(
@@ -224,6 +251,39 @@ def _check_model(
     strategy.compression.check([TensorSpec.of(name, parameter) for name, parameter in parameters.items()])
 
 
+def _check_all_are_trained(
+    optimizers: Sequence[Optimizer], parameters: dict[str, nn.Parameter], strategy: Strategy
+) -> None:
+    """Raise where a parameter that another optimizer trains would be changed behind the strategy's back."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    trained = [id(parameter) for group in groups for parameter in group["params"]]
+    if len(set(trained)) < len(trained):
+        raise AttachError("a parameter is in two optimizers, or twice in one; both would move it. Give it to one.")
+    left_out = [name for name, parameter in parameters.items() if id(parameter) not in set(trained)]
+    if left_out and not strategy.exchanges_gradients():
+        raise AttachError(
+            f'parameter "{left_out[0]}" and {len(left_out) - 1} more need gradients but are in no optimizer given. '
+            f'"{strategy.synchronization}" exchanges parameters when optimizer.step() has been called, so it must know '
+            "every optimizer: attach(model, [a, b], ...). Freeze what is not trained: parameter.requires_grad_(False)."
+        )
+
+
+def _warn(job: Job) -> None:
+    """Say what probably is not what was wanted; on every rank, and before anything is hooked."""
+    _warn_of_losses(job.strategy)
+    if job.strategy.scheduling.defers and job.transport.world_size > 1:
+        reason = why_not_deferred(job.optimizers)
+        job.updates_in_parts = reason is None
+        if reason is not None:
+            warnings.warn(
+                f'"{job.strategy.scheduling.name}" updates layers one by one during the next forward pass, but the '
+                f"optimizer's step cannot be made in parts ({reason}). So optimizer.step() waits for all gradients: "
+                'the result is right, and nothing overlaps with the next forward pass. Use the schedule "fusion".',
+                LaconicWarning,
+                stacklevel=4,
+            )
+
+
 def _warn_of_losses(strategy: Strategy) -> None:
     """Say so where a method that needs its losses sent later has nothing that does."""
     layers = list(strategy.compression.layers())
@@ -235,7 +295,7 @@ def _warn_of_losses(strategy: Strategy) -> None:
             f'compression "{strategy.compression}" forgets what it does not send: {wants.name} is made to have that '
             'sent later and may train worse, or not at all, without. Add "+ error_feedback".',
             LaconicWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
 
 

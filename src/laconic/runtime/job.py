@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from laconic.core.tensor import TensorSpec
 from laconic.core.transport import Transport
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Engine, Task
+from laconic.runtime.loss_scale import LossScale
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy
 
@@ -32,7 +33,7 @@ class Job:
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
     """Trainable parameters by name, each once, in the order of registration."""
-    optimizer: Optimizer
+    optimizers: tuple[Optimizer, ...]
     strategy: Strategy
     transport: Transport
     engine: Engine
@@ -45,12 +46,19 @@ class Job:
     servers: Servers | None = None
     replan_servers: Callable[[Sequence[Bucket]], None] | None = None
     """Tells servers about other buckets, where there are servers that form sums."""
-    updating: bool = False
-    """The optimizer is making a step that was held back; it is not the training loop's."""
+    updates_in_parts: bool = True
+    """Whether the optimizers' steps may be made for some parameters at a time, for schedules that want that."""
+    loss_scale: LossScale = field(default_factory=lambda: LossScale(wanted=False))
     staleness: int = 0
     """The most gradients of others that were applied between two visits of this worker to a server."""
     lead: int = 0
     """The most steps this worker was ahead of the slowest when it was let go on."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The only optimizer, for strategies that take one."""
+        (optimizer,) = self.optimizers
+        return optimizer
 
     def moment(self, step: int | None = None) -> Moment:
         """The step that is being made, or another, as this rank sees it."""
@@ -98,7 +106,7 @@ class Job:
             device=bucket.device,
             nbytes=bucket.nbytes,
             credit_bytes=plan.credit_bytes,
-            put_aside=plan.halves,
+            in_halves=plan.halves,
             bucket=number,
             metrics=state.metrics,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +16,6 @@ from laconic.runtime.checkpoint import pack, unpack
 from laconic.runtime.consensus import average, consensus_distance
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
-from laconic.runtime.hooks.optimizer_steps import OptimizerSteps
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
 from laconic.runtime.pairwise_messages import PER_EDGE
@@ -35,16 +35,15 @@ class Session:
         hooks: TrainingHooks | None,
         buffers: ModuleBuffers | None,
         pool: ServerPool | None,
-        *,
-        owns_transport: bool,
+        cleanup: ExitStack,
     ) -> None:
         self._job = job
         self._hooks = hooks
         self._buffers = buffers
         self._pool = pool
-        self._owns_transport = owns_transport
+        self._cleanup = cleanup
         self._attached = True
-        self._steps = OptimizerSteps(job, hooks)
+        self._handled_before = sys.exception()
 
     @property
     def strategy(self) -> Strategy:
@@ -159,39 +158,63 @@ class Session:
             self._pool.load(state)
         self._job.step = step
 
+    def settle(self) -> None:
+        """Return when every optimizer.step() so far has been applied to all parameters.
+
+        Schedules that defer updates to the next forward pass (priority, dear) leave some of them waiting. Call this
+        before reading or writing parameters between step() and the next forward pass: clamping, weight averaging,
+        copying the model. With other schedules it returns at once.
+        """
+        if self._hooks is not None:
+            self._hooks.finish_updates()
+
     def detach(self) -> None:
-        """Take every hook off; model, optimizer and their state are as if laconic had never been there.
+        """Remove every hook; model, optimizer and their state are as if laconic had never been there.
 
         Where replicas are equal after every step, module buffers are made equal one last time. Elsewhere each rank
         keeps what it has; call average() before for one model. Detaching twice is fine.
+
+        After an error that the training loop has seen, or while one is being handled, it waits for nothing and raises
+        nothing: in `finally` it never hides the first error.
         """
         if not self._attached:
             return
-        try:
-            if self._hooks is not None and self.strategy.scheduling.defers:
-                self._hooks.settle()
-            if self._buffers is not None:
-                self._buffers.synchronize()
-            self._job.stopwatch.flush()
-            if self._hooks is not None:
-                self._hooks.leave()
-            if self._pool is not None:
-                self._pool.leave()
-        finally:
+        handled = sys.exception()
+        # One that was being handled when the session began is not of this training; StopIteration ends a loop.
+        if handled is not None and handled is not self._handled_before and not isinstance(handled, StopIteration):
+            self._release_after(handled)
+        elif self._job.engine.failure_was_raised:
             self._release()
+        else:
+            try:
+                self._finish()
+            except BaseException as error:
+                self._release_after(error)
+                raise
+            self._release()
+
+    def _finish(self) -> None:
+        """What the last step leaves to be done, together with the other ranks."""
+        if self._hooks is not None:
+            self._hooks.finish_updates()
+        if self._buffers is not None:
+            self._buffers.synchronize()
+        self._job.stopwatch.flush()
+        if self._hooks is not None:
+            self._hooks.leave()
+        if self._pool is not None:
+            self._pool.leave()
 
     def _release(self) -> None:
         self._attached = False
-        if self._pool is not None:
-            self._pool.abandon()
-        self._steps.detach()
-        for part in (self._buffers, self._hooks):
-            if part is not None:
-                part.detach()
-        self._job.engine.stop()
-        self._job.transport.release()
-        if self._owns_transport:
-            self._job.transport.close()
+        self._cleanup.close()
+
+    def _release_after(self, error: BaseException) -> None:
+        """Undo everything without waiting for anybody, and tell the others why this rank will not come."""
+        self._attached = False
+        if not self._job.engine.failed():
+            self._job.transport.announce_failure(f"raised {type(error).__name__}: {one_line(error)}")
+        close_after(error, self._cleanup)
 
     def __enter__(self) -> Self:
         return self
@@ -202,6 +225,12 @@ class Session:
         if error is None:
             self.detach()
         elif self._attached:
-            # The others wait for this rank: tell them why it will not come.
-            self._job.transport.announce_failure(f"raised {type(error).__name__}: {one_line(error)}")
-            self._release()
+            self._release_after(error)
+
+
+def close_after(error: BaseException, cleanup: ExitStack) -> None:
+    """Undo everything; a problem with that is noted on the first error and never takes its place."""
+    try:
+        cleanup.close()
+    except Exception as problem:  # noqa: BLE001 - the first error is the one to raise
+        error.add_note(f"laconic: while detaching, {type(problem).__name__}: {one_line(problem)}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from torch.optim import Optimizer
+
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
 from laconic.runtime.job import Job
@@ -40,10 +42,16 @@ class TrainingHooks:
         return nullcontext()
 
     def before_step(self, *, closure: bool) -> None:
-        """Make sure that what the optimizer is about to apply has been exchanged, or raise."""
+        """Make sure that what optimizers are about to apply has been exchanged, or raise."""
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """One of several optimizers is about to apply gradients; `before_step` was called before the first of them."""
 
     def after_step(self) -> None:
-        """The optimizer has applied the gradients."""
+        """Every optimizer has applied the gradients."""
+
+    def finish_updates(self) -> None:
+        """Make every update of the steps so far that still waits for gradients."""
 
     def wait(self) -> None:
         """Return when nothing of this rank's is in flight."""

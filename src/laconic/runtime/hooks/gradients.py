@@ -4,7 +4,7 @@ Gradients are copied once, scaled by 1/n, into the flat tensor of their bucket; 
 parameters' .grad become views of it, so the sum arrives without another copy. When the backward pass ends, buckets
 that are not complete are filled (a parameter without a gradient contributes zero), everything outstanding is awaited,
 and .grad is the mean - before clipping, unscaling or the optimizer see it. A schedule that defers awaits nothing: .grad
-is then something that waits when it is touched (lazy.py), and updates are made later (deferral.py).
+is then something that waits when it is touched (lazy_gradient.py), and updates are made later (deferred_updates.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
@@ -23,7 +24,7 @@ from laconic.errors import CommunicationError, UnsupportedGradient
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
 from laconic.runtime.hooks.contract import TrainingHooks
-from laconic.runtime.hooks.deferred_updates import Deferral
+from laconic.runtime.hooks.deferred_updates import DeferredUpdates
 from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.hooks.planning import Planning
 from laconic.runtime.job import Job
@@ -58,7 +59,7 @@ class GradientHooks(TrainingHooks):
         # Servers have been told of this one already.
         servers = job.strategy.architecture.has_servers
         self._buckets = self._allocate(job.fixed_plans()[0] if servers else self._planning.first_plan(), {})
-        self._deferral = Deferral(job) if job.strategy.scheduling.defers else None
+        self._deferred = DeferredUpdates(job) if job.strategy.scheduling.defers else None
         self._graphs: set[int] = set()
         self._filled: set[str] = set()
         self._missing: list[int] = []
@@ -129,8 +130,8 @@ class GradientHooks(TrainingHooks):
             self._call_back_at_the_end()
             if name in self._filled:
                 self._refuse_second(name, gradient)
-            if self._deferral is not None:
-                self._deferral.check(name)
+            if self._deferred is not None:
+                self._deferred.check(name)
             self._planning.ready(name)
             self._fill(name, gradient)
             self._launch(ended=False)
@@ -165,8 +166,8 @@ class GradientHooks(TrainingHooks):
             )
 
     def _begin(self) -> None:
-        if self._deferral is not None:
-            self._deferral.begin()
+        if self._deferred is not None:
+            self._deferred.begin()
             self._planning.exchanged(self._held_back)
             self._held_back = []
         if self._new_plan is not None:
@@ -212,14 +213,12 @@ class GradientHooks(TrainingHooks):
             self._tasks.append(self._job.engine.submit(self._job.bucket_task(self._buckets, self._next, last=last)))
             self._next += 1
             if self._next == len(buckets) and self._buckets.plan.halves:
-                self._carry_on()
+                self._submit_second_halves()
 
-    def _carry_on(self) -> None:
+    def _submit_second_halves(self) -> None:
         """Ask for the second halves, those of the first layers first."""
         for task in reversed(self._tasks):
-            self._job.engine.submit(
-                Task(task.what, task.start, last=task is self._tasks[0], step=task.step, continues=task)
-            )
+            self._job.engine.submit_second_half(task, last=task is self._tasks[0])
 
     # -- at its end --------------------------------------------------------------------------------------------
 
@@ -276,12 +275,12 @@ class GradientHooks(TrainingHooks):
 
     def _hold_back(self, nowhere: set[str]) -> None:
         """Let the outcome come when it comes."""
-        assert self._deferral is not None
+        assert self._deferred is not None
         tasks, self._tasks = self._tasks, []
         self._held_back = tasks
         of = self._buckets.buckets_of
         held = {name: [tasks[index] for index in of[name]] for name in self._job.parameters if name not in nowhere}
-        self._deferral.hold(held, self._buckets.views)
+        self._deferred.hold(self._buckets.plan, self._planning.order, held, self._buckets.views)
 
     # -- around the optimizer's step ---------------------------------------------------------------------------
 
@@ -301,15 +300,17 @@ class GradientHooks(TrainingHooks):
             self._begin()
             self._finish_pass()
 
-        if self._deferral is not None:
-            self._deferral.before_step()
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """See TrainingHooks."""
+        if self._deferred is not None:
+            self._deferred.before_optimizer(optimizer)
 
     def after_step(self) -> None:
         """See TrainingHooks."""
         self._refuse_unexchanged()
         self._passes = 0
-        if self._deferral is not None:
-            self._deferral.after_step()
+        if self._deferred is not None:
+            self._deferred.after_step()
 
     def _refuse_unexchanged(self) -> None:
         if any(self._used.values()):
@@ -331,24 +332,28 @@ class GradientHooks(TrainingHooks):
 
     def wait(self) -> None:
         """See TrainingHooks."""
-        if self._deferral is not None:
-            self._deferral.wait_all()
+        if self._deferred is not None:
+            self._deferred.wait_all()
 
     def settle(self) -> None:
         """See TrainingHooks."""
-        if self._deferral is not None:
-            self._deferral.flush()
-            self._deferral.wait_all()
+        self.finish_updates()
+        self.wait()
+
+    def finish_updates(self) -> None:
+        """See TrainingHooks."""
+        if self._deferred is not None:
+            self._deferred.flush()
 
     def detach(self) -> None:
         """See TrainingHooks."""
         for handle in self._handles:
             handle.remove()
-        if self._deferral is not None:
-            self._deferral.detach()
+        if self._deferred is not None:
+            self._deferred.detach()
         for parameter in self._job.parameters.values():
             if isinstance(parameter.grad, LazyGradient):
-                parameter.grad = parameter.grad.arrived()
+                parameter.grad = parameter.grad.without_waiting()
             # A gradient that shared memory with a bucket becomes an ordinary tensor again.
             if parameter.grad is not None and parameter.grad._base is not None:
                 parameter.grad = parameter.grad.clone()

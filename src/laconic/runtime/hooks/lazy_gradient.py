@@ -1,4 +1,4 @@
-"""A gradient that is still on its way: whoever touches it waits for it."""
+"""A gradient that is still in flight: whoever touches it waits for it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ class LazyGradient(torch.Tensor):
 
     _view: torch.Tensor
     _wait: Callable[[], None]
+    _is_there: Callable[[], bool]
 
     @staticmethod
-    def __new__(cls, view: torch.Tensor, wait: Callable[[], None]) -> LazyGradient:
+    def __new__(
+        cls, view: torch.Tensor, wait: Callable[[], None], is_there: Callable[[], bool] = lambda: False
+    ) -> LazyGradient:
         """A tensor that looks like `view`."""
         lazy = torch.Tensor._make_wrapper_subclass(
             cls,
@@ -33,12 +36,17 @@ class LazyGradient(torch.Tensor):
         )
         lazy._view = view
         lazy._wait = wait
+        lazy._is_there = is_there
         return lazy
 
     def arrived(self) -> torch.Tensor:
         """The real one; waits for it."""
         self._wait()
         return self._view
+
+    def without_waiting(self) -> torch.Tensor | None:
+        """The real one if it has arrived."""
+        return self._view if self._is_there() else None
 
     def __repr__(self) -> str:  # pyrefly: ignore[bad-override] - as of the tensor it stands for
         return repr(self.arrived())

@@ -52,7 +52,8 @@ class LocalUpdateHooks(TrainingHooks):
         del self._ends[part]
         self._rounds.finish(part)
         job, rule, buckets = self._job, self._rule, self._rounds.parts[part]
-        rates = {id(p): float(group["lr"]) for group in job.optimizer.param_groups for p in group["params"]}
+        groups = [group for optimizer in job.optimizers for group in optimizer.param_groups]
+        rates = {id(p): float(group["lr"]) for group in groups for p in group["params"]}
         for index, state in enumerate(buckets.states):
             anchor = state.flat[rule.anchor]
             for tensor, place in buckets.plan.buckets[index].segments():

@@ -1,74 +1,140 @@
-"""Where one step ends and the next begins: hooks on the optimizer."""
+"""Where one step ends and the next begins: hooks on the optimizers.
+
+A step of the job is made when every optimizer has made its own, each once. A step that a GradScaler skips because of an
+overflow on this rank counts as well where gradients stay on their rank: other ranks do not know of it, and rounds are
+due by the number of steps.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from laconic.core.event import Event, Scalar
-from laconic.errors import AttachError
+from laconic.errors import AttachError, CommunicationError
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.job import Job
 
+_AMP = "_step_supports_amp_scaling"
+"""The attribute by which a GradScaler knows that an optimizer's step() handles `grad_scale` and `found_inf` itself."""
 
-class BeforeStep:
-    """Runs before optimizer.step(): nothing may be applied that has not been exchanged."""
+
+class OptimizerSteps:
+    """The hooks on all optimizers of a job."""
 
     def __init__(self, job: Job, hooks: TrainingHooks | None) -> None:
         self._job = job
         self._hooks = hooks
         self._known = {id(parameter) for parameter in job.parameters.values()}
-
-    def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Raise if the step must not be taken."""
-        if self._job.updating:
-            return
-        self._job.engine.check()
-        check_optimizer(optimizer, self._known)
-        if self._hooks is not None:
-            # torch hands its hooks the optimizer as the first argument.
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            self._hooks.before_step(closure=closure is not None)
-
-
-class AfterStep:
-    """Runs after optimizer.step(): counts the step and says how long it took."""
-
-    def __init__(self, job: Job, hooks: TrainingHooks | None) -> None:
-        self._job = job
-        self._hooks = hooks
+        self._stepped: list[Optimizer] = []
         self._began_s = job.clock.now()
+        self._skipping: _SkippedStep | None = None
+        self._handles: list[Any] = []
+        self._told: list[Optimizer] = []
+        for optimizer in job.optimizers:
+            self._handles += [
+                optimizer.register_step_pre_hook(BeforeStep(self)),
+                optimizer.register_step_post_hook(lambda optimizer, *_: self.after(optimizer)),
+            ]
+            if not job.strategy.exchanges_gradients() and not getattr(optimizer, _AMP, False):
+                setattr(optimizer, _AMP, True)
+                self._told.append(optimizer)
 
-    def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Count the step."""
-        if self._job.updating:
+    def before(self, optimizer: Optimizer, *, closure: bool) -> None:
+        """Nothing may be applied that has not been exchanged: raise if the step must not be made."""
+        job, hooks = self._job, self._hooks
+        job.engine.check()
+        check_parameters(optimizer, self._known)
+        if optimizer in self._stepped:
+            others = [type(other).__name__ for other in job.optimizers if other not in self._stepped]
+            raise CommunicationError(
+                f"{type(optimizer).__name__} is called twice in step {job.step}, and {', '.join(others)} not yet. "
+                "A session with several optimizers counts a step when each has made its own; call each once a step."
+            )
+        job.loss_scale.notice()
+        if optimizer in self._told:
+            self._unscale_or_skip(optimizer)
+        if hooks is not None:
+            if not self._stepped:
+                hooks.before_step(closure=closure)
+            if not closure:
+                hooks.before_optimizer(optimizer)
+
+    def _unscale_or_skip(self, optimizer: Optimizer) -> None:
+        """Do what a GradScaler leaves to an optimizer that has told it so."""
+        scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        if overflow is not None and bool(overflow):
+            self._skipping = _SkippedStep(optimizer)
+        elif scale is not None:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            with torch.no_grad():
+                for gradient in gradients:
+                    gradient.div_(scale.to(gradient.device))
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Count the step once all optimizers have made theirs, and record how long it took."""
+        job = self._job
+        if self._skipping is not None:
+            self._skipping.undo()
+            self._skipping = None
+        self._stepped.append(optimizer)
+        if len(self._stepped) < len(job.optimizers):
             return
+        self._stepped = []
         if self._hooks is not None:
             self._hooks.after_step()
-        job, now_s = self._job, self._job.clock.now()
+        now_s = job.clock.now()
         data: dict[str, Scalar] = {"sent_bytes": job.transport.traffic.sent_bytes()}
         job.events.write(Event("step", self._began_s, job.transport.rank, job.step, now_s - self._began_s, data))
         self._began_s = now_s
         job.step += 1
 
-
-class OptimizerSteps:
-    """Both hooks on one optimizer."""
-
-    def __init__(self, job: Job, hooks: TrainingHooks | None) -> None:
-        self._handles = [
-            job.optimizer.register_step_pre_hook(BeforeStep(job, hooks)),
-            job.optimizer.register_step_post_hook(AfterStep(job, hooks)),
-        ]
-
     def detach(self) -> None:
-        """Take both hooks off."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
+        for optimizer in self._told:
+            delattr(optimizer, _AMP)
 
 
-def check_optimizer(optimizer: Optimizer, known: set[int]) -> None:
+class BeforeStep:
+    """The hook before optimizer.step(); a class, so that an attached optimizer can be recognised."""
+
+    def __init__(self, steps: OptimizerSteps) -> None:
+        self._steps = steps
+
+    def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Raise if the step must not be made."""
+        # torch hands its hooks the optimizer as the first argument.
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        self._steps.before(optimizer, closure=closure is not None)
+
+
+class _SkippedStep:
+    """Makes one step() of an optimizer do nothing: it finds no gradients, and its own settings are put back."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = [dict(group) for group in optimizer.param_groups]
+        self._plain = {k: v for k, v in vars(optimizer).items() if isinstance(v, bool | int | float)}
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._gradients = [(p, p.grad) for p in params]
+        for p in params:
+            p.grad = None
+
+    def undo(self) -> None:
+        """Everything as it was before the step."""
+        for p, gradient in self._gradients:
+            p.grad = gradient
+        for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(before)
+        vars(self._optimizer).update(self._plain)
+
+
+def check_parameters(optimizer: Optimizer, known: set[int]) -> None:
     """Raise if the optimizer trains something that is not synchronized: its replicas would drift apart."""
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -80,7 +146,33 @@ def check_optimizer(optimizer: Optimizer, known: set[int]) -> None:
                 )
 
 
+def unwrapped(optimizer: object) -> Optimizer:
+    """The torch optimizer inside wrappers such as accelerate's, which pass for one but run none of its hooks."""
+    inner, seen = optimizer, 0
+    while not hasattr(inner, "_optimizer_step_pre_hooks") and hasattr(inner, "optimizer") and seen < 8:
+        inner, seen = inner.optimizer, seen + 1
+    if not isinstance(inner, Optimizer):
+        raise AttachError(f"optimizer must be a torch.optim.Optimizer or several, got {type(optimizer).__name__}.")
+    if not hasattr(inner, "_optimizer_step_pre_hooks"):
+        raise AttachError(
+            f"{type(inner).__name__} is a torch.optim.Optimizer without its hooks (it does not call "
+            "Optimizer.__init__), so laconic would not see its steps. Pass the optimizer it wraps."
+        )
+    return inner
+
+
 def is_attached(optimizer: Optimizer) -> bool:
     """Whether a session has its hooks on this optimizer."""
     hooks: dict[int, Any] = getattr(optimizer, "_optimizer_step_pre_hooks", {})
     return any(isinstance(hook, BeforeStep) for hook in hooks.values())
+
+
+def others_watch(optimizer: Optimizer) -> bool:
+    """Whether a hook of somebody else runs between laconic's hook before this optimizer's step and the end of the step.
+
+    Such a hook expects gradients before the step and updated parameters after it.
+    """
+    before = list(optimizer._optimizer_step_pre_hooks.values())
+    ours = next(number for number, hook in enumerate(before) if isinstance(hook, BeforeStep))
+    after = len(optimizer._optimizer_step_post_hooks) + len(_global_optimizer_post_hooks)
+    return ours < len(before) - 1 or after > 1

@@ -1,24 +1,16 @@
-"""The communication thread on a virtual clock: it issues exchanges in the order in which the runtime's does.
+"""The communication thread on a virtual clock: it follows the same order of exchanges as the runtime's (core/order.py).
 
-    start the next exchange while fewer than WINDOW are open and the last one of the step has not come yet;
-    otherwise wait for the oldest open one, go on with it, and put it at the end if it has another turn.
-
-What a thread does next depends only on what came before, never on what happens to end first: so the order can be drawn.
-An exchange in its last turn, whose outcome is only to be decoded, is finished after the next one has been started, if
-it has arrived by then, but keeps its place.
+An exchange whose last round is in flight is decoded as soon as it has arrived and the thread has nothing else to do.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from laconic.core.order import Action, ExchangeOrder
 from laconic.simulator.lowering.task_graph import Kind, TaskGraph, Which
 from laconic.simulator.lowering.turns import Turn
-
-WINDOW = 8
-"""Exchanges the runtime has open at a time."""
 
 
 @dataclass(eq=False)
@@ -28,22 +20,22 @@ class BucketExchange:
     which: Which
     turns: Sequence[Turn]
     nbytes: int = 0
-    """How much is under way while it is open, where that is limited."""
+    """Bytes in flight while it is open, where those are limited."""
     credit_bytes: int = 0
-    """Bytes that may be under way when the next one starts; 0: as many exchanges as usual."""
-    halves: bool = False
-    """After its first turn it waits until it is carried on."""
+    """Bytes that may be in flight when the next one starts; 0: as many exchanges as usual."""
+    in_halves: bool = False
+    """After its first turn it waits for its second half."""
     held_by: Sequence[int] = ()
     """What a server waits for before it answers."""
+    ready: Sequence[Sequence[int]] = ()
+    """For each class what ends with the bucket being complete."""
     done: list[list[int]] = field(default_factory=list)
     """For each class what ends with the outcome being there, once it has been drawn."""
     arrived: list[int] = field(default_factory=list)
     """What ends with a server having got everything."""
     turn: int = 0
     ends: list[int] = field(default_factory=list)
-    """Of the turn that is under way."""
-    is_aside: bool = False
-    is_carried_on: bool = False
+    """Of the turn that is in flight."""
 
 
 class CommunicationThread:
@@ -55,68 +47,59 @@ class CommunicationThread:
         self._alone = classes[0] if alone else None
         self._free: list[list[int]] = [[] for _ in classes]
         """For each class what must end for its thread to have done all so far."""
-        self._running: deque[BucketExchange] = deque()
-        self._last_came = True
+        self._order: ExchangeOrder[BucketExchange] = ExchangeOrder()
 
     def submit(self, exchange: BucketExchange, ready: Sequence[Sequence[int]], *, last: bool) -> None:
         """Start an exchange when its bucket is ready, for each class; `last`: nothing more belongs to this step."""
-        self._make_room()
-        turn = exchange.turns[0] if exchange.turns else Turn(())
-        self._compute("encode", exchange, turn.before_s, ready)
-        self._finish_early()
-        if exchange.turns:
-            self._issue(exchange)
-            self._running.append(exchange)
-        else:
-            exchange.done = [list(free) for free in self._free]
-        self._came(last=last)
+        exchange.ready = ready
+        self._order.submit(exchange, last=last)
+        self._follow_order()
 
-    def carry_on(self, exchange: BucketExchange, *, last: bool) -> None:
+    def submit_second_half(self, exchange: BucketExchange, *, last: bool) -> None:
         """Issue the second half of an exchange."""
-        self._make_room()
-        while exchange.turns and not exchange.is_aside:
-            self._go_on_with_oldest()
-        exchange.is_carried_on = True
-        if exchange.turns:
+        self._order.submit_second_half(exchange, last=last)
+        self._follow_order()
+
+    def _follow_order(self) -> None:
+        while (action := self._order.next()) is not None:
+            self._draw(action)
+        self._decode_arrived()
+
+    def _draw(self, action: Action[BucketExchange]) -> None:
+        exchange = action.exchange
+        if action.kind == "start":
+            turn = exchange.turns[0] if exchange.turns else Turn(())
+            self._compute("encode", exchange, turn.before_s, exchange.ready)
+            if exchange.turns:
+                self._issue(exchange)
+            else:
+                self._finish(exchange)
+        elif action.kind == "second_half":
             exchange.turn += 1
             self._issue(exchange)
-            self._running.append(exchange)
-        self._came(last=last)
-
-    def _make_room(self) -> None:
-        while self._running and (self._last_came or not self._may_start()):
-            self._go_on_with_oldest()
-
-    def _may_start(self) -> bool:
-        credit_bytes = self._running[-1].credit_bytes
-        if credit_bytes:
-            return sum(exchange.nbytes for exchange in self._running) < credit_bytes
-        return len(self._running) < WINDOW
-
-    def _came(self, *, last: bool) -> None:
-        self._last_came = last
-        while last and self._running:
-            self._go_on_with_oldest()
-
-    def _go_on_with_oldest(self) -> None:
-        exchange = self._running.popleft()
-        if exchange.halves and not exchange.is_carried_on:
+        elif action.kind == "park":
             if exchange.turns[1].moves:  # else it is a server's answer, which is not waited for yet
                 self._compute("decode", exchange, 0.0, [exchange.ends] * len(self._classes))
-            exchange.is_aside = True
-            return
-        if exchange.done:  # early
+        elif exchange.done:
+            # Decoded when it arrived; its place comes up only now.
             self._free = [[*free, *done] for free, done in zip(self._free, exchange.done, strict=True)]
-            return
+            self._order.finished(exchange)
+        else:
+            self._resume(exchange)
+
+    def _resume(self, exchange: BucketExchange) -> None:
         turn, following = exchange.turns[exchange.turn], exchange.turns[exchange.turn + 1 :]
         between_s = turn.after_s + (following[0].before_s if following else 0.0)
         self._compute("decode", exchange, between_s, [exchange.ends] * len(self._classes))
         if following:
             exchange.turn += 1
             self._issue(exchange)
-            self._running.append(exchange)
         else:
-            exchange.done = [list(free) for free in self._free]
+            self._finish(exchange)
+
+    def _finish(self, exchange: BucketExchange) -> None:
+        exchange.done = [list(free) for free in self._free]
+        self._order.finished(exchange)
 
     def _compute(self, kind: Kind, exchange: BucketExchange, time_s: float, after: Sequence[Sequence[int]]) -> None:
         """The thread of each class computes, after what it has done so far and after this."""
@@ -137,11 +120,12 @@ class CommunicationThread:
             )
             exchange.ends += moved.ends
             exchange.arrived += moved.arrived
+        self._order.issued(exchange)
 
-    def _finish_early(self) -> None:
-        """Decode what has arrived, now that another one has been started."""
-        for exchange in self._running:
-            if exchange.halves or exchange.done or exchange.turn < len(exchange.turns) - 1:
+    def _decode_arrived(self) -> None:
+        """While the thread waits for the next bucket it decodes what arrives."""
+        for exchange in self._order.open():
+            if exchange.in_halves or exchange.done or exchange.turn < len(exchange.turns) - 1:
                 continue
             after_s = exchange.turns[-1].after_s
             exchange.done = [

@@ -80,7 +80,7 @@ class GradientSteps:
             thread.submit(exchange, ready, last=is_last and not plan.halves)
         if plan.halves:
             for exchange in reversed(self._exchanges):
-                thread.carry_on(exchange, last=exchange is self._exchanges[0])
+                thread.submit_second_half(exchange, last=exchange is self._exchanges[0])
 
 
 class Stretch(NamedTuple):

@@ -1,0 +1,46 @@
+"""A hook on a module that copies and saved files of the module do not take along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+
+class ModuleHook:
+    """Calls `action` with the module; in a copy of the module, or in a saved one, it does nothing.
+
+    before_copy: called when the module is being copied; before_save: when it is being pickled, as torch.save does.
+    """
+
+    def __init__(
+        self,
+        action: Callable[[nn.Module], None] | None,
+        *,
+        before_copy: Callable[[], None] | None = None,
+        before_save: Callable[[], None] | None = None,
+    ) -> None:
+        self._action = action
+        self._before_copy = before_copy
+        self._before_save = before_save
+
+    def __call__(self, module: nn.Module, *_: object) -> None:
+        """Pass the call on."""
+        if self._action is not None:
+            self._action(module)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ModuleHook:
+        if self._before_copy is not None:
+            self._before_copy()
+        return ModuleHook(None)
+
+    def __reduce__(self) -> tuple[type[ModuleHook], tuple[None]]:
+        if self._before_save is not None:
+            self._before_save()
+        return ModuleHook, (None,)
+
+
+def outside_compiled(model: nn.Module, hook: ModuleHook) -> Callable[..., None]:
+    """The hook, kept out of what a compiled model compiles."""
+    return torch.compiler.disable(hook) if getattr(model, "_compiled_call_impl", None) is not None else hook
