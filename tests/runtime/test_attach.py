@@ -37,7 +37,7 @@ def test_no_process_group() -> None:
 def test_what_is_not_a_model_or_an_optimizer() -> None:
     model = mlp()
     assert "torch.nn.Module, got dict" in refused(AttachError, {}, sgd(model), "bsp")
-    assert "torch.optim.Optimizer, got NoneType" in refused(AttachError, model, None, "bsp")
+    assert "torch.optim.Optimizer or several, got NoneType" in refused(AttachError, model, None, "bsp")
     assert "timeout_s must be > 0, got 0" in refused(AttachError, model, sgd(model), "bsp", timeout_s=0)
     lbfgs = torch.optim.LBFGS(model.parameters())
     assert "LBFGS decides by the loss of its own rank" in refused(AttachError, model, lbfgs, "bsp")

@@ -67,14 +67,17 @@ class DeferredUpdates:
         self._handles: list[Any] = []
         for module, names in self._layers():
             before = ModuleHook(
-                lambda _, names=names: self.before_layer(names), before_copy=self._refuse_copy, before_save=self.flush
+                lambda _, names=names: self.before_layer(names),
+                before_copy=lambda names=names: self._refuse_copy(names),
+                before_save=self.flush,
             )
             self._handles += [
                 module.register_forward_pre_hook(outside_compiled(job.model, before)),
                 module.register_state_dict_pre_hook(ModuleHook(lambda _, names=names: self.update(names))),
                 module.register_load_state_dict_pre_hook(ModuleHook(lambda _, names=names: self.update(names))),
             ]
-        before_model = ModuleHook(lambda _: self.before_model())
+        # A module's own parameters are copied before its hooks, and its submodules after them.
+        before_model = ModuleHook(lambda _: self.before_model(), before_copy=self._before_model_copy)
         self._handles += [
             job.model.register_forward_pre_hook(outside_compiled(job.model, before_model), prepend=True),
             *(optimizer.register_state_dict_pre_hook(lambda *_: self.flush()) for optimizer in job.optimizers),
@@ -235,13 +238,18 @@ class DeferredUpdates:
                     'or use the schedule "fusion".'
                 )
 
-    def _refuse_copy(self) -> None:
-        if self._pending:
+    def _refuse_copy(self, names: Iterable[str]) -> None:
+        late = [name for name in names if name in self._pending]
+        if late:
             raise CommunicationError(
-                f"the model was copied after optimizer.step() of step {self._job.step - 1}, while updates of "
-                f'{len(self._pending)} parameters were still waiting under "{self._job.strategy.scheduling.name}". '
-                "Call session.settle() before copying it."
+                f'a module with parameter "{late[0]}" was copied after optimizer.step() of step {self._job.step - 1}, '
+                f'while its update was still waiting for gradients under "{self._job.strategy.scheduling.name}". Call '
+                "session.settle() before copying it."
             )
+
+    def _before_model_copy(self) -> None:
+        self._refuse_copy(self._names[id(p)] for p in self._job.model._parameters.values() if id(p) in self._names)
+        self.flush()
 
     # -- at the next backward pass -----------------------------------------------------------------------------
 

@@ -57,15 +57,19 @@ def step_in_part(optimizer: Optimizer, settings: Settings, params: Sequence[Sequ
 def why_not_separable(optimizer: Optimizer) -> str | None:
     """None if steps may be made in parts; otherwise what went wrong when that was tried."""
     devices = sorted({p.device.index or 0 for group in optimizer.param_groups for p in group["params"] if p.is_cuda})
-    try:
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
-            return _first_difference(optimizer)
-    except Exception as exc:  # noqa: BLE001 - whatever a third-party optimizer raises on stand-ins, it is not proven
-        return f"a step on copies raised {type(exc).__name__}: {one_line(exc, 100)}"
+    problem = ""
+    # Some optimizers make their state when they are made; of others, state of other shapes does not fit stand-ins.
+    for with_state in (False, True):
+        try:
+            with torch.random.fork_rng(devices=devices), torch.enable_grad():
+                return _first_difference(optimizer, with_state=with_state)
+        except Exception as exc:  # noqa: BLE001 - whatever a third-party optimizer raises, nothing is proven
+            problem = problem or f"a step on copies raised {type(exc).__name__}: {one_line(exc, 100)}"
+    return problem
 
 
-def _first_difference(optimizer: Optimizer) -> str | None:
-    at_once, in_parts = _with_stand_ins(optimizer), _with_stand_ins(optimizer)
+def _first_difference(optimizer: Optimizer, *, with_state: bool) -> str | None:
+    at_once, in_parts = [_with_stand_ins(optimizer, with_state=with_state) for _ in range(2)]
     for number, magnitude in enumerate(_MAGNITUDES):
         for one in (at_once, in_parts):
             _set_gradients(one, magnitude, seed=number)
@@ -91,14 +95,21 @@ def _step_one_by_one(optimizer: Optimizer) -> None:
         step_in_part(optimizer, settings, [[q for q in g["params"] if q is p] for g in optimizer.param_groups])
 
 
-def _with_stand_ins(optimizer: Optimizer) -> Optimizer:
-    """A copy of the optimizer, before its first step, with a few small parameters of the same kinds in each group."""
-    memo: dict[int, Any] = {id(optimizer.state): defaultdict(dict)}
-    groups: list[list[nn.Parameter]] = []
+def _with_stand_ins(optimizer: Optimizer, *, with_state: bool) -> Optimizer:
+    """A copy of the optimizer with a few small parameters of the same kinds in each group.
+
+    with_state: they have a part of the state of those they stand for, instead of none.
+    """
+    state: dict[Any, Any] = defaultdict(dict)
+    memo: dict[int, Any] = {id(optimizer.state): state}
     for group in optimizer.param_groups:
         kinds = {(p.dim(), p.dtype, p.device): p for p in group["params"]}
-        stand_ins = [_stand_in(p, number) for p in kinds.values() for number in range(_PER_SHAPE)]
-        groups.append(stand_ins)
+        stand_ins: list[nn.Parameter] = []
+        for p in kinds.values():
+            for number in range(_PER_SHAPE):
+                stand_ins.append(_stand_in(p, number))
+                if with_state:
+                    state[stand_ins[-1]] = {k: _part(v, p, stand_ins[-1]) for k, v in optimizer.state[p].items()}
         for p in group["params"]:
             memo[id(p)] = stand_ins[0]
         memo[id(group["params"])] = stand_ins
@@ -117,6 +128,13 @@ def _stand_in(p: nn.Parameter, number: int) -> nn.Parameter:
     generator = torch.Generator().manual_seed(number)
     values = torch.randn(shape, generator=generator, dtype=torch.complex64 if p.is_complex() else torch.float32)
     return nn.Parameter(values.to(p.device, p.dtype))
+
+
+def _part(value: Any, of: nn.Parameter, stand_in: nn.Parameter) -> Any:
+    """What a stand-in has in the place of a value in the state of a parameter."""
+    if isinstance(value, torch.Tensor) and value.shape == of.shape and value.dim():
+        return value.detach().flatten().repeat(stand_in.numel())[: stand_in.numel()].view(stand_in.shape).clone()
+    return copy.deepcopy(value)
 
 
 def _set_gradients(optimizer: Optimizer, magnitude: float, *, seed: int) -> None:
