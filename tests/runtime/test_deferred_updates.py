@@ -143,11 +143,11 @@ def test_what_cannot_be_split_up_is_said_so_on_every_rank(kind: type[torch.optim
         lambda ps: torch.optim.AdamW(ps, lr=0.1),
         lambda ps: torch.optim.AdamW(ps, lr=0.1, fused=True),
         lambda ps: torch.optim.Adam(ps, lr=0.1, amsgrad=True, foreach=True),
-        lambda ps: torch.optim.NAdam(ps),
-        lambda ps: torch.optim.RMSprop(ps),
-        lambda ps: torch.optim.Adagrad(ps),
-        lambda ps: torch.optim.Rprop(ps),
-        lambda ps: torch.optim.Adafactor(ps),
+        torch.optim.NAdam,
+        torch.optim.RMSprop,
+        torch.optim.Adagrad,
+        torch.optim.Rprop,
+        torch.optim.Adafactor,
     ],
 )
 def test_element_wise_optimizers_are_known_to_be_separable_and_are_left_alone(make) -> None:
