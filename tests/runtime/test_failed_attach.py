@@ -92,8 +92,8 @@ def test_a_failed_attach_leaves_nothing_and_the_next_one_works(strategy: str) ->
         optimizer = sgd(replica)
         try:
             session = laconic.attach(replica, optimizer, strategy, transport=transport, events=Full(transport.rank))
-        except OSError:
-            assert transport.rank == 1
+        except (OSError, PeerLost) as exc:
+            assert isinstance(exc, OSError) == (transport.rank == 1), "rank 0 may still have been attaching"
         else:
             with pytest.raises(PeerLost, match="rank 1 raised OSError while attaching"):
                 steps(replica, optimizer, transport.rank)

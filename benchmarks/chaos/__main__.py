@@ -1,0 +1,144 @@
+"""Strike training jobs with random faults and see whether everybody else ends as promised.
+
+    python -m benchmarks.chaos --faults 500
+
+Every job is 3 or 4 real processes over Gloo. One rank is killed, stopped, ended, raises, or is frozen for 5 s and goes
+on, while it attaches, computes, is between two steps, saves, averages or detaches. The others must end within the
+job's time limit plus 2 s with an error of laconic's that names that rank, and leave no thread and no process; where the
+rank goes on, all must finish with the result of a run without the fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.chaos.job import Job
+from benchmarks.chaos.scenario import FAULTS, MOMENTS, STRATEGIES, Scenario, draw
+from benchmarks.chaos.verdict import problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=3, help="jobs at a time")
+    parser.add_argument("--only", help="strategies whose name contains this")
+    parser.add_argument("--number", type=int, action="append", help="only the scenario with this number")
+    parser.add_argument("--out", type=Path, help="write one JSON line per fault")
+    parser.add_argument("--keep", type=Path, help="keep the folders of jobs that were not right here")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    numbers = options.number or range(options.faults)
+    chaos = Chaos([draw(number, options.seed, options.only) for number in numbers], options)
+    try:
+        chaos.run()
+    finally:
+        chaos.print()
+    return 1 if chaos.wrong else 0
+
+
+class Chaos:
+    """Runs scenarios a few at a time and keeps count."""
+
+    def __init__(self, scenarios: list[Scenario], options: argparse.Namespace) -> None:
+        self._waiting = scenarios[::-1]
+        self._total = len(scenarios)
+        self._options = options
+        self._work = Path(tempfile.mkdtemp(prefix="laconic-chaos-"))
+        self._counts: dict[str, Counter[str]] = defaultdict(Counter)
+        self._references: dict[tuple[object, ...], Path] = {}
+        self._began_s = time.monotonic()
+        self.wrong: list[str] = []
+        self._done = 0
+
+    def run(self) -> None:
+        """All of them, with a line of progress."""
+        running: list[Job] = []
+        ending: list[tuple[Job, object]] = []
+        try:
+            while self._waiting or running or ending:
+                while self._waiting and len(running) < self._options.jobs:
+                    scenario = self._waiting.pop()
+                    self._reference(scenario)
+                    running.append(Job(scenario, self._work / f"job{scenario.number}"))
+                for job in [job for job in running if job.poll()]:
+                    running.remove(job)
+                    ending.append((job, job.end()))
+                for job, ended in list(ending):
+                    left = job.leftover()
+                    if left is not None:
+                        ending.remove((job, ended))
+                        ended.leftover = left
+                        self._judge(job, ended)
+                time.sleep(0.02)
+        finally:
+            for job in running:
+                job.end()
+            shutil.rmtree(self._work, ignore_errors=True)
+
+    def _reference(self, scenario: Scenario) -> Path | None:
+        """The models of a run without the fault, for those that must come to the same."""
+        if scenario.fault != "frozen":
+            return None
+        averages = (scenario.moment, scenario.step) if scenario.moment in ("average", "state_dict") else ()
+        key = (scenario.strategy, scenario.world_size, scenario.batch_norm, averages)
+        if key not in self._references:
+            folder = self._work / f"reference{len(self._references)}"
+            job = Job(scenario, folder, strikes=False)
+            while not job.poll():
+                time.sleep(0.02)
+            job.end()
+            self._references[key] = folder
+        return self._references[key]
+
+    def _judge(self, job: Job, ended) -> None:
+        scenario = job.scenario
+        found = problems(scenario, ended, job.folder, self._reference(scenario))
+        kinds = {problem.partition(":")[0] for problem in found} or {"right"}
+        for key in (scenario.fault, scenario.moment, scenario.strategy, "all"):
+            self._counts[key].update(["faults", *kinds])
+        if found and kinds != {"not struck"}:
+            self.wrong.append(f"{scenario.text}\n    " + "\n    ".join(found))
+            print(self.wrong[-1], flush=True)
+            if self._options.keep is not None:
+                shutil.copytree(job.folder, self._options.keep / job.folder.name, dirs_exist_ok=True)
+        if self._options.out is not None:
+            with self._options.out.open("a", encoding="utf-8") as lines:
+                record = {"scenario": vars(scenario), "problems": found, "ranks": ended.ranks}
+                lines.write(json.dumps(record) + "\n")
+        if not any(path.samefile(job.folder) for path in self._references.values()):
+            shutil.rmtree(job.folder, ignore_errors=True)
+        self._done += 1
+        if sys.stderr.isatty() or self._done % 25 == 0:
+            took_s = time.monotonic() - self._began_s
+            print(f"{self._done} of {self._total} faults, {len(self.wrong)} not right, {took_s:.0f} s", file=sys.stderr)
+
+    def print(self) -> None:
+        """The table, by fault, moment and strategy."""
+        kinds = sorted({kind for counts in self._counts.values() for kind in counts} - {"faults", "right"})
+        table = Table(title=f"{self._done} faults in {time.monotonic() - self._began_s:.0f} s")
+        table.add_column("")
+        for column in ("faults", "right", *kinds):
+            table.add_column(column, justify="right")
+        for group in (FAULTS, MOMENTS, STRATEGIES, ("all",)):
+            for key in group:
+                if key in self._counts:
+                    counts = self._counts[key]
+                    table.add_row(key, *(str(counts[column]) for column in ("faults", "right", *kinds)))
+            table.add_section()
+        Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
