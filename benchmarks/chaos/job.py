@@ -60,16 +60,12 @@ class Job:
                 found, status = os.waitpid(pid, os.WNOHANG)
                 if found:
                     self._statuses[rank] = status
-        fault_s, now_s = self._fault_s(), time.monotonic()
+        fault_s, now_s, victim = self._fault_s(), time.monotonic(), self.scenario.victim
         frozen = self.scenario.fault == "frozen"
-        if (
-            fault_s is not None
-            and frozen
-            and not self._continued
-            and now_s > fault_s + self.scenario.delay_s + FROZEN_S
-        ):
+        thaws = frozen and not self._continued and victim not in self._statuses
+        if thaws and fault_s is not None and now_s > fault_s + self.scenario.delay_s + FROZEN_S:
             self._continued = True
-            os.kill(self._pids[self.scenario.victim], signal.SIGCONT)
+            os.kill(self._pids[victim], signal.SIGCONT)
         stopped = {self.scenario.victim} if self.scenario.fault == "SIGSTOP" and fault_s is not None else set()
         limit_s = fault_s + TIMEOUT_S + LATE_S + 12.0 if fault_s is not None else self._began_s + START_LIMIT_S
         if frozen:

@@ -116,15 +116,8 @@ class Rank:
     def _model(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         middle = nn.BatchNorm1d(128) if self.scenario.batch_norm else nn.LayerNorm(128)
-        model = nn.Sequential(
-            nn.Linear(64, 128),
-            nn.ReLU(),
-            nn.Linear(128, 128),
-            middle,
-            nn.ReLU(),
-            nn.Linear(128, 128),
-            nn.Linear(128, 10),
-        )
+        first, last = (nn.Linear(64, 128), nn.ReLU()), (nn.ReLU(), nn.Linear(128, 128), nn.Linear(128, 10))
+        model = nn.Sequential(*first, nn.Linear(128, 128), middle, *last)
         model[2].register_forward_pre_hook(lambda *_: self._moment("forward"))
 
         def passes(_: nn.Module, __: object, output: torch.Tensor) -> None:

@@ -16,8 +16,9 @@ CLOSE = 1e-4
 
 def problems(scenario: Scenario, ended: Ended, folder: Path, reference: Path | None) -> list[str]:
     """Everything that is not as promised, each with its kind first; empty: all right."""
-    if ended.fault_s is None:
-        return ["not struck: the job ended before the fault"]
+    victim = ended.ranks.get(scenario.victim, {})
+    if ended.fault_s is None or (scenario.fault.startswith("SIG") and victim.get("outcome") == "finished"):
+        return ["not struck: the rank had finished before the fault"]
     found = [f"hang: rank {rank} was still there" for rank in ended.hung]
     for rank in range(scenario.world_size):
         is_victim = rank == scenario.victim
