@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.chaos.job import Job
+from benchmarks.chaos.job import Ended, Job
 from benchmarks.chaos.scenario import FAULTS, MOMENTS, STRATEGIES, Scenario, draw
 from benchmarks.chaos.verdict import problems
 
@@ -65,7 +65,7 @@ class Chaos:
     def run(self) -> None:
         """All of them, with a line of progress."""
         running: list[Job] = []
-        ending: list[tuple[Job, object]] = []
+        ending: list[tuple[Job, Ended]] = []
         try:
             while self._waiting or running or ending:
                 while self._waiting and len(running) < self._options.jobs:
@@ -102,7 +102,7 @@ class Chaos:
             self._references[key] = folder
         return self._references[key]
 
-    def _judge(self, job: Job, ended) -> None:
+    def _judge(self, job: Job, ended: Ended) -> None:
         scenario = job.scenario
         found = problems(scenario, ended, job.folder, self._reference(scenario))
         kinds = {problem.partition(":")[0] for problem in found} or {"right"}

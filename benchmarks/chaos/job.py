@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.chaos import rank as one_rank
-from benchmarks.chaos.scenario import FROZEN_S, STEPS, TIMEOUT_S, Scenario
+from benchmarks.chaos.scenario import FROZEN_S, TIMEOUT_S, Scenario
 
 START_LIMIT_S = 60.0
 LATE_S = 2.0
@@ -111,16 +112,16 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _fork(work: Any, mark: str) -> int:
+def _fork(work: Callable[[], None], mark: str) -> int:
     pid = os.fork()
-    if pid:
-        return pid
-    try:
-        os.environ["LACONIC_CHAOS"] = mark
-        # The environment a process was started with is what /proc shows, so servers inherit the mark, not forks.
-        work()
-    finally:
-        os._exit(70)
+    if pid == 0:
+        try:
+            # /proc shows the environment a process was started with: that of servers, which inherit it.
+            os.environ["LACONIC_CHAOS"] = mark
+            work()
+        finally:
+            os._exit(70)
+    return pid
 
 
 def _host_store(port: int) -> None:
@@ -142,6 +143,3 @@ def _processes(mark: str) -> list[tuple[int, str]]:
             if f"LACONIC_CHAOS={mark}\0".encode() in environment and command:
                 found.append((int(entry.name), command))
     return found
-
-
-__all__ = ["LATE_S", "STEPS", "Ended", "Job"]

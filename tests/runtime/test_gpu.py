@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from tests.processes import run_processes
+from tests.processes import RankResult, run_processes
+from tests.runtime.gpu_ranks import FAMILIES, OPTIMIZERS, STEPS
 from tests.runtime.replicas import assert_equal
 
 pytestmark = [
@@ -74,3 +75,44 @@ def test_an_exchange_nobody_waits_for_overwrites_nothing() -> None:
 
     with VirtualHosts(Cluster.uniform(4, Link(bandwidth_bps=100e6))) as hosts:
         run_ranks([sys.executable, "-c", _NOTHING_IS_OVERWRITTEN], places_on(hosts, gpu=True), timeout_s=100)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def families(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_processes("tests.runtime.gpu_ranks:every_family", world_size=request.param, timeout_s=280)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_way_into_the_loop_over_nccl(family: str, optimizer: str, families: list[RankResult]) -> None:
+    """Replicas end equal, and lossless strategies with what DDP gives up to rounding."""
+    key = f"{family}, {optimizer}"
+    if key not in families[0].value:
+        pytest.skip("servers hold no fused optimizer")
+    for result in families:
+        found = result.value[key]["model"]
+        assert result.value[key]["steps"] == STEPS
+        assert all(bool(value.isfinite().all()) for value in found.values())
+        assert_equal(found, families[0].value[key]["model"])
+        if "none" in FAMILIES[family] or family == "servers":
+            expected = result.value[f"ddp, {optimizer}"]["model"]
+            for name, value in found.items():
+                torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_gradients_cannot_be_read_before_they_are_averaged(world_size: int) -> None:
+    """The communication stream is late with every sum; the training stream must wait for it, in DDP's hook too."""
+    results = run_processes("tests.runtime.gpu_ranks:late_sums_on_a_ddp_model", world_size=world_size, timeout_s=200)
+    for result in results:
+        for kind in ("laconic on ddp", "laconic"):
+            for found, expected in zip(result.value[kind], result.value["ddp"], strict=True):
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_grad_scaler_over_nccl() -> None:
+    results = run_processes("tests.runtime.gpu_ranks:with_grad_scaler", world_size=2, timeout_s=200)
+    for key in results[0].value:
+        for result in results:
+            assert all(bool(value.isfinite().all()) for value in result.value[key]["model"].values())
+            assert_equal(result.value[key]["model"], results[0].value[key]["model"])
