@@ -23,7 +23,7 @@ from laconic.compression import (
     SignSgd,
     TernGrad,
 )
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket

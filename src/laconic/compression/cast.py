@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
-from laconic.compression.kernels import encode
+from laconic.compression.kernels.quantizers import encode
 from laconic.compression.wire.chunks import chunks_of
 from laconic.compression.wire.seeds import moment_seed
 from laconic.core.exchange import Round

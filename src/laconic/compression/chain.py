@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor, Packed, Wrapper
+from laconic.compression.families.sparsifier import Sparsifier
 from laconic.compression.integer import Int8
-from laconic.compression.wire.sparse import Sparse
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
@@ -34,7 +34,7 @@ class Chain(Wrapper):
     """
 
     name: ClassVar[str] = "chain"
-    wraps: ClassVar[type[Compressor]] = Sparse
+    wraps: ClassVar[type[Compressor]] = Sparsifier
 
     second: Compressor = method(Int8(), wants=Packed)
     """What codes the selected values."""
@@ -89,7 +89,7 @@ class Chain(Wrapper):
 
     @property
     def _both(self) -> _Both:
-        assert isinstance(self.inner, Sparse), "refused by the rules of legality"
+        assert isinstance(self.inner, Sparsifier), "refused by the rules of legality"
         assert isinstance(self.second, Packed), "refused by the rules of legality"
         return _Both(sparse=self.inner, second=self.second, route=self.inner.route)
 
@@ -98,7 +98,7 @@ class Chain(Wrapper):
 class _Both(Packed):
     """Both methods as one: coded places, then coded values."""
 
-    sparse: Sparse
+    sparse: Sparsifier
     second: Packed
 
     def init(self, bucket: Bucket) -> BucketState:

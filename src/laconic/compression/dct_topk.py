@@ -8,15 +8,16 @@ from typing import ClassVar
 
 import torch
 
+from laconic.compression.families.sparsifier import Sparsifier
 from laconic.compression.kernels.topk import topk_of_rows
-from laconic.compression.wire.sparse import Sparse, num_kept
+from laconic.compression.wire.entries import num_kept
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.settings import count, share
 
 
 @dataclass(frozen=True, kw_only=True)
-class DctTopK(Sparse):
+class DctTopK(Sparsifier):
     """Transform each chunk of a tensor by a cosine transform and send its k largest coefficients.
 
         c = D x,   D[i, j] = sqrt((1 or 2) / chunk) cos(pi (2 j + 1) i / (2 chunk)),   1 for i = 0, else 2

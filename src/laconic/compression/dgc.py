@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor, Uncompressed
+from laconic.compression.wire.entries import Entries, num_kept
 from laconic.compression.wire.indices import CODINGS
-from laconic.compression.wire.sparse import Entries, num_kept
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload

@@ -10,8 +10,9 @@ import torch
 
 from laconic.compression.contract import Compressor
 from laconic.compression.kernels.topk import topk_indices
-from laconic.compression.wire.indices import CODINGS, bits_of, write_bits
-from laconic.compression.wire.sparse import Entries, num_kept
+from laconic.compression.wire.bits import bits_of, write_bits
+from laconic.compression.wire.entries import Entries, num_kept
+from laconic.compression.wire.indices import CODINGS
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket

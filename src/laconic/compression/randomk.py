@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
+from laconic.compression.wire.entries import num_kept
 from laconic.compression.wire.seeds import base_seed, mix_tensor, moment_seed
-from laconic.compression.wire.sparse import num_kept
 from laconic.core.exchange import Round
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
 from laconic.core.stateful import BucketState
 from laconic.settings import count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
 from laconic.settings import count, number
 
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from laconic.compression.wire.sparse import Sparse
+from laconic.compression.families.sparsifier import Sparsifier
 from laconic.core.stateful import BucketState
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK(Sparse):
+class TopK(Sparsifier):
     """Keep the k largest magnitudes of each tensor and send their places and values.
 
         k = ceil(density * numel),   m = mask of the k largest |g|,   decoded = m * g

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numba import njit
 
-from laconic.compression.kernels.chunk_numba import INFINITY, fill, largest_bits, mix, uniform
-from laconic.compression.kernels.parts_numba import codes_of, parts_of, values_of, write
-from laconic.compression.kernels.reference import LARGEST_FP8, SMALLEST_SCALE
+from laconic.compression.kernels.numba_cpu.blocks import blocks_of, codes_of, values_of, write
+from laconic.compression.kernels.numba_cpu.chunk import INFINITY, fill, largest_bits, mix, uniform
+from laconic.compression.kernels.reference.quantizers import LARGEST_FP8, SMALLEST_SCALE
 from laconic.compression.wire.chunks import Chunks
 
 # Whole numbers are cast after every operation: numba would widen them to 64 bits, and vectors would be half as long.
@@ -128,26 +128,26 @@ def _decode_natural(scales, codes, starts, out):
 def encode_fp8(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int, *, stochastic: bool) -> None:
     """See `reference.encode_fp8`."""
     codes = codes_of(packed, chunks)
-    for part in parts_of(chunks, packed, flat.dtype, random=stochastic):
-        _encode_fp8(values_of(flat, part), part.starts, part.seeds, moment_seed, part.scales, codes, stochastic)
+    for block in blocks_of(chunks, packed, flat.dtype, random=stochastic):
+        _encode_fp8(values_of(flat, block), block.starts, block.seeds, moment_seed, block.scales, codes, stochastic)
 
 
 def decode_fp8(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor) -> None:
     """See `reference.decode_fp8`."""
     codes = codes_of(packed, chunks)
-    for part in parts_of(chunks, packed, out.dtype):
-        write(out, part, lambda y, part=part: _decode_fp8(part.scales, codes, part.starts, _FP8_VALUES, y))
+    for block in blocks_of(chunks, packed, out.dtype):
+        write(out, block, lambda y, block=block: _decode_fp8(block.scales, codes, block.starts, _FP8_VALUES, y))
 
 
 def encode_natural(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int) -> None:
     """See `reference.encode_natural`."""
     codes = codes_of(packed, chunks)
-    for part in parts_of(chunks, packed, flat.dtype, random=True):
-        _encode_natural(values_of(flat, part), part.starts, part.seeds, moment_seed, part.scales, codes)
+    for block in blocks_of(chunks, packed, flat.dtype, random=True):
+        _encode_natural(values_of(flat, block), block.starts, block.seeds, moment_seed, block.scales, codes)
 
 
 def decode_natural(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor) -> None:
     """See `reference.decode_natural`."""
     codes = codes_of(packed, chunks)
-    for part in parts_of(chunks, packed, out.dtype):
-        write(out, part, lambda y, part=part: _decode_natural(part.scales, codes, part.starts, y))
+    for block in blocks_of(chunks, packed, out.dtype):
+        write(out, block, lambda y, block=block: _decode_natural(block.scales, codes, block.starts, y))

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from numba import njit
 
-from laconic.compression.kernels.chunk_numba import INFINITY, fill, largest_bits, mix, sum_of_squares, uniform
-from laconic.compression.kernels.packing_numba import pack, unpack
-from laconic.compression.kernels.parts_numba import codes_of, parts_of, scratch_for, values_of, write
-from laconic.compression.kernels.reference import SMALLEST_SCALE
+from laconic.compression.kernels.numba_cpu.blocks import blocks_of, codes_of, scratch_for, values_of, write
+from laconic.compression.kernels.numba_cpu.chunk import INFINITY, fill, largest_bits, mix, sum_of_squares, uniform
+from laconic.compression.kernels.numba_cpu.packing import pack, unpack
+from laconic.compression.kernels.reference.quantizers import SMALLEST_SCALE
 from laconic.compression.wire.chunks import Chunks
 
 _ABSMAX, _L2, _CLIPPED = 0, 1, 2
@@ -101,9 +101,9 @@ def _levels_encoder(
     stochastic: bool,
 ) -> None:
     codes, scratch = codes_of(packed, chunks), scratch_for(chunks)
-    for part in parts_of(chunks, packed, flat.dtype, random=stochastic):
-        places = part.starts, part.code_starts, part.seeds, moment_seed, part.scales, codes, scratch
-        _encode_levels(values_of(flat, part), *places, chunks.bits, largest, measure, clip, stochastic)
+    for block in blocks_of(chunks, packed, flat.dtype, random=stochastic):
+        places = block.starts, block.code_starts, block.seeds, moment_seed, block.scales, codes, scratch
+        _encode_levels(values_of(flat, block), *places, chunks.bits, largest, measure, clip, stochastic)
 
 
 def encode_integer(
@@ -126,6 +126,6 @@ def encode_terngrad(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, mo
 def decode_levels(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, *, largest: int) -> None:
     """See `reference.decode_levels`."""
     codes, scratch = codes_of(packed, chunks), scratch_for(chunks)
-    for part in parts_of(chunks, packed, out.dtype):
-        places = part.scales, codes, part.starts, part.code_starts, scratch, chunks.bits, largest
-        write(out, part, lambda y, places=places: _decode_levels(*places, y))
+    for block in blocks_of(chunks, packed, out.dtype):
+        places = block.scales, codes, block.starts, block.code_starts, scratch, chunks.bits, largest
+        write(out, block, lambda y, places=places: _decode_levels(*places, y))

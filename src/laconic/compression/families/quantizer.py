@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Packed
-from laconic.compression.kernels import decode, encode
+from laconic.compression.kernels.quantizers import decode, encode
 from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.compression.wire.seeds import moment_seed
 from laconic.core.plan import Bucket
@@ -55,12 +55,12 @@ class Quantizer(Packed):
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
         """Scales, codes, padding."""
         seed = moment_seed(state.moment)
-        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called backend
+        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
         return encode(self.encoder, flat, self.chunks(state), seed, **self.encoder_settings())
 
     def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
         """What they stand for."""
-        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called backend
+        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
         decode(self.decoder, packed, self.chunks(state), out, **self.decoder_settings())
 
     def packed_bytes(self, bucket: Bucket) -> int:

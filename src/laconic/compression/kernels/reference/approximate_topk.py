@@ -26,7 +26,7 @@ def is_estimated(n: int, k: int) -> bool:
     return n >= SAMPLE and 0 < k < n
 
 
-def about_largest(values: torch.Tensor, k: int, seed: int) -> torch.Tensor:
+def approximate_topk(values: torch.Tensor, k: int, seed: int) -> torch.Tensor:
     """Where about the k largest magnitudes of `values` are, in ascending order; exactly k.
 
     Of too many that pass the last threshold, k in a row from one on that the seed names; too few are filled up from

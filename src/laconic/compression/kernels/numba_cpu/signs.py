@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numba import njit
 
-from laconic.compression.kernels.chunk_numba import (
+from laconic.compression.kernels.numba_cpu.blocks import blocks_of, codes_of, scratch_for, values_of, write
+from laconic.compression.kernels.numba_cpu.chunk import (
     INFINITY,
     fill,
     largest_bits,
@@ -16,8 +17,7 @@ from laconic.compression.kernels.chunk_numba import (
     sum_of_negatives,
     sum_of_positives,
 )
-from laconic.compression.kernels.packing_numba import pack, unpack
-from laconic.compression.kernels.parts_numba import codes_of, parts_of, scratch_for, values_of, write
+from laconic.compression.kernels.numba_cpu.packing import pack, unpack
 from laconic.compression.wire.chunks import Chunks
 
 ONE, L1, MEANS = 0, 1, 2
@@ -63,8 +63,8 @@ def signs_encoder(worth: int) -> Callable[..., None]:
 
     def encode(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int) -> None:
         codes, scratch = codes_of(packed, chunks), scratch_for(chunks)
-        for part in parts_of(chunks, packed, flat.dtype):
-            _encode_signs(values_of(flat, part), part.starts, part.code_starts, part.scales, codes, scratch, worth)
+        for block in blocks_of(chunks, packed, flat.dtype):
+            _encode_signs(values_of(flat, block), block.starts, block.code_starts, block.scales, codes, scratch, worth)
 
     return encode
 
@@ -74,8 +74,8 @@ def signs_decoder(worth: int) -> Callable[..., None]:
 
     def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor) -> None:
         codes, scratch = codes_of(packed, chunks), scratch_for(chunks)
-        for part in parts_of(chunks, packed, out.dtype):
-            places = part.scales, codes, part.starts, part.code_starts, scratch, worth
-            write(out, part, lambda y, places=places: _decode_signs(*places, y))
+        for block in blocks_of(chunks, packed, out.dtype):
+            places = block.scales, codes, block.starts, block.code_starts, scratch, worth
+            write(out, block, lambda y, places=places: _decode_signs(*places, y))
 
     return decode

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numba import njit
 
-from laconic.compression.kernels.chunk_numba import INFINITY, mix, uniform
-from laconic.compression.kernels.parts_numba import codes_of, parts_of, values_of
+from laconic.compression.kernels.numba_cpu.blocks import blocks_of, codes_of, values_of
+from laconic.compression.kernels.numba_cpu.chunk import INFINITY, mix, uniform
 from laconic.compression.wire.chunks import Chunks
 
 # Whole numbers are cast after every operation: numba would widen them to 64 bits, and vectors would be half as long.
@@ -55,12 +55,12 @@ def _draw_fp16(values, starts, seeds, seed, codes):
 def encode_bf16(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int) -> None:
     """See `reference.encode_bf16`."""
     codes = codes_of(packed, chunks).view(np.uint16)
-    for part in parts_of(chunks, packed, flat.dtype, random=True):
-        _draw_bf16(values_of(flat, part), part.starts, part.seeds, moment_seed, codes)
+    for block in blocks_of(chunks, packed, flat.dtype, random=True):
+        _draw_bf16(values_of(flat, block), block.starts, block.seeds, moment_seed, codes)
 
 
 def encode_fp16(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int) -> None:
     """See `reference.encode_fp16`."""
     codes = codes_of(packed, chunks).view(np.uint16)
-    for part in parts_of(chunks, packed, flat.dtype, random=True):
-        _draw_fp16(values_of(flat, part), part.starts, part.seeds, moment_seed, codes)
+    for block in blocks_of(chunks, packed, flat.dtype, random=True):
+        _draw_fp16(values_of(flat, block), block.starts, block.seeds, moment_seed, codes)

@@ -1,6 +1,6 @@
-"""The k largest magnitudes on a GPU, in one read of the values and without the host waiting for anything.
+"""How k of n values are looked for on a GPU, and the two passes that do it.
 
-    sample    a few values give two bounds: very likely the k-th largest magnitude lies between them
+    sample    a few values give two bounds: very likely the k-th largest magnitude lies between them (`thresholds`)
     collect   one pass writes where those are that reach the lower bound, and counts how many reach each
     finish    finds the k-th largest exactly, among those collected, and writes the places in ascending order
 
@@ -17,62 +17,23 @@ from functools import lru_cache
 
 import torch
 
-from laconic.compression.kernels import sidco_reference, topk_reference
-from laconic.compression.kernels.bounds_triton import fit, sample
-from laconic.compression.kernels.meeting_triton import WARPS, num_programs
-from laconic.compression.kernels.select_triton import FIRST_FREE, collect, finish
+from laconic.compression.kernels.triton_gpu.grid_barrier import WARPS
+from laconic.compression.kernels.triton_gpu.selection_kernels import FIRST_FREE, collect, finish
 
-_WHOLE_NUMBERS = {2: torch.int16, 4: torch.int32}
-_MOST = 1 << 30
+MOST = 1 << 30
 """Values; places are 32 bits wide."""
-_SMALL = 1 << 16
+SMALL = 1 << 16
 """Values; of fewer all are looked at."""
-_SHARE = 4
-"""Where more than one of so many is wanted, what would be collected takes as much memory as the values."""
+SAMPLE = 8192
+"""Values the bounds of an exact search are taken from."""
 _TILE = 8192
 """Values of one program that collects; fewer than 2^15, so that two counts fit into one number."""
 _SMALL_TILE = 512
-_SAMPLE = 8192
-_DIGITS = 16
-"""Bits of a bound that are looked for in the sample: it need not be near."""
 _MOST_PROGRAMS = 1024
-
-topk_of_rows = topk_reference.topk_of_rows
-
-
-def topk_indices(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the k largest magnitudes of `values` (one dimension) are, in ascending order; of equals the first."""
-    n = values.numel()
-    if k in (0, n):
-        return torch.arange(k, device=values.device)
-    if values.dtype.itemsize not in _WHOLE_NUMBERS or n > _MOST or (n > _SMALL and k > n // _SHARE):
-        return topk_reference.topk_indices(values, k)
-    bits = values.contiguous().view(_WHOLE_NUMBERS[values.dtype.itemsize])
-    selection = _selection(n, k, False, num_programs(values.device))
-    work = selection.table(values.device)
-    width = 8 * values.dtype.itemsize - 1
-    if selection.sampled:
-        constants = {"LARGEST": 2**width - 1, "WIDTH": width, "REST": max(0, width - _DIGITS), "SIZE": _SAMPLE}
-        sample[(1,)](bits, work, n, selection.rank_low, selection.rank_high, **constants, num_warps=8)
-    return _collected(bits, k, 0, work, selection, width, estimate=False)
-
-
-def about_largest(values: torch.Tensor, k: int, seed: int) -> torch.Tensor:
-    """See `sidco_reference.about_largest`."""
-    n = values.numel()
-    if values.dtype.itemsize > 4 or n > _MOST:
-        return sidco_reference.about_largest(values, k, seed)
-    if not sidco_reference.is_estimated(n, k):
-        return topk_indices(values, k)
-    values = values.to(torch.float32).contiguous()
-    selection = _selection(n, k, True, num_programs(values.device))
-    work = selection.table(values.device)
-    fit[(1,)](values, work, n, k, SIZE=sidco_reference.SAMPLE, num_warps=16)
-    return _collected(values.view(torch.int32), k, seed, work, selection, 31, estimate=True)
 
 
 @dataclass(frozen=True)
-class _Selection:
+class Selection:
     """How k of n values are looked for: all that follows from these numbers alone."""
 
     n: int
@@ -88,6 +49,7 @@ class _Selection:
 
     @property
     def num_tiles(self) -> int:
+        """Tiles that hold all values."""
         return -(-self.n // self.tile)
 
     @property
@@ -109,25 +71,27 @@ class _Selection:
 
 
 @lru_cache(maxsize=4096)
-def _selection(n: int, k: int, estimate: bool, programs: int) -> _Selection:
+def plan_selection(n: int, k: int, estimate: bool, programs: int) -> Selection:
+    """How k of n values are looked for by at most `programs` programs that wait for each other."""
     programs = min(programs, _MOST_PROGRAMS)
-    if n <= _SMALL and not estimate:
+    if n <= SMALL and not estimate:
         rows = 4
         programs = min(programs, -(-n // (_SMALL_TILE * rows)))
-        return _Selection(n, False, 0, 0, 0, _SMALL_TILE, rows, programs)
+        return Selection(n, False, 0, 0, 0, _SMALL_TILE, rows, programs)
     if estimate:
         # Few fits are so bad that more than this pass; `finish` looks at all values then.
-        return _Selection(n, True, 0, 0, min(16 * k, n // 3), _TILE, 16, programs)
-    expected = k * _SAMPLE / n
-    rank_low = min(_SAMPLE, int(expected + 4 * math.sqrt(expected) + 8))
+        return Selection(n, True, 0, 0, min(16 * k, n // 3), _TILE, 16, programs)
+    expected = k * SAMPLE / n
+    rank_low = min(SAMPLE, int(expected + 4 * math.sqrt(expected) + 8))
     rank_high = max(0, int(expected - 4 * math.sqrt(expected) - 8))
-    capacity = int((rank_low + 4 * math.sqrt(rank_low) + 8) * n / _SAMPLE)
-    return _Selection(n, True, rank_low, rank_high, capacity, _TILE, 16, programs)
+    capacity = int((rank_low + 4 * math.sqrt(rank_low) + 8) * n / SAMPLE)
+    return Selection(n, True, rank_low, rank_high, capacity, _TILE, 16, programs)
 
 
-def _collected(
-    bits: torch.Tensor, k: int, seed: int, work: torch.Tensor, selection: _Selection, width: int, *, estimate: bool
+def select(
+    bits: torch.Tensor, k: int, seed: int, work: torch.Tensor, selection: Selection, width: int, *, estimate: bool
 ) -> torch.Tensor:
+    """Where the selected values are, in ascending order; `work` holds the bounds from a sample, if there is one."""
     n, num_tiles, capacity = selection.n, selection.num_tiles, selection.capacity
     constants = {"LARGEST": 2**width - 1, "TILE": selection.tile}
     if selection.sampled:

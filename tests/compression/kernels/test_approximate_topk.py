@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from laconic.compression.kernels import sidco_numba, sidco_reference, topk, topk_reference
-from laconic.compression.kernels.about_largest import about_largest
-from tests.compression.test_topk_kernels import KINDS as COMMON
+from laconic.compression.kernels import topk
+from laconic.compression.kernels.approximate_topk import approximate_topk
+from laconic.compression.kernels.loader import has_faster
+from laconic.compression.kernels.numba_cpu import approximate_topk as numba_cpu
+from laconic.compression.kernels.reference import approximate_topk as reference
+from laconic.compression.kernels.reference import topk as exact_reference
+from tests.compression.kernels.test_topk import KINDS as COMMON
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -48,21 +52,21 @@ def cases(kind: str, sizes: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, int
 @every_kind
 def test_estimates_on_a_cpu(kind: str) -> None:
     for values, k in cases(kind, (0, 1, 33, 16_383, 16_384, 100_003)):
-        found = sidco_numba.about_largest(values, k, SEED)
-        assert torch.equal(found, sidco_reference.about_largest(values, k, SEED)), f"{k} of {values.numel()}"
+        found = numba_cpu.approximate_topk(values, k, SEED)
+        assert torch.equal(found, reference.approximate_topk(values, k, SEED)), f"{k} of {values.numel()}"
 
 
 def test_estimates_of_other_types_and_of_parts() -> None:
     values = KINDS["normal"](60_000, torch.Generator().manual_seed(0))
     for typed in (values.double(), values.half(), values.bfloat16(), values[::2], values[1:]):
-        assert torch.equal(about_largest(typed, 300, SEED), sidco_reference.about_largest(typed, 300, SEED))
+        assert torch.equal(approximate_topk(typed, 300, SEED), reference.approximate_topk(typed, 300, SEED))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @every_kind
 def test_on_a_gpu(kind: str) -> None:
-    assert topk._kernel("cuda") is not topk_reference
+    assert has_faster("topk", "cuda")
     sizes = (0, 1, 2, 31, 32, 33, 509, 16_384, 65_536, 65_537, 70_001, 1_000_003, 4_000_000)
     for values, k in cases(kind, sizes):
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -70,8 +74,8 @@ def test_on_a_gpu(kind: str) -> None:
             what = f"{k} of {values.numel()}, {dtype}"
             found = topk.topk_indices(there, k)
             assert found.dtype == torch.int64
-            assert torch.equal(found, topk_reference.topk_indices(there, k)), what
-            assert torch.equal(about_largest(there, k, SEED), sidco_reference.about_largest(there, k, SEED)), what
+            assert torch.equal(found, exact_reference.topk_indices(there, k)), what
+            assert torch.equal(approximate_topk(there, k, SEED), reference.approximate_topk(there, k, SEED)), what
 
 
 @pytest.mark.gpu
@@ -80,7 +84,7 @@ def test_on_a_gpu_parts_and_repetitions() -> None:
     """Wherever values lie in memory; and the same again, however programs took their turns."""
     values = KINDS["normal"](3_000_000, torch.Generator().manual_seed(0)).cuda()
     for part in (values[1:], values[3:2_000_002], values[::2], values.double()):
-        assert torch.equal(topk.topk_indices(part, 20_000), topk_reference.topk_indices(part, 20_000))
-    for select in (topk.topk_indices, lambda values, k: about_largest(values, k, SEED)):
+        assert torch.equal(topk.topk_indices(part, 20_000), exact_reference.topk_indices(part, 20_000))
+    for select in (topk.topk_indices, lambda values, k: approximate_topk(values, k, SEED)):
         first = select(values, 30_000)
         assert all(torch.equal(select(values, 30_000), first) for _ in range(50))

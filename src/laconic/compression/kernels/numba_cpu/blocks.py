@@ -18,8 +18,8 @@ _NO_SEEDS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Part:
-    """Neighbouring chunks, with views of what belongs to them; a kernel counts elements from the part's first one."""
+class Block:
+    """Neighbouring chunks, with views of what belongs to them; a kernel counts elements from the block's first one."""
 
     elements: slice
     starts: NDArray[np.int64]
@@ -28,13 +28,13 @@ class Part:
     scales: NDArray[np.float32]
 
 
-def parts_of(chunks: Chunks, packed: torch.Tensor, dtype: torch.dtype, *, random: bool = False) -> Iterator[Part]:
+def blocks_of(chunks: Chunks, packed: torch.Tensor, dtype: torch.dtype, *, random: bool = False) -> Iterator[Block]:
     """All chunks at once, or as many as hold about `_PIECE` elements where values must be widened."""
     scales = packed[: chunks.scale_bytes].view(torch.float32).numpy()
     step = chunks.num_chunks if dtype == torch.float32 else max(1, _PIECE // chunks.block)
     for first in range(0, chunks.num_chunks, step or 1):
         last = min(first + step, chunks.num_chunks)
-        yield Part(
+        yield Block(
             slice(int(chunks.starts[first]), int(chunks.starts[last])),
             chunks.starts[first : last + 1],
             chunks.code_starts[first : last + 1],
@@ -48,9 +48,9 @@ def codes_of(packed: torch.Tensor, chunks: Chunks) -> NDArray[np.uint8]:
     return packed[chunks.scale_bytes :].numpy()
 
 
-def values_of(flat: torch.Tensor, part: Part) -> NDArray[np.float32]:
-    """The values of a part, widened or narrowed to float32."""
-    return flat[part.elements].detach().float().contiguous().numpy()
+def values_of(flat: torch.Tensor, block: Block) -> NDArray[np.float32]:
+    """The values of a block, widened or narrowed to float32."""
+    return flat[block.elements].detach().float().contiguous().numpy()
 
 
 def scratch_for(chunks: Chunks) -> NDArray[np.uint8]:
@@ -58,9 +58,9 @@ def scratch_for(chunks: Chunks) -> NDArray[np.uint8]:
     return np.empty(-(-chunks.block // 8) * 8, np.uint8)
 
 
-def write(out: torch.Tensor, part: Part, decode: Callable[[NDArray[np.float32]], None]) -> None:
-    """Let `decode` write float32 into the part's place of `out`, directly where that is float32 too."""
-    place = out[part.elements]
+def write(out: torch.Tensor, block: Block, decode: Callable[[NDArray[np.float32]], None]) -> None:
+    """Let `decode` write float32 into the block's place of `out`, directly where that is float32 too."""
+    place = out[block.elements]
     found = (
         place
         if place.dtype == torch.float32 and place.is_contiguous()

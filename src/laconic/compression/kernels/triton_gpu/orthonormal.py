@@ -1,6 +1,7 @@
-"""Orthonormal bases of thin matrices on a GPU, by one launch: programs share the rows and meet between the steps.
+"""Orthonormal bases of thin matrices on a GPU, by one launch.
 
-Every sum is made of the same parts in the same order each time. Imported only where Triton is installed.
+Programs share the rows and wait for each other between the steps. Every sum is made of the same parts in the same order
+each time. Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import torch
 import triton  # pyrefly: ignore - absent where there is no GPU
 import triton.language as tl  # pyrefly: ignore
 
-from laconic.compression.kernels import lowrank_reference
-from laconic.compression.kernels.meeting_triton import WARPS, meet, num_programs
+from laconic.compression.kernels.reference import lowrank as reference
+from laconic.compression.kernels.triton_gpu.grid_barrier import WARPS, num_programs, wait_for_all
 
 _HIGHEST_RANK = 16
 """More columns are left to plain torch: their products would not fit into registers."""
@@ -19,10 +20,10 @@ _PRODUCTS = 4096
 
 
 def orthonormal(columns: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """See `lowrank_reference.orthonormal`."""
+    """See `reference.orthonormal`."""
     batch, rows, rank = columns.shape
     if columns.dtype != torch.float32 or rank > _HIGHEST_RANK or not columns.numel():
-        return lowrank_reference.orthonormal(columns, noise)
+        return reference.orthonormal(columns, noise)
     columns = columns.contiguous()
     out = torch.empty_like(columns)
     padded = triton.next_power_of_2(rank)
@@ -45,7 +46,7 @@ def orthonormal(columns: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         torch.finfo(torch.float32).eps / noise.numel() ** 0.5,
         RANK=padded,
         BLOCK=block,
-        SHIFT=lowrank_reference.SHIFT,
+        SHIFT=reference.SHIFT,
         num_warps=WARPS,
         launch_cooperative_grid=True,
     )
@@ -151,7 +152,7 @@ def _orthonormal(
             values = tl.load(x + row[:, None] * rank + column[None, :], mask=inside, other=0.0).to(tl.float64)
             squares += values * values
         tl.store(norms + part, tl.sum(tl.sum(squares, axis=1), axis=0))
-    meet(arrived, programs)
+    wait_for_all(arrived, programs)
 
     for part in range(program, num_parts, programs):
         x = columns + (part // parts_each).to(tl.int64) * rows * rank
@@ -162,7 +163,7 @@ def _orthonormal(
         for start in range(begin, end, BLOCK):
             products += _gram(_noisy(x, noise, start, end, rank, size, weight, RANK, BLOCK))
         tl.store(grams + part * RANK * RANK + entry, tl.sum(products, axis=0))
-    meet(arrived, 2 * programs)
+    wait_for_all(arrived, 2 * programs)
 
     for part in range(program, num_parts, programs):
         x = columns + (part // parts_each).to(tl.int64) * rows * rank
@@ -174,7 +175,7 @@ def _orthonormal(
         for start in range(begin, end, BLOCK):
             products += _gram(_times(_noisy(x, noise, start, end, rank, size, weight, RANK, BLOCK), first))
         tl.store(others + part * RANK * RANK + entry, tl.sum(products, axis=0))
-    meet(arrived, 3 * programs)
+    wait_for_all(arrived, 3 * programs)
 
     for part in range(program, num_parts, programs):
         x = columns + (part // parts_each).to(tl.int64) * rows * rank

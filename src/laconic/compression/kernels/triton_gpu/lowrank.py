@@ -9,8 +9,8 @@ import torch
 import triton  # pyrefly: ignore - absent where there is no GPU
 import triton.language as tl  # pyrefly: ignore
 
-from laconic.compression.kernels import lowrank_reference
-from laconic.compression.kernels.orthonormal_triton import orthonormal as orthonormal
+from laconic.compression.kernels.reference import lowrank as reference
+from laconic.compression.kernels.triton_gpu.orthonormal import orthonormal as orthonormal
 
 _LARGE = 1 << 22
 """Entries; products with a smaller matrix are left to cuBLAS, which the host launches faster."""
@@ -29,9 +29,9 @@ _PROGRAMS = 640
 
 
 def times_right(matrix: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-    """See `lowrank_reference.times_right`."""
+    """See `reference.times_right`."""
     if not _is_for_us(matrix, q, out) or len(matrix) < _FEW_ROWS:
-        lowrank_reference.times_right(matrix, q, out)
+        reference.times_right(matrix, q, out)
         return
     rows, columns, rank = *matrix.shape, len(q)
     shape = _RIGHT if columns > 1024 else _NARROW_RIGHT
@@ -40,9 +40,9 @@ def times_right(matrix: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> Non
 
 
 def times_left(matrix: torch.Tensor, p: torch.Tensor, out: torch.Tensor) -> None:
-    """See `lowrank_reference.times_left`."""
+    """See `reference.times_left`."""
     if not _is_for_us(matrix, p, out):
-        lowrank_reference.times_left(matrix, p, out)
+        reference.times_left(matrix, p, out)
         return
     rows, columns, rank = *matrix.shape, p.shape[1]
     blocks = triton.cdiv(columns, _LEFT["BLOCK"])
@@ -55,10 +55,10 @@ def times_left(matrix: torch.Tensor, p: torch.Tensor, out: torch.Tensor) -> None
 
 
 def product(p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-    """See `lowrank_reference.product`."""
+    """See `reference.product`."""
     contiguous = p.is_contiguous() and q.is_contiguous() and out.is_contiguous()
     if out.numel() < _LARGE or len(q) > _HIGHEST_PRODUCT_RANK or p.dtype != torch.float32 or not contiguous:
-        lowrank_reference.product(p, q, out)
+        reference.product(p, q, out)
         return
     rows, columns, rank = *out.shape, len(q)
     # In one dimension: others have no more than 65535 programs.

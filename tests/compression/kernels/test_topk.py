@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.compression.kernels import topk, topk_numba, topk_reference
-from laconic.compression.kernels.compiled import compiled
+from laconic.compression.kernels.numba_cpu import topk as numba_cpu
+from laconic.compression.kernels.reference import topk as reference
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-KERNELS = (topk_reference, topk_numba)
+KERNELS = (reference, numba_cpu)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=["reference", "numba"])
 
 
@@ -62,7 +62,7 @@ def test_against_a_sort(kind: str) -> None:
 def test_kernels_agree_on_many_values(kind: str) -> None:
     values = KINDS[kind](400_000, torch.Generator().manual_seed(1))
     for k in (1, 399, 4000, 150_000):
-        assert torch.equal(topk_numba.topk_indices(values, k), topk_reference.topk_indices(values, k)), k
+        assert torch.equal(numba_cpu.topk_indices(values, k), reference.topk_indices(values, k)), k
 
 
 @settings(max_examples=100, deadline=None)
@@ -71,11 +71,11 @@ def test_kernels_agree_on_anything(numbers: list[float], data: st.DataObject) ->
     k = data.draw(st.integers(0, len(numbers)))
     values = torch.tensor(numbers)
     expected = by_sorting(values, k)
-    assert topk_reference.topk_indices(values, k).tolist() == expected
-    assert topk_numba.topk_indices(values, k).tolist() == expected
+    assert reference.topk_indices(values, k).tolist() == expected
+    assert numba_cpu.topk_indices(values, k).tolist() == expected
     row = values.unsqueeze(0)
-    assert topk_reference.topk_of_rows(row, k).tolist() == [expected]
-    assert topk_numba.topk_of_rows(row, k).tolist() == [expected]
+    assert reference.topk_of_rows(row, k).tolist() == [expected]
+    assert numba_cpu.topk_of_rows(row, k).tolist() == [expected]
 
 
 @every_kernel
@@ -93,30 +93,5 @@ def test_rows(kernel) -> None:
 def test_a_part_of_a_tensor() -> None:
     """Places count from the beginning of the part, wherever it lies in memory."""
     values = torch.tensor([9.0, 1.0, -3.0, 2.0, 9.0])
-    assert topk_numba.topk_indices(values[1:4], 2).tolist() == [1, 2]
-    assert topk_numba.topk_indices(values[::2], 2).tolist() == [0, 2]
-
-
-def test_without_numba_and_triton_plain_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert topk._kernel("cpu") is topk_numba
-    assert topk._kernel("meta") is topk_reference
-    compiled.cache_clear()
-    monkeypatch.setattr("laconic.compression.kernels.compiled.find_spec", lambda name: None)
-    try:
-        assert topk._kernel("cpu") is topk_reference
-        assert topk._kernel("cuda") is topk_reference
-    finally:
-        compiled.cache_clear()
-
-
-def test_a_numba_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> None:
-        raise ImportError("numba needs an older numpy")
-
-    compiled.cache_clear()
-    monkeypatch.setattr("laconic.compression.kernels.compiled.import_module", broken)
-    try:
-        with pytest.warns(UserWarning, match="numba needs an older numpy"):
-            assert compiled("topk_numba") is None
-    finally:
-        compiled.cache_clear()
+    assert numba_cpu.topk_indices(values[1:4], 2).tolist() == [1, 2]
+    assert numba_cpu.topk_indices(values[::2], 2).tolist() == [0, 2]

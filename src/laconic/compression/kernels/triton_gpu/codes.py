@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton  # pyrefly: ignore - absent where there is no GPU
 import triton.language as tl  # pyrefly: ignore
 
-from laconic.compression.kernels.reference import SMALLEST_SCALE
+from laconic.compression.kernels.reference.quantizers import SMALLEST_SCALE
 
 # Triton takes a constant only in this form.
 _SMALLEST = tl.constexpr(SMALLEST_SCALE)

@@ -13,8 +13,9 @@ import torch
 import triton  # pyrefly: ignore - absent where there is no GPU
 import triton.language as tl  # pyrefly: ignore
 
-from laconic.compression.kernels import reference
-from laconic.compression.kernels.codes_triton import (
+from laconic.compression.kernels.reference import quantizers as reference
+from laconic.compression.kernels.reference.quantizers import LARGEST_FP8
+from laconic.compression.kernels.triton_gpu.codes import (
     absmax,
     bf16_codes,
     finite,
@@ -26,7 +27,6 @@ from laconic.compression.kernels.codes_triton import (
     natural_codes,
     power_of_two,
 )
-from laconic.compression.kernels.reference import LARGEST_FP8
 from laconic.compression.wire.chunks import Chunks
 
 _TILE = 512

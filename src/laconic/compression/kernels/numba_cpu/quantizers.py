@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from laconic.compression.kernels.casts_numba import encode_bf16, encode_fp16
-from laconic.compression.kernels.floats_numba import decode_fp8, decode_natural, encode_fp8, encode_natural
-from laconic.compression.kernels.levels_numba import decode_levels, encode_integer, encode_qsgd, encode_terngrad
-from laconic.compression.kernels.signs_numba import L1, MEANS, ONE, signs_decoder, signs_encoder
+from laconic.compression.kernels.numba_cpu.casts import encode_bf16, encode_fp16
+from laconic.compression.kernels.numba_cpu.floats import decode_fp8, decode_natural, encode_fp8, encode_natural
+from laconic.compression.kernels.numba_cpu.levels import decode_levels, encode_integer, encode_qsgd, encode_terngrad
+from laconic.compression.kernels.numba_cpu.signs import L1, MEANS, ONE, signs_decoder, signs_encoder
 
 ENCODERS: dict[str, Callable[..., None]] = {
     "integer": encode_integer,

@@ -1,6 +1,6 @@
 """Two bounds for the magnitudes that are wanted, from a sample, by one program of a GPU.
 
-What they are for is in topk_triton, where the table `work` is explained in select_triton. Imported only where Triton is
+What they are for is in `selection`; the table `work` is explained in `selection_kernels`. Imported only where Triton is
 installed.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import triton  # pyrefly: ignore - absent where there is no GPU
 import triton.language as tl  # pyrefly: ignore
 
-from laconic.compression.kernels import sidco_reference
-from laconic.compression.kernels.select_triton import FIRST_FREE, HIGH, LOW
+from laconic.compression.kernels.reference import approximate_topk as reference
+from laconic.compression.kernels.triton_gpu.selection_kernels import FIRST_FREE, HIGH, LOW
 
 # Triton takes a constant only in this form.
 _FIRST_FREE, _LOW, _HIGH = tl.constexpr(FIRST_FREE), tl.constexpr(LOW), tl.constexpr(HIGH)
-_RUN = tl.constexpr(sidco_reference.RUN)
-_STAGE_SHARE = tl.constexpr(sidco_reference.STAGE_SHARE)
+_RUN = tl.constexpr(reference.RUN)
+_STAGE_SHARE = tl.constexpr(reference.STAGE_SHARE)
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _clear(work):
 
 @triton.jit
 def _sample_places(n, SIZE: tl.constexpr):
-    """See `sidco_reference.sample_places`."""
+    """See `reference.sample_places`."""
     i = tl.arange(0, SIZE)
     run = i // _RUN
     x = run.to(tl.uint32)
@@ -73,7 +73,7 @@ def sample(
 
 @triton.jit(do_not_specialize=["k"])
 def fit(values, work, n, k, SIZE: tl.constexpr):
-    """See `sidco_reference.thresholds`; as keys that what is larger reaches."""
+    """See `reference.thresholds`; as keys that what is larger reaches."""
     _clear(work)
     wanted = k.to(tl.float64) * SIZE / n.to(tl.float64)
     clearly = wanted + 4.0 * tl.sqrt(wanted) + 8.0

@@ -2,7 +2,7 @@
 
 All programs share one table of 32-bit whole numbers, `work`:
 
-    low, high (bounds, from bounds_triton), how many keys reach low, how often programs have arrived at a meeting
+    low, high (bounds, from `thresholds`), how many keys reach low, how often programs have arrived at a barrier
     for each round of the search: how many keys reach each of its bounds
     for each program of `finish`: how many it has found of each kind
     for each tile: where what was collected of it begins, how many those are, how many of each kind are kept
@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton  # pyrefly: ignore - absent where there is no GPU
 import triton.language as tl  # pyrefly: ignore
 
-from laconic.compression.kernels.meeting_triton import meet
+from laconic.compression.kernels.triton_gpu.grid_barrier import wait_for_all
 
 WAYS = 32
 """Bounds that each round of the search cuts an interval of keys with."""
@@ -95,7 +95,7 @@ def _reach_each(bits, keys_at, work, size, bounds, round_number, whole, LARGEST:
         counts += tl.sum((keys[:, None] >= bounds[None, :]).to(tl.int32), axis=0)
     table = work + _FIRST_ROUND + round_number * _WAYS + tl.arange(0, _WAYS)
     tl.atomic_add(table, counts, sem="relaxed")
-    meet(work + _ARRIVED, (round_number + 1) * tl.num_programs(0))
+    wait_for_all(work + _ARRIVED, (round_number + 1) * tl.num_programs(0))
     return tl.load(table, cache_modifier=".cg")
 
 
@@ -206,7 +206,7 @@ def finish(
         num_between += tl.sum(tile_counts & 0xFFFF, axis=0)
     tl.store(totals + program, num_above)
     tl.store(totals + programs + program, num_between)
-    meet(work + _ARRIVED, (num_rounds + 1) * programs)
+    wait_for_all(work + _ARRIVED, (num_rounds + 1) * programs)
 
     others = tl.arange(0, MOST_PROGRAMS)
     earlier = others < program

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from laconic.compression import kernels
-from laconic.compression.kernels import reference
+from laconic.compression.kernels import quantizers
+from laconic.compression.kernels.reference import quantizers as reference
 from laconic.compression.wire.chunks import Chunks
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
@@ -54,16 +53,16 @@ def bucket_of(sizes: tuple[int, ...], dtype: torch.dtype, device: str) -> Bucket
 def assert_agreement(case: Case, flat: torch.Tensor, bucket: Bucket, block: int) -> None:
     encoder, encoder_settings, decoder, decoder_settings, width, num_scales, sums = case
     chunks = Chunks(bucket, block, width, num_scales)
-    fused = kernels.encode(encoder, flat, chunks, SEED, backend="fused", **encoder_settings)
-    plain = kernels.encode(encoder, flat, chunks, SEED, backend="reference", **encoder_settings)
+    fused = quantizers.encode(encoder, flat, chunks, SEED, **encoder_settings)
+    plain = quantizers.encode(encoder, flat, chunks, SEED, reference=True, **encoder_settings)
     if sums:
         assert_same_but_for_the_last_bit_of_scales(fused, plain, chunks)
     else:
         assert bits(fused.cpu()) == bits(plain.cpu())
     if decoder:
         outs = [torch.full_like(flat, 7.0), torch.full_like(flat, 8.0)]
-        for out, backend in zip(outs, ("fused", "reference"), strict=True):
-            kernels.decode(decoder, plain, chunks, out, backend=backend, **decoder_settings)
+        for out, plainly in zip(outs, (False, True), strict=True):
+            quantizers.decode(decoder, plain, chunks, out, reference=plainly, **decoder_settings)
         assert bits(outs[0].cpu().nan_to_num(nan=1e4)) == bits(outs[1].cpu().nan_to_num(nan=1e4))
 
 
@@ -159,46 +158,8 @@ def test_every_kernel_is_here() -> None:
     assert {case[2] for case in CASES} - {""} == set(reference.DECODERS)
 
 
-def test_a_cpu_has_every_kernel() -> None:
-    fused = pytest.importorskip("laconic.compression.kernels.numba_cpu")
+@pytest.mark.parametrize("package", ["numba_cpu", "triton_gpu"])
+def test_a_faster_backend_has_every_kernel(package: str) -> None:
+    fused = pytest.importorskip(f"laconic.compression.kernels.{package}.quantizers", exc_type=ImportError)
     assert fused.ENCODERS.keys() == reference.ENCODERS.keys()
     assert fused.DECODERS.keys() == reference.DECODERS.keys()
-
-
-@pytest.fixture
-def forgetful() -> Iterator[None]:
-    """Whether something is installed is found out anew, before and after."""
-    for remembered in (kernels._lookup, kernels._tables):
-        remembered.cache_clear()
-    yield
-    for remembered in (kernels._lookup, kernels._tables):
-        remembered.cache_clear()
-
-
-@pytest.mark.usefixtures("forgetful")
-def test_without_numba_the_reference_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = bucket_of((100,), torch.float32, "cpu")
-    flat, chunks = values(0, 0, 100, torch.float32), Chunks(bucket, 64, 8, 1)
-    expected = kernels.encode("natural", flat, chunks, SEED, backend="reference")
-    kernels._lookup.cache_clear()
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    assert not kernels.has_fused("cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert torch.equal(kernels.encode("natural", flat, chunks, SEED), expected)
-
-
-@pytest.mark.usefixtures("forgetful")
-def test_a_numba_that_cannot_be_used_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> None:
-        raise ImportError("Numba needs NumPy 1.0 or less")
-
-    monkeypatch.setattr(kernels, "find_spec", lambda name: object())
-    monkeypatch.setattr(kernels, "import_module", refuse)
-    with pytest.warns(
-        UserWarning, match="numba is installed but cannot be used .*NumPy 1.0.*Repair or uninstall numba"
-    ):
-        assert not kernels.has_fused("cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not kernels.has_fused("cpu")
