@@ -22,6 +22,8 @@ A message says where, what was found, what is allowed and what to do, in one lin
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -79,6 +81,14 @@ class UsageError(LaconicError):
 
 class LaconicWarning(UserWarning):
     """What was asked for is done, but is probably not what was wanted."""
+
+
+def warn_user(text: str) -> None:
+    """Give a LaconicWarning at the line of the user's code that called laconic, however deep that call went."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "laconic":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, LaconicWarning, stacklevel=level)
 
 
 def one_line(text: object, limit: int = 200) -> str:

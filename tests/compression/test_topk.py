@@ -123,7 +123,7 @@ FINITE_LOSS = [
 def test_what_is_not_finite_arrives(compressor: Compressor, bad: float) -> None:
     """Everyone must see that a step went wrong; with error feedback too, and only once."""
     bucket = Bucket((TensorSpec("w", (5000,)), TensorSpec("b", (3,))))
-    stacks = [compressor] if compressor.keeps_residual else [compressor, ErrorFeedback(compressor)]
+    stacks = [compressor] if compressor.traits.keeps_residual else [compressor, ErrorFeedback(compressor)]
     for stack in stacks:
 
         def rank(transport: InProcessTransport, stack: Compressor = stack) -> list[torch.Tensor]:

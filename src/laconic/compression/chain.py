@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,8 +11,10 @@ import torch
 from laconic.compression.contract import Compressor, Packed, Wrapper
 from laconic.compression.families.sparsifier import Sparsifier
 from laconic.compression.integer import Int8
+from laconic.compression.traits import Traits
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -47,11 +49,24 @@ class Chain(Wrapper):
                 "selects, before the +."
             )
 
-    def check(self, tensors: Sequence[TensorSpec]) -> None:
+    def traits_around(self, inner: Traits) -> Traits:
+        """What holds only if it holds for both methods, and what holds if it does for one."""
+        second = self.second.traits
+        return replace(
+            inner,
+            unbiased=inner.unbiased and second.unbiased,
+            keeps_scale=inner.keeps_scale and second.keeps_scale,
+            scale_equivariant=inner.scale_equivariant and second.scale_equivariant,
+            amplifies=inner.amplifies or second.amplifies,
+            payloads_add_up=False,
+            exact_bytes=inner.exact_bytes and second.exact_bytes,
+        )
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """As both do, each for what it gets."""
         both = self._both
-        both.sparse.check(tensors)
-        both.second.check(both.sparse.values_bucket(Bucket(tuple(tensors))).tensors)
+        both.sparse.check(tensors, optimizer)
+        both.second.check(both.sparse.values_bucket(Bucket(tuple(tensors))).tensors, optimizer)
 
     def init(self, bucket: Bucket) -> BucketState:
         """The first one's state, and the second's for the values."""
@@ -76,10 +91,6 @@ class Chain(Wrapper):
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """Of both."""
         return self._both.packed_bytes(bucket)
-
-    def exact(self) -> bool:
-        """If both are."""
-        return self.inner.exact() and self.second.exact()
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None

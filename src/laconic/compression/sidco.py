@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from laconic.compression.families.sparsifier import Sparsifier
 from laconic.compression.kernels.approximate_topk import approximate_topk
+from laconic.compression.traits import Traits
 from laconic.compression.wire.seeds import base_seed, mix, moment_seed
 from laconic.core.stateful import BucketState
 
@@ -28,7 +29,11 @@ class Sidco(Sparsifier):
     """
 
     name: ClassVar[str] = "sidco"
-    loss_gap: ClassVar[float | None] = 0.173
+
+    @property
+    def traits(self) -> Traits:
+        """Measured with default settings."""
+        return replace(super().traits, loss_gap=0.173)
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """About the largest magnitudes of each tensor."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from laconic.compression.families.sparsifier import Sparsifier
+from laconic.compression.traits import Traits
 from laconic.core.stateful import BucketState
 
 
@@ -23,7 +24,11 @@ class TopK(Sparsifier):
     """
 
     name: ClassVar[str] = "topk"
-    loss_gap: ClassVar[float | None] = 0.188
+
+    @property
+    def traits(self) -> Traits:
+        """Measured with default settings."""
+        return replace(super().traits, loss_gap=0.188)
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest magnitudes of each tensor."""

@@ -143,7 +143,7 @@ class Strategy:
         """How `tensors` that are exchanged at one time are grouped and ordered; see Schedule.plan."""
         plan = self.scheduling.plan(tensors, observed=observed, timing=timing, candidate=candidate)
         # Only gradients that are summed: parameters, which rounds exchange or servers hold, are wanted whole.
-        shapes = any(layer.sees_shapes for layer in self.compression.layers())
+        shapes = self.compression.traits.needs_whole_tensors
         return self.architecture.cut(plan, world_size, tensors=self.exchanges_gradients() and not shapes)
 
     def plans(self, tensors: Sequence[TensorSpec], world_size: int) -> list[Plan]:
@@ -195,7 +195,7 @@ class Strategy:
 
     def exact(self) -> bool:
         """Whether predicted bytes are exactly what is sent; else this depends on values or on who is how fast."""
-        return self.compression.exact() and (self.synchronization.barrier or self.architecture.has_servers)
+        return self.compression.traits.exact_bytes and (self.synchronization.barrier or self.architecture.has_servers)
 
     def cannot_combine(self) -> list[str]:
         """Wrappers that would be refused on top of this strategy, with the reason."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
 
 from laconic.compression.contract import Packed
+from laconic.compression.traits import Traits
 from laconic.compression.wire.entries import Entries, num_kept
 from laconic.compression.wire.indices import CODINGS, decode_indices, encode_indices
 from laconic.core.plan import Bucket
@@ -24,14 +24,17 @@ class Sparsifier(Packed):
     values in another way uses `select`, `pack_indices`, `unpack_indices`, `place` and the sizes.
     """
 
-    wants_error_feedback: ClassVar[bool] = True
-
     density: float = share(0.01)
     """Share of the entries of each tensor that is sent; at least one of each."""
     route: str = choice("gather", "scatter")
     """How payloads meet. scatter adds up shards and selects again from the sums: fewer bytes, more loss."""
     indices: str = choice("auto", *CODINGS)
     """How the places of the entries are coded; auto takes what needs the fewest bytes."""
+
+    @property
+    def traits(self) -> Traits:
+        """Entries that are not sent are lost."""
+        return replace(super().traits, wants_error_feedback=True)
 
     @classmethod
     def declared(cls) -> dict[str, Setting]:
