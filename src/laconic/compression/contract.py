@@ -34,6 +34,8 @@ class Compressor(Method):
     axis: ClassVar[str] = "compression"
     on_resize: ClassVar[Mapping[str, Resize]] = {}
     """What becomes of its fields of state when the number of workers changes; a field not named here is a "sum"."""
+    scaled_fields: ClassVar[frozenset[str]] = frozenset()
+    """Its fields of state that are in the unit of the gradients: they follow when a GradScaler changes its scale."""
 
     @property
     def traits(self) -> Traits:

@@ -45,6 +45,7 @@ class Dgc(Compressor):
     name: ClassVar[str] = "dgc"
     # Gradients come scaled by 1/n, so both add up to those of the mean gradient, whoever holds which part.
     on_resize: ClassVar[Mapping[str, Resize]] = {_VELOCITY: "sum", _UNSENT: "sum"}
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_VELOCITY, _UNSENT})
 
     density: float = share(0.001)
     """Share of the entries of each tensor that is sent after warm-up; at least one of each."""

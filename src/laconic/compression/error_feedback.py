@@ -34,6 +34,7 @@ class ErrorFeedback(Wrapper):
     needs_loss: ClassVar[bool] = True
     # Updates still owed: whoever owes them, they add up.
     on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum"}
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_RESIDUAL})
 
     def traits_around(self, inner: Traits) -> Traits:
         """What is lost is sent later."""

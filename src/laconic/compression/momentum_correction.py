@@ -38,6 +38,7 @@ class MomentumCorrection(Wrapper):
     name: ClassVar[str] = "momentum_correction"
     # Gradients come scaled by 1/n, so velocities add up to that of the mean gradient, whoever holds which part of it.
     on_resize: ClassVar[Mapping[str, Resize]] = {_VELOCITY: "sum"}
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_VELOCITY})
 
     momentum: float = number(0.9, above=0.0, at_most=0.999)
     """How much of the last step's velocity is kept."""

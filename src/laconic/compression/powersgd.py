@@ -44,7 +44,7 @@ class PowerSgd(Compressor):
     """
 
     name: ClassVar[str] = "powersgd"
-    # Q comes out of a sum over all ranks.
+    # Q comes out of a sum over all ranks. Only the space that it spans matters, so it need not follow a GradScaler.
     on_resize: ClassVar[Mapping[str, Resize]] = {_Q: "copy"}
 
     rank: int = count(4, at_least=1)

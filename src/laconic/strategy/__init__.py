@@ -169,6 +169,10 @@ class Strategy:
         when = self.synchronization.remembered() if self._agrees_with_all() else {}
         return {**found, **when, **self.architecture.fields}
 
+    def scaled_fields(self) -> frozenset[str]:
+        """The fields of state that are in the unit of the gradients, which a GradScaler may change."""
+        return self.synchronization.scaled_fields.union(*(layer.scaled_fields for layer in self.compression.layers()))
+
     def wire_bytes_per_step(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
         """Payload bytes one worker sends per optimizer step, from formulas alone."""
         moment = Moment.steady(world_size)

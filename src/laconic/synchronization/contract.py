@@ -46,6 +46,8 @@ class Synchronization(Method):
     """Keeps what compression does not send, so it needs a compressor that loses something and forgets it."""
     fields: ClassVar[Mapping[str, Resize]] = {}
     """What it remembers per element, and what becomes of that when the number of workers changes."""
+    scaled_fields: ClassVar[frozenset[str]] = frozenset()
+    """Those fields that are in the unit of the gradients: they follow when a GradScaler changes its scale."""
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise AttachError if this cannot work with these parameters and this optimizer."""
