@@ -12,6 +12,7 @@
       CommunicationError     an exchange failed or did not finish in time
         PeerLost             ... because a named rank died, raised or stopped answering
         FrameRefused         ... because bytes on a socket are not a frame this job allows
+      MethodError            a method, most likely of another package, does not do what its contract says
       UsageError             a command was given something it cannot use
 
     LaconicWarning           what was asked for is done, but is probably not what was wanted
@@ -73,6 +74,10 @@ class PeerLost(CommunicationError):
 
 class FrameRefused(CommunicationError):
     """Bytes on a socket that are not a frame this job allows."""
+
+
+class MethodError(LaconicError):
+    """A method that does not do what its contract says."""
 
 
 class UsageError(LaconicError):

@@ -19,7 +19,7 @@ from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
-from laconic.errors import InvalidSetting
+from laconic.errors import IllegalCombination, InvalidSetting
 from laconic.settings import method
 
 
@@ -100,8 +100,14 @@ class Chain(Wrapper):
 
     @property
     def _both(self) -> _Both:
-        assert isinstance(self.inner, Sparsifier), "refused by the rules of legality"
-        assert isinstance(self.second, Packed), "refused by the rules of legality"
+        if not isinstance(self.inner, Sparsifier):
+            raise IllegalCombination(
+                f'compression.chain wraps a method that sends a few entries, such as topk, got "{self.inner}".'
+            )
+        if not isinstance(self.second, Packed):
+            raise IllegalCombination(
+                f'compression.chain.second codes values into bytes, which "{self.second}" does not. Use int8.'
+            )
         return _Both(sparse=self.inner, second=self.second, route=self.inner.route)
 
 
@@ -109,6 +115,7 @@ class Chain(Wrapper):
 class _Both(Packed):
     """Both methods as one: coded places, then coded values."""
 
+    name: ClassVar[str] = "chain"
     sparse: Sparsifier
     second: Packed
 
@@ -118,7 +125,7 @@ class _Both(Packed):
         return state
 
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
-        places, values = self.sparse.select(flat, state)
+        places, values = self.sparse.selected(flat, state)
         coded = self.second.pack(values.to(torch.float32), state.part(-1))
         return torch.cat((self.sparse.pack_indices(places, state.bucket), coded))
 

@@ -23,7 +23,7 @@ from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
 from laconic.core.tensor import TensorSpec
-from laconic.errors import StrategyError
+from laconic.errors import MethodError, StrategyError
 from laconic.settings import Method, choice, found
 
 
@@ -170,7 +170,7 @@ class Packed(Compressor):
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The packed bytes."""
-        return Payload((self.pack(flat, state),))
+        return Payload((self._packed(flat, state),))
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Unpack them."""
@@ -203,12 +203,22 @@ class Packed(Compressor):
         if self.chosen_route(state.bucket, group.size) == "scatter":
             yield from self._by_shards(flat, state, group, own)
             return
-        packed = self.pack(flat, state)
+        packed = self._packed(flat, state)
         if own is not None:
             self.unpack(packed, own, state)
         work, rows = group.gather(packed)
         yield work
         flat.copy_(self._sum(rows, flat, state))
+
+    def _packed(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
+        """What `pack` gives, if it has the size that all other ranks expect."""
+        packed, due = self.pack(flat, state), self.packed_bytes(state.bucket)
+        if packed.dtype != torch.uint8 or packed.shape != (due,):
+            raise MethodError(
+                f"compression.{self.name}: pack must give {due} bytes, as packed_bytes says for {flat.numel()} "
+                f"elements, and gave {packed.dtype} of shape {tuple(packed.shape)}."
+            )
+        return packed
 
     def _sum(self, rows: torch.Tensor, like: torch.Tensor, state: BucketState) -> torch.Tensor:
         """What the payloads of all ranks add up to."""
@@ -225,7 +235,7 @@ class Packed(Compressor):
         sizes = [self.packed_bytes(shard.bucket) for shard in shards]
         rows = torch.zeros((group.size, max(sizes)), dtype=torch.uint8, device=flat.device)
         for shard, part, size, row in zip(shards, states, sizes, rows, strict=True):
-            row[:size] = self.pack(flat[shard.place], part)
+            row[:size] = self._packed(flat[shard.place], part)
             if own is not None:
                 self.unpack(row[:size], own[shard.place], part)
         work, received = group.scatter(rows)
@@ -235,17 +245,17 @@ class Packed(Compressor):
         row = torch.zeros(max(sizes), dtype=torch.uint8, device=flat.device)
         # Rounded with the same random numbers, what went up once would go up again, and nothing be right on average.
         states[group.rank].moment = replace(state.moment, rank=state.moment.rank + group.size)
-        row[:size] = self.pack(total, states[group.rank])
+        row[:size] = self._packed(total, states[group.rank])
         work, gathered = group.gather(row)
         yield work
         for shard, part, size, row in zip(shards, states, sizes, gathered, strict=True):
             self.unpack(row[:size], flat[shard.place], part)
 
     def _shards(self, state: BucketState, count: int) -> tuple[list[Shard], list[BucketState]]:
-        shards = shards_of(state.bucket, count)
-        states: list[BucketState] = state.tables.setdefault(
-            ("shards", count), [self.init(shard.bucket) for shard in shards]
-        )
+        shards, key = shards_of(state.bucket, count), ("shards", count)
+        if key not in state.tables:
+            state.tables[key] = [self.init(shard.bucket) for shard in shards]
+        states: list[BucketState] = state.tables[key]
         for part in states:
             part.moment = state.moment
         return shards, states

@@ -69,7 +69,10 @@ class RandomK(Compressor):
         return (Round("sum", (num_values * bucket.dtype.itemsize,)),)
 
     def _draw(self, state: BucketState) -> _Draw:
-        draw: _Draw = state.tables.setdefault(("randomk", self.density), _Draw(state.bucket, self.density))
+        key = ("randomk", self.density)
+        if key not in state.tables:
+            state.tables[key] = _Draw(state.bucket, self.density)
+        draw: _Draw = state.tables[key]
         return draw
 
 

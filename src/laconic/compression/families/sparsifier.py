@@ -13,6 +13,7 @@ from laconic.compression.wire.indices import CODINGS, decode_indices, encode_ind
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
+from laconic.errors import MethodError
 from laconic.settings import Setting, choice, share
 
 
@@ -21,7 +22,7 @@ class Sparsifier(Packed):
     """A compressor that sends k entries of each tensor; the others arrive as zero.
 
     A method writes `select`, and `num_entries` or `dense` where the defaults do not fit. A wrapper that codes the
-    values in another way uses `select`, `pack_indices`, `unpack_indices`, `place` and the sizes.
+    values in another way uses `selected`, `pack_indices`, `unpack_indices`, `place` and the sizes.
     """
 
     density: float = share(0.01)
@@ -45,6 +46,17 @@ class Sparsifier(Packed):
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """What to send of `flat`: ascending places in the bucket, and their values."""
         raise NotImplementedError
+
+    def selected(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `select` gives, if there are as many entries as all other ranks expect."""
+        indices, values = self.select(flat, state)
+        due = self.num_values(state.bucket)
+        if not indices.numel() == values.numel() == due:
+            raise MethodError(
+                f"compression.{self.name}: select must give {due} entries of {flat.numel()}, as num_entries says, and "
+                f"gave {indices.numel()} places and {values.numel()} values."
+            )
+        return indices, values
 
     def num_entries(self, numel: int) -> int:
         """How many entries of a tensor are sent."""
@@ -91,7 +103,7 @@ class Sparsifier(Packed):
 
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
         """Coded places, then values."""
-        return self.entries(state.bucket).pack(*self.select(flat, state))
+        return self.entries(state.bucket).pack(*self.selected(flat, state))
 
     def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
         """Zeros, and the values in their places."""

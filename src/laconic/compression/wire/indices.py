@@ -18,6 +18,7 @@ from functools import lru_cache
 import torch
 
 from laconic.compression.kernels.indices import decode_bitmap, decode_packed, encode_bitmap, encode_packed
+from laconic.errors import MethodError
 
 CODINGS = ("int32", "int16", "bitmap", "packed")
 _BLOCK = 1 << 16
@@ -53,12 +54,9 @@ def indices_bytes(n: int, k: int, coding: str = "auto") -> int:
 def encode_indices(indices: torch.Tensor, n: int, coding: str = "auto") -> torch.Tensor:
     """Ascending, distinct int64 indices below n as bytes."""
     k = indices.numel()
-    assert k <= n <= _LARGEST, f"{k} of {n} entries"
     # On a GPU the host would have to wait for the answer.
-    if indices.device.type == "cpu" and k:
-        assert bool((indices[1:] > indices[:-1]).all()), "indices must be ascending and distinct"
-        assert indices[0] >= 0, "indices must not be negative"
-        assert indices[-1] < n, f"indices must lie below {n}"
+    if k > n or (indices.device.type == "cpu" and k and not _are_ascending(indices, n)):
+        raise MethodError(f"places of entries must be ascending, distinct and below {n}, got {k} that are not.")
     packed = torch.zeros(indices_bytes(n, k, coding), dtype=torch.uint8, device=indices.device)
     if not packed.numel():
         return packed
@@ -96,6 +94,10 @@ def decode_indices(packed: torch.Tensor, n: int, k: int, coding: str = "auto") -
             return decode_bitmap(packed, k)
         case _:
             return decode_packed(packed, k, low_bits(n, k))
+
+
+def _are_ascending(indices: torch.Tensor, n: int) -> bool:
+    return bool(indices[0] >= 0) and bool(indices[-1] < n) and bool((indices[1:] > indices[:-1]).all())
 
 
 @lru_cache(maxsize=4096)
