@@ -133,6 +133,11 @@ def test_a_strategy_knows_all_fields() -> None:
     assert Strategy.parse("bsp").scaled_fields() == frozenset()
 
 
+def test_a_strategy_knows_whether_a_grad_scaler_fits() -> None:
+    for text, fits in {"bsp": True, "bsp / all_reduce / signsgd": False, "demo / all_reduce / dct_topk": False}.items():
+        assert Strategy.parse(text).scale_equivariant() == fits
+
+
 def test_rules_on_gradients_say_which_of_their_fields_have_the_unit_of_gradients() -> None:
     for kind in SYNCHRONIZATIONS:
         expected = set(kind.fields) if kind.quantity == "gradient" else set()

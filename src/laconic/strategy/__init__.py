@@ -169,6 +169,10 @@ class Strategy:
         when = self.synchronization.remembered() if self._agrees_with_all() else {}
         return {**found, **when, **self.architecture.fields}
 
+    def scale_equivariant(self) -> bool:
+        """Whether twice the gradients give twice the result, as a GradScaler needs it."""
+        return self.synchronization.scale_equivariant and self.compression.traits.scale_equivariant
+
     def scaled_fields(self) -> frozenset[str]:
         """The fields of state that are in the unit of the gradients, which a GradScaler may change."""
         return self.synchronization.scaled_fields.union(*(layer.scaled_fields for layer in self.compression.layers()))

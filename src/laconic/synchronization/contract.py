@@ -46,6 +46,9 @@ class Synchronization(Method):
     """Keeps what compression does not send, so it needs a compressor that loses something and forgets it."""
     fields: ClassVar[Mapping[str, Resize]] = {}
     """What it remembers per element, and what becomes of that when the number of workers changes."""
+    scale_equivariant: ClassVar[bool] = True
+    """Twice the gradients give twice the result. False where only a direction comes out: a GradScaler divides the result
+    by its scale and would then shrink every step."""
     scaled_fields: ClassVar[frozenset[str]] = frozenset()
     """Those fields that are in the unit of the gradients: they follow when a GradScaler changes its scale."""
 

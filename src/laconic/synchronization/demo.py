@@ -38,6 +38,7 @@ class Demo(Synchronization):
     remembers_unsent: ClassVar[bool] = True
     # Gradients come scaled by 1/n, so what is still to be sent adds up.
     fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum"}
+    scale_equivariant: ClassVar[bool] = False
     scaled_fields: ClassVar[frozenset[str]] = frozenset({_MOMENTUM})
 
     beta: float = number(0.999, at_least=0.0, at_most=1.0)
