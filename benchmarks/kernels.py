@@ -39,11 +39,14 @@ from laconic.compression import (
     Qsgd,
     SignSgd,
     TernGrad,
-    kernels,
 )
-from laconic.compression.kernels import lowrank_reference, sidco_reference, topk_reference
-from laconic.compression.kernels.about_largest import about_largest
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.kernels.approximate_topk import approximate_topk
+from laconic.compression.kernels.loader import has_faster
+from laconic.compression.kernels.quantizers import decode, encode
+from laconic.compression.kernels.reference import approximate_topk as approximate_topk_reference
+from laconic.compression.kernels.reference import lowrank as lowrank_reference
+from laconic.compression.kernels.reference import topk as topk_reference
 from laconic.compression.kernels.topk import topk_indices
 from laconic.core.in_process import InProcessCluster
 from laconic.core.moment import Moment
@@ -93,8 +96,8 @@ def quantizer(method: Quantizer) -> Case:
         chunks, packed = method.chunks(state), method.pack(flat, state)
 
         def reference() -> None:
-            again = kernels.encode(method.encoder, flat, chunks, 1, backend="reference", **method.encoder_settings())
-            kernels.decode(method.decoder, again, chunks, out, backend="reference", **method.decoder_settings())
+            again = encode(method.encoder, flat, chunks, 1, reference=True, **method.encoder_settings())
+            decode(method.decoder, again, chunks, out, reference=True, **method.decoder_settings())
 
         return Trial(
             lambda: method.pack(flat, state), lambda: method.unpack(packed, out, state), packed.nbytes, reference
@@ -222,8 +225,8 @@ def print_largest(flat: torch.Tensor, device: str) -> None:
         "torch.topk(values.abs(), k)": lambda: torch.topk(flat.abs(), k),
         "exact (topk, gtopk, dgc)": lambda: topk_indices(flat, k),
         "exact, plain torch": lambda: topk_reference.topk_indices(flat, k),
-        "estimated (sidco)": lambda: about_largest(flat, k, 1),
-        "estimated, plain torch": lambda: sidco_reference.about_largest(flat, k, 1),
+        "estimated (sidco)": lambda: approximate_topk(flat, k, 1),
+        "estimated, plain torch": lambda: approximate_topk_reference.approximate_topk(flat, k, 1),
     }
     for label, run in runs.items():
         taken_s = median_s(run, device, 15)
@@ -282,7 +285,7 @@ def main() -> None:
     flat = gradient(options.elements).to(options.device)
     copy = torch.empty_like(flat)
     copy_s = median_s(lambda: copy.copy_(flat), options.device, 30)
-    fused = "fused kernels" if kernels.has_fused(options.device) else "no fused kernels here: plain torch"
+    fused = "fused kernels" if has_faster("quantizers", options.device) else "no fused kernels here: plain torch"
     print(f"{options.elements / 1e6:g} M float32 values, {options.device}, {fused}; a copy takes {copy_s * 1e3:.4f} ms")
     print(f"{'method':28} encode ms decode ms    GB/s  smaller  of copy x reference  extra")
     for case in CASES:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 import torch
 
-from laconic.compression.kernels import topk_numba, topk_reference
+from laconic.compression.kernels.numba_cpu import topk as topk_numba
+from laconic.compression.kernels.reference import topk as topk_reference
 
 Estimator = Callable[[torch.Tensor, int], torch.Tensor]
 

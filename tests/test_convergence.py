@@ -22,7 +22,7 @@ RECIPE = Recipe(optimizer="sgd", learning_rate=0.1)
 
 def test_every_lossy_method_has_a_row_with_its_defaults() -> None:
     rows = GROUPS["compression"](100)
-    wanted = [kind.name for kind in COMPRESSORS if not issubclass(kind, Wrapper) and not kind.lossless]
+    wanted = [kind.name for kind in COMPRESSORS if not issubclass(kind, Wrapper) and not kind().traits.lossless]
     assert [row.method for row in rows] == wanted
     assert {row.method for row in GROUPS["gentler"](100)} <= set(wanted)
 

@@ -34,7 +34,7 @@ def _compression_row(group: str, text: str) -> Row:
     strategy = Strategy.parse(f"bsp / all_reduce / {text}")
     recipe = beside = None
     *_, base = strategy.compression.layers()
-    if base.accumulates:
+    if strategy.compression.traits.accumulates:
         # It adds the momentum itself, on the workers.
         recipe, beside = _SGD, _SGD_MOMENTUM
     elif isinstance(base, SignSgd):
@@ -48,7 +48,7 @@ def compression(steps: int) -> list[Row]:
     """Every method with its defaults, and with error feedback where it wants that."""
     plain = [kind() for kind in COMPRESSORS if not issubclass(kind, Wrapper) and kind is not NoCompression]
     return [
-        _compression_row("compression", str(ErrorFeedback(method) if method.wants_error_feedback else method))
+        _compression_row("compression", str(ErrorFeedback(method) if method.traits.wants_error_feedback else method))
         for method in plain
     ]
 

@@ -12,6 +12,7 @@
       CommunicationError     an exchange failed or did not finish in time
         PeerLost             ... because a named rank died, raised or stopped answering
         FrameRefused         ... because bytes on a socket are not a frame this job allows
+      MethodError            a method, most likely of another package, does not do what its contract says
       UsageError             a command was given something it cannot use
 
     LaconicWarning           what was asked for is done, but is probably not what was wanted
@@ -22,6 +23,8 @@ A message says where, what was found, what is allowed and what to do, in one lin
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -73,12 +76,24 @@ class FrameRefused(CommunicationError):
     """Bytes on a socket that are not a frame this job allows."""
 
 
+class MethodError(LaconicError):
+    """A method that does not do what its contract says."""
+
+
 class UsageError(LaconicError):
     """A command was given something it cannot use."""
 
 
 class LaconicWarning(UserWarning):
     """What was asked for is done, but is probably not what was wanted."""
+
+
+def warn_user(text: str) -> None:
+    """Give a LaconicWarning at the line of the user's code that called laconic, however deep that call went."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "laconic":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, LaconicWarning, stacklevel=level)
 
 
 def one_line(text: object, limit: int = 200) -> str:

@@ -47,7 +47,7 @@ def trains(strategies: list[str], steps: int) -> list[dict[str, object]]:
                         "num_buckets": len(session.plan.buckets),
                         "counted": session.traffic.sent_bytes("payload") - before,
                         "predicted": predicted,
-                        "exact": session.strategy.compression.exact(),
+                        "exact": session.strategy.compression.traits.exact_bytes,
                     }
                 )
     return results

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(60)
 SIZES = (0, 1, 7919, 10_007)
 ALL: list[Compressor] = [method for method in variants("compression") if isinstance(method, Compressor)]
 # A method with several rounds writes `exchange` and may have no `encode` of its own.
-SINGLE_ROUND = [method for method in ALL if method.alone()]
+SINGLE_ROUND = [method for method in ALL if method.traits.decodes_alone]
 
 every_compressor = pytest.mark.parametrize("compressor", ALL, ids=str)
 every_single_round_compressor = pytest.mark.parametrize("compressor", SINGLE_ROUND, ids=str)
@@ -65,7 +65,7 @@ def exchange(
         work.wait()
         waits += 1
     declared = compressor.num_waits(state.bucket, state.moment)
-    assert waits == declared or (waits < declared and not compressor.exact())
+    assert waits == declared or (waits < declared and not compressor.traits.exact_bytes)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -74,11 +74,11 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 def dtypes_and_sizes(compressor: Compressor, world_size: int) -> list[tuple[torch.dtype, int]]:
     """Every dtype and every size on any number of ranks; every pair of them on 2, 3 or 4."""
-    period = min(4, len(compressor.dtypes))
+    period = min(4, len(compressor.traits.dtypes))
     turns = (1, 2) if world_size == 2 else (world_size,)
     return [
         (dtype, numel)
-        for (i, dtype), (j, numel) in itertools.product(enumerate(compressor.dtypes), enumerate(SIZES))
+        for (i, dtype), (j, numel) in itertools.product(enumerate(compressor.traits.dtypes), enumerate(SIZES))
         if any((i + j - turn) % period == 0 for turn in turns)
     ]
 
@@ -114,16 +114,16 @@ def test_exchange(compressor: Compressor, world_size: int) -> None:
                 assert flat.dtype == dtype
                 assert bits(flat) == bits(replicas[0][step][0]), f"{dtype}, {numel} elements, step {step}"
                 assert bool(torch.isfinite(torch.view_as_real(flat) if dtype.is_complex else flat).all())
-                if compressor.exact():
+                if compressor.traits.exact_bytes:
                     assert sent == predicted, f"{dtype}, {numel} elements"
                 assert sent <= predicted
                 assert (sent > 0) == (world_size > 1 and numel > 0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("compressor", [method for method in ALL if method.lossless], ids=str)
+@pytest.mark.parametrize("compressor", [method for method in ALL if method.traits.lossless], ids=str)
 def test_lossless_compressors_give_the_exact_sum(compressor: Compressor, world_size: int) -> None:
-    for dtype in compressor.dtypes:
+    for dtype in compressor.traits.dtypes:
         bucket = one_bucket(10_007, dtype)
 
         def rank(transport: InProcessTransport, bucket: Bucket = bucket) -> torch.Tensor:
@@ -161,14 +161,14 @@ def test_lossy_compressors_come_close_over_time(compressor: Compressor) -> None:
     *_, base = compressor.layers()
     # A vote is no sum, and of two voters' half are ties; signs alone, taken twice, say little about magnitudes.
     votes = isinstance(base, SignSgd)
-    only_signs = isinstance(base, EfSignSgd | OneBit) and not compressor.keeps_residual
+    only_signs = isinstance(base, EfSignSgd | OneBit) and not compressor.traits.keeps_residual
     bound = 0.25 if votes or only_signs else 0.4
     assert torch.nn.functional.cosine_similarity(found[arrived], true[arrived], dim=0) > bound
 
 
 @every_single_round_compressor
 def test_payload_bytes_are_the_bytes_declared(compressor: Compressor) -> None:
-    for dtype in compressor.dtypes:
+    for dtype in compressor.traits.dtypes:
         for numel in SIZES:
             bucket = one_bucket(numel, dtype)
             payload = compressor.encode(values(0, 0, numel, dtype), compressor.init(bucket))
@@ -181,7 +181,7 @@ def test_payload_bytes_are_the_bytes_declared(compressor: Compressor) -> None:
 
 @every_single_round_compressor
 def test_encode_does_not_change_its_input_unless_it_is_the_payload(compressor: Compressor) -> None:
-    for dtype in compressor.dtypes:
+    for dtype in compressor.traits.dtypes:
         for numel in SIZES:
             state = compressor.init(one_bucket(numel, dtype))
             for step in range(3):
@@ -199,7 +199,7 @@ def test_encode_does_not_change_its_input_unless_it_is_the_payload(compressor: C
 @every_single_round_compressor
 def test_decode_leaves_the_payload_as_it_is(compressor: Compressor) -> None:
     """A wrapper decodes before the payload is sent, so decoding must not spoil it; and twice must be the same."""
-    for dtype in compressor.dtypes:
+    for dtype in compressor.traits.dtypes:
         for numel in SIZES:
             state = compressor.init(one_bucket(numel, dtype))
             payload = compressor.encode(values(0, 0, numel, dtype), state)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from laconic.compression import COMPRESSORS, Compressor, Wrapper
+from laconic.compression import COMPRESSORS, Compressor, ErrorFeedback, TopK, Wrapper
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-LOSSY: list[type[Compressor]] = [
-    method for method in COMPRESSORS if not issubclass(method, Wrapper) and not method.lossless
-]
+ALONE: list[Compressor] = [kind() for kind in COMPRESSORS if not issubclass(kind, Wrapper)]
+LOSSY = [method for method in ALONE if not method.traits.lossless]
 every_lossy_method = pytest.mark.parametrize("method", LOSSY, ids=lambda method: method.name)
 
 
@@ -26,17 +25,22 @@ def printed() -> dict[str, str]:
 
 
 @every_lossy_method
-def test_a_lossy_method_declares_what_was_measured(method: type[Compressor]) -> None:
-    assert method.loss_gap is not None, "run python -m benchmarks.convergence, keep its table, and declare what it says"
-    assert f"{method.loss_gap:+.1%}" == printed()[method.name].replace("-0.0%", "+0.0%")
+def test_a_lossy_method_declares_what_was_measured(method: Compressor) -> None:
+    assert method.traits.loss_gap is not None, (
+        "run python -m benchmarks.convergence, keep its table, and declare what it says"
+    )
+    assert f"{method.traits.loss_gap:+.1%}" == printed()[method.name].replace("-0.0%", "+0.0%")
 
 
-@pytest.mark.parametrize("method", [method for method in LOSSY if (method.loss_gap or 0) > 0.02], ids=lambda m: m.name)
-def test_the_page_of_a_method_that_misses_says_by_how_much(method: type[Compressor]) -> None:
+@pytest.mark.parametrize(
+    "method", [method for method in LOSSY if (method.traits.loss_gap or 0) > 0.02], ids=lambda m: m.name
+)
+def test_the_page_of_a_method_that_misses_says_by_how_much(method: Compressor) -> None:
     pages = [path.read_text(encoding="utf-8") for path in (DOCS / "compression").glob("*.md")]
-    figure = f"{method.loss_gap:+.1%}"
+    figure = f"{method.traits.loss_gap:+.1%}"
     assert any(re.search(rf"`{method.name}[^`]*`[^\n]*{re.escape(figure)}", page) for page in pages), figure
 
 
 def test_what_loses_nothing_has_no_gap() -> None:
-    assert all(method.loss_gap is None for method in COMPRESSORS if method.lossless or issubclass(method, Wrapper))
+    assert all(method.traits.loss_gap is None for method in ALONE if method.traits.lossless)
+    assert ErrorFeedback(TopK()).traits.loss_gap is None, "it was measured for a method by itself"

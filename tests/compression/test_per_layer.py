@@ -10,6 +10,7 @@ from laconic.compression import Bf16, Compressor, ErrorFeedback, NoCompression, 
 from laconic.core.exchange import Exchange, in_lockstep
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
@@ -17,6 +18,7 @@ from laconic.core.transport import DoneWork
 from laconic.errors import AttachError
 from tests.compression.test_laws import bits, exchange, values
 
+SGD = OptimizerFacts(name="SGD")
 TENSORS = (
     TensorSpec("0.weight", (12, 20)),
     TensorSpec("0.bias", (12,)),
@@ -115,13 +117,13 @@ def test_metrics_come_from_the_part_that_is_compressed() -> None:
 
 
 def test_settings_without_effect_are_refused() -> None:
-    PerLayer(Bf16(), skip="*norm*").check(TENSORS)
+    PerLayer(Bf16(), skip="*norm*").check(TENSORS, SGD)
     with pytest.raises(AttachError, match=r'skip="\*\.bais" matches no parameter of this model.*"0\.weight"'):
-        PerLayer(Bf16(), skip="*.bais").check(TENSORS)
+        PerLayer(Bf16(), skip="*.bais").check(TENSORS, SGD)
     with pytest.raises(AttachError, match="per_layer leaves all 6 alone"):
-        PerLayer(Bf16(), min_numel=1000).check(TENSORS)
+        PerLayer(Bf16(), min_numel=1000).check(TENSORS, SGD)
     with pytest.raises(AttachError, match=r"powersgd\.rank=6 compresses no parameter"):
-        PerLayer(PowerSgd(rank=6), skip="*.weight").check(TENSORS)
+        PerLayer(PowerSgd(rank=6), skip="*.weight").check(TENSORS, SGD)
 
 
 def test_lockstep() -> None:

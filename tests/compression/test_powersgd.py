@@ -13,6 +13,7 @@ from laconic.compression.powersgd import _random, orthonormal
 from laconic.core.exchange import Round
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
@@ -34,6 +35,7 @@ BUCKET = Bucket(
     )
 )
 CPU = torch.device("cpu")
+SGD = OptimizerFacts(name="SGD")
 
 
 def one(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Bucket:
@@ -225,11 +227,11 @@ def test_orthonormal(rows: int, rank: int) -> None:
 
 def test_a_rank_without_effect_is_refused() -> None:
     specs = [TensorSpec("big", (12, 24)), TensorSpec("small", (3, 3)), TensorSpec("bias", (100,))]
-    PowerSgd(rank=7).check(specs)
+    PowerSgd(rank=7).check(specs, SGD)
     with pytest.raises(AttachError, match=r'powersgd\.rank=8 compresses no parameter.*at most 7 \(for "big"\)'):
-        PowerSgd(rank=8).check(specs)
+        PowerSgd(rank=8).check(specs, SGD)
     with pytest.raises(AttachError, match="No parameter is a matrix large enough"):
-        PowerSgd(rank=1).check(specs[2:])
+        PowerSgd(rank=1).check(specs[2:], SGD)
 
     def one_rank(transport: InProcessTransport) -> None:
         model = mlp()

@@ -23,7 +23,7 @@ from laconic.compression import (
     SignSgd,
     TernGrad,
 )
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
@@ -221,8 +221,8 @@ def _standard_errors_off(method: Quantizer, steps: int) -> float:
 @every_quantizer
 def test_unbiased_says_the_truth(method: Quantizer) -> None:
     """The mean over many steps is the value itself, within what chance allows, exactly where the method says so."""
-    off = _standard_errors_off(method, 500 if method.unbiased else 100)
-    assert (off < 4.5) == method.unbiased, f"off by {off:.1f} standard errors"
+    off = _standard_errors_off(method, 500 if method.traits.unbiased else 100)
+    assert (off < 4.5) == method.traits.unbiased, f"off by {off:.1f} standard errors"
 
 
 def test_terngrad_is_biased_by_nothing_but_clipping() -> None:
@@ -259,7 +259,7 @@ def test_random_numbers_belong_to_step_parameter_and_rank(method: Quantizer) -> 
     for tensor, place in BUCKET.segments():
         alone = decoded(method, flat[place].clone(), Bucket((tensor,)))
         assert bits(alone) == bits(together[place]), "the same in any bucket"
-    stochastic = bool(method.unbiased) or isinstance(method, TernGrad)
+    stochastic = bool(method.traits.unbiased) or isinstance(method, TernGrad)
     last = Bucket((TensorSpec("d", (700,)),))
     other_name = decoded(method, flat[-700:].clone(), Bucket((TensorSpec("e", (700,)),)))
     assert (bits(other_name) != bits(decoded(method, flat[-700:].clone(), last))) == stochastic
@@ -407,8 +407,8 @@ def test_settings_are_refused_clearly(make: Callable[[], object], message: str) 
 
 
 def test_who_wants_error_feedback() -> None:
-    assert {method.name for method in METHODS if method.wants_error_feedback} == {"ef_signsgd", "onebit"}
-    assert not any(method.lossless for method in METHODS)
+    assert {method.name for method in METHODS if method.traits.wants_error_feedback} == {"ef_signsgd", "onebit"}
+    assert not any(method.traits.lossless for method in METHODS)
 
 
 @pytest.mark.parametrize("block", [64, 512])
@@ -429,7 +429,7 @@ def test_where_a_residual_of_qsgd_grows(block: int) -> None:
     stays, grows = Qsgd(levels=half + 1, block=block), Qsgd(levels=half // 2, block=block)
     assert residual(stays) < 10
     assert residual(grows) > 1000
-    assert not stays.amplifies()
-    assert grows.amplifies()
+    assert not stays.traits.amplifies
+    assert grows.traits.amplifies
     with pytest.raises(IllegalCombination, match="would grow for ever"):
         Strategy(compression=ErrorFeedback(grows))

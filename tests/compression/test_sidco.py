@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from laconic.compression import Sidco
-from laconic.compression.kernels.sidco_reference import sample_places
+from laconic.compression.kernels.reference.approximate_topk import sample_places
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec

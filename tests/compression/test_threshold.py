@@ -49,7 +49,7 @@ def test_the_bound_holds_whatever_is_sent(indices: str, numel: int) -> None:
     assert counts.sizes == (4,)
     for count in {0, 1, numel // 2, numel - 1, numel}:
         assert compressor._bytes(numel, count) <= payload.sizes[0]
-    assert not compressor.exact()
+    assert not compressor.traits.exact_bytes
 
 
 def test_the_threshold_itself_is_not_above_it() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from laconic.architecture.all_reduce import round_sent
 from laconic.compression import Compressor, DctTopK, Dgc, ErrorFeedback, GTopK, Packed, Sidco, Threshold, TopK
-from laconic.compression.wire.sparse import Sparse
+from laconic.compression.families.sparsifier import Sparsifier
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
@@ -123,7 +123,7 @@ FINITE_LOSS = [
 def test_what_is_not_finite_arrives(compressor: Compressor, bad: float) -> None:
     """Everyone must see that a step went wrong; with error feedback too, and only once."""
     bucket = Bucket((TensorSpec("w", (5000,)), TensorSpec("b", (3,))))
-    stacks = [compressor] if compressor.keeps_residual else [compressor, ErrorFeedback(compressor)]
+    stacks = [compressor] if compressor.traits.keeps_residual else [compressor, ErrorFeedback(compressor)]
     for stack in stacks:
 
         def rank(transport: InProcessTransport, stack: Compressor = stack) -> list[torch.Tensor]:
@@ -146,7 +146,7 @@ def test_what_is_not_finite_arrives(compressor: Compressor, bad: float) -> None:
 
 
 @pytest.mark.parametrize("compressor", [TopK(density=0.1), Sidco(density=0.1), DctTopK(density=0.1)], ids=str)
-def test_another_compressor_can_code_the_values(compressor: Sparse) -> None:
+def test_another_compressor_can_code_the_values(compressor: Sparsifier) -> None:
     """What a chain of two methods uses gives what the method itself gives."""
     state = compressor.init(LAYERS)
     flat = values(0, 0, LAYERS.numel, torch.float32)

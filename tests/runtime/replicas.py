@@ -10,14 +10,23 @@ from torch import nn
 
 import laconic
 from laconic.core.in_process import InProcessTransport
+from laconic.strategy import as_strategy
 
 Loss = Callable[[nn.Module, int, int], torch.Tensor | None]
 """(model, step, rank) -> the loss to differentiate, or None to skip the backward pass."""
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+def sgd(model: nn.Module, strategy: laconic.Strategy | str = "bsp") -> torch.optim.Optimizer:
+    """SGD, with momentum unless the strategy keeps that itself."""
+    momentum = 0.0 if keeps_momentum(strategy) else 0.9
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=0.01)
+
+
+def keeps_momentum(strategy: laconic.Strategy | str) -> bool:
+    """Whether the optimizer must have no momentum."""
+    chosen = as_strategy(strategy)
+    return chosen.compression.traits.accumulates or chosen.synchronization.name == "demo"
 
 
 def mlp() -> nn.Module:

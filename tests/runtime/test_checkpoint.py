@@ -26,7 +26,7 @@ STRATEGY = "bsp / all_reduce / bf16 + error_feedback / fusion"
 def states(world_size: int, strategy: str = STRATEGY) -> list[dict]:
     def one_rank(transport: InProcessTransport) -> dict:
         model = mlp()
-        optimizer = sgd(model)
+        optimizer = sgd(model, strategy)
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(3):
                 mlp_loss(model, step, transport.rank).backward()
@@ -40,7 +40,7 @@ def states(world_size: int, strategy: str = STRATEGY) -> list[dict]:
 def load(state: dict, rank: int, world_size: int, strategy: str = STRATEGY) -> None:
     def one_rank(transport: InProcessTransport) -> None:
         model = mlp()
-        with laconic.attach(model, sgd(model), strategy, transport=transport) as session:
+        with laconic.attach(model, sgd(model, strategy), strategy, transport=transport) as session:
             if transport.rank == rank:
                 session.load_state_dict(state)
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from laconic.compression import Compressor
+from laconic.compression.traits import Traits
 from laconic.core.clock import WallClock
 from laconic.core.event import DiscardEvents
 from laconic.core.exchange import Exchange, Group, Round, one_round
@@ -35,7 +36,10 @@ class Halves(Compressor):
     """Sums the two halves of a bucket in two rounds, then a checksum in a third; buckets of odd size take one more."""
 
     name: ClassVar[str] = "halves"
-    lossless: ClassVar[bool] = True
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(lossless=True)
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None

@@ -48,7 +48,7 @@ def test_replicas_end_identical_and_bytes_are_as_predicted(strategy: Strategy, w
 
     def one_rank(transport: InProcessTransport) -> dict[str, torch.Tensor]:
         model = copy.deepcopy(original)
-        optimizer = sgd(model)
+        optimizer = sgd(model, strategy)
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(4):
                 predicted = session.predicted_bytes_per_step()
@@ -64,7 +64,7 @@ def test_replicas_end_identical_and_bytes_are_as_predicted(strategy: Strategy, w
                     planned = strategy.plan_bytes_per_step(strategy.plan(specs), moment)
                     assert counted <= predicted
                     assert predicted == planned
-                    if strategy.compression.exact():
+                    if strategy.compression.traits.exact_bytes:
                         assert counted == predicted
             assert session.traffic.sent_bytes("buffers") == 0
         return snapshot(model)
@@ -80,7 +80,7 @@ def test_saved_and_loaded_training_continues_bit_for_bit(strategy: Strategy, tmp
 
     def one_rank(transport: InProcessTransport) -> None:
         model = copy.deepcopy(original)
-        optimizer = sgd(model)
+        optimizer = sgd(model, strategy)
 
         def steps(session: laconic.Session, first: int, last: int) -> dict[str, torch.Tensor]:
             for step in range(first, last):
@@ -119,7 +119,7 @@ def test_detach_leaves_no_trace(strategy: Strategy) -> None:
 
     def one_rank(transport: InProcessTransport) -> dict[str, torch.Tensor]:
         model = copy.deepcopy(original)
-        optimizer = sgd(model)
+        optimizer = sgd(model, strategy)
         before = {key: copy.copy(value) for key, value in vars(model).items()}
         keys = list(model.state_dict())
         with laconic.attach(model, optimizer, strategy, transport=transport):

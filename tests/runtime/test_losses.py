@@ -63,8 +63,8 @@ def test_a_metric_that_is_not_finite_is_left_open() -> None:
 )
 def test_losses_that_nobody_makes_good_are_warned_of_on_every_rank(compression: str, warns: bool) -> None:
     def one_rank(transport: InProcessTransport) -> None:
-        replica = model()
-        laconic.attach(replica, sgd(replica), f"bsp / all_reduce / {compression}", transport=transport).detach()
+        replica, strategy = model(), f"bsp / all_reduce / {compression}"
+        laconic.attach(replica, sgd(replica, strategy), strategy, transport=transport).detach()
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

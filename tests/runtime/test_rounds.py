@@ -20,7 +20,7 @@ from laconic.errors import CommunicationError
 from laconic.strategy import Strategy
 from laconic.synchronization import SYNCHRONIZATIONS, LocalUpdates, Synchronization
 from tests.least_squares import NAMES, trained
-from tests.runtime.replicas import assert_equal, data, snapshot
+from tests.runtime.replicas import assert_equal, data, keeps_momentum, snapshot
 from tests.strategy.generate import with_partners
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")]
@@ -63,8 +63,8 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, r
     optimizer.zero_grad()
 
 
-def _sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+def _sgd(model: torch.nn.Module, strategy: Strategy | str = "bsp") -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.0 if keeps_momentum(strategy) else 0.5)
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -82,7 +82,7 @@ def _by_rank(world_size: int, work: Callable[[InProcessTransport, torch.nn.Modul
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_replicas_are_identical_where_promised_and_can_always_be_averaged(strategy: Strategy, world_size: int) -> None:
     def one_rank(transport: InProcessTransport, model: torch.nn.Module) -> tuple:
-        optimizer = _sgd(model)
+        optimizer = _sgd(model, strategy)
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(2 * PERIOD + 2):
                 _step(model, optimizer, step, transport.rank)
@@ -124,7 +124,7 @@ def test_bytes_over_whole_periods_are_as_predicted(strategy: Strategy, world_siz
     late = strategy.architecture.scope == "neighbours" and plans[0].launch == "after_backward"
 
     def one_rank(transport: InProcessTransport, model: torch.nn.Module) -> None:
-        optimizer = _sgd(model)
+        optimizer = _sgd(model, strategy)
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(3 * PERIOD):
                 before = session.traffic.sent_bytes("payload")
@@ -136,7 +136,7 @@ def test_bytes_over_whole_periods_are_as_predicted(strategy: Strategy, world_siz
                 moment = Moment(complete - 1, transport.rank, world_size, rule.round_number(complete - 1))
                 due = _rounds_due(strategy, complete) if complete else []
                 predicted = sum(strategy.plan_bytes(plans[part], moment) for part in due)
-                if strategy.compression.exact():
+                if strategy.compression.traits.exact_bytes:
                     assert counted == predicted, f"step {step}"
                 assert counted <= predicted
                 assert (counted > 0) == (world_size > 1 and bool(due)) or strategy.architecture.scope == "neighbours"
@@ -149,7 +149,7 @@ def test_predicted_bytes_per_step_are_those_of_a_period(strategy: Strategy) -> N
     rule = strategy.synchronization
 
     def one_rank(transport: InProcessTransport, model: torch.nn.Module) -> tuple[int, float]:
-        optimizer, counted = _sgd(model), []
+        optimizer, counted = _sgd(model, strategy), []
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(PERIOD * 4):
                 _step(model, optimizer, step, transport.rank)
@@ -159,7 +159,7 @@ def test_predicted_bytes_per_step_are_those_of_a_period(strategy: Strategy) -> N
         return predicted, (counted[-1] - counted[PERIOD * 2 - 1]) / (PERIOD * 2)
 
     for predicted, counted in _by_rank(4, one_rank):
-        if not strategy.compression.exact():
+        if not strategy.compression.traits.exact_bytes:
             assert counted <= predicted
         elif strategy.architecture.scope == "everyone" or strategy.architecture.meets_the_same():
             # Rounded to whole bytes once per plan.
@@ -174,7 +174,7 @@ def test_saved_and_loaded_training_continues_bit_for_bit(strategy: Strategy, sav
 
     def one_rank(transport: InProcessTransport, model: torch.nn.Module) -> None:
         fresh, path = copy.deepcopy(model), tmp_path / f"rank{transport.rank}.pt"
-        optimizer = _sgd(model)
+        optimizer = _sgd(model, strategy)
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(saved_after):
                 _step(model, optimizer, step, transport.rank)
@@ -184,7 +184,7 @@ def test_saved_and_loaded_training_continues_bit_for_bit(strategy: Strategy, sav
                 _step(model, optimizer, step, transport.rank)
             uninterrupted = snapshot(model)
         loaded = torch.load(path, weights_only=True)
-        optimizer = _sgd(fresh)
+        optimizer = _sgd(fresh, strategy)
         with laconic.attach(fresh, optimizer, strategy, transport=transport) as session:
             fresh.load_state_dict(loaded["model"])
             optimizer.load_state_dict(loaded["optimizer"])
@@ -202,7 +202,7 @@ def test_detach_leaves_no_trace(strategy: Strategy) -> None:
     """Also while something is on its way; and the same transport can carry another session at once."""
 
     def one_rank(transport: InProcessTransport, model: torch.nn.Module) -> None:
-        optimizer = _sgd(model)
+        optimizer = _sgd(model, strategy)
         for _ in range(2):
             with laconic.attach(model, optimizer, strategy, transport=transport):
                 for step in range(PERIOD + 1):
@@ -286,7 +286,7 @@ def _gated_steps(strategy: str, steps: int, open_after: int, *, patience_s: floa
 
     def one_rank(transport: InProcessTransport) -> list[int]:
         model, events = models[transport.rank], laconic.EventList()
-        optimizer = _sgd(model)
+        optimizer = _sgd(model, strategy)
         with laconic.attach(model, optimizer, strategy, transport=transport, events=events):
             for step in range(steps):
                 if step == open_after:
@@ -372,7 +372,7 @@ def test_gossip_with_local_steps_keeps_no_anchor() -> None:
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
 def test_another_number_of_workers_goes_on_from_a_saved_state(strategy: str, before: int, after: int) -> None:
     def first(transport: InProcessTransport, model: torch.nn.Module) -> tuple:
-        optimizer = _sgd(model)
+        optimizer = _sgd(model, strategy)
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(PERIOD + 2):
                 _step(model, optimizer, step, transport.rank)
@@ -382,7 +382,7 @@ def test_another_number_of_workers_goes_on_from_a_saved_state(strategy: str, bef
     states = laconic.runtime.redistribute([state for state, _ in saved], after)
 
     def second(transport: InProcessTransport, model: torch.nn.Module) -> tuple:
-        optimizer = _sgd(model)
+        optimizer = _sgd(model, strategy)
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             model.load_state_dict(saved[min(transport.rank, before - 1)][1])
             session.load_state_dict(states[transport.rank])

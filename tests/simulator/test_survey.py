@@ -45,7 +45,7 @@ def test_only_one_exchange_after_the_backward_pass_was_used() -> None:
 def test_methods_are_strategies_of_this_library() -> None:
     for text in METHODS.values():
         strategy = Strategy.parse(text)
-        assert strategy.compression.lossless
+        assert strategy.compression.traits.lossless
         assert strategy.exchanges_gradients()
 
 

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from laconic.compression import Compressor, Fp16, Wrapper
+from laconic.compression import Compressor, ErrorFeedback, Fp16, MomentumCorrection, Wrapper
 from laconic.errors import IllegalCombination
 from laconic.strategy import AXES, Strategy, legality
 from tests.strategy.generate import WRAPPERS, bases, is_legal
@@ -56,17 +56,17 @@ def _stack(base: type[Compressor], wrappers: tuple[type[Wrapper], ...]) -> Compr
 
 def _makes_sense(base: type[Compressor], wrappers: tuple[type[Wrapper], ...]) -> bool:
     """From the inside out: every wrapper once, on something it works on, residuals once and inside momentum once."""
-    below: list[type[Compressor]] = [base]
+    below: Compressor = base()
     for wrapper in wrappers:
-        if wrapper in below or not issubclass(below[-1], wrapper.wraps):
+        if wrapper in map(type, below.layers()) or not isinstance(below, wrapper.wraps):
             return False
-        if (wrapper.needs_loss and below[-1].lossless) or (
-            wrapper.keeps_residual and any(layer.keeps_residual or layer.accumulates for layer in below)
-        ):
+        if wrapper.needs_loss and below.traits.lossless:
             return False
-        if wrapper.accumulates and any(layer.accumulates for layer in below):
+        if wrapper is ErrorFeedback and (below.traits.keeps_residual or below.traits.accumulates):
             return False
-        below.append(wrapper)
+        if wrapper is MomentumCorrection and below.traits.accumulates:
+            return False
+        below = wrapper(below)
     return True
 
 

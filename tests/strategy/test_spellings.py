@@ -77,18 +77,18 @@ SPELLINGS = [
         ["bsp / all_reduce / bf16+error_feedback / sequential"],
     ),
     (
-        "bsp / all_reduce / topk(density=0.05) + chain(second=qsgd(levels=3)) + error_feedback / fusion",
-        Strategy(compression=ErrorFeedback(Chain(TopK(density=0.05), second=Qsgd(levels=3)))),
+        "bsp / all_reduce / topk(density=0.05) + chain(second=qsgd(levels=15)) + error_feedback / fusion",
+        Strategy(compression=ErrorFeedback(Chain(TopK(density=0.05), second=Qsgd(levels=15)))),
         """
         [compression]
         name = "topk"
         density = "5%"
-        with = [{ name = "chain", second = { name = "qsgd", levels = 3 } }, "error_feedback"]
+        with = [{ name = "chain", second = { name = "qsgd", levels = 15 } }, "error_feedback"]
         """,
         [
-            "bsp / all_reduce / topk(5%) + chain(qsgd(levels=3)) + error_feedback",
-            "bsp / all_reduce / topk(5%) + chain(second = qsgd( levels = 3 )) + error_feedback()",
-            "bsp / all_reduce / topk(5%) + chain('qsgd(levels=3)') + error_feedback",
+            "bsp / all_reduce / topk(5%) + chain(qsgd(levels=15)) + error_feedback",
+            "bsp / all_reduce / topk(5%) + chain(second = qsgd( levels = 15 )) + error_feedback()",
+            "bsp / all_reduce / topk(5%) + chain('qsgd(levels=15)') + error_feedback",
         ],
     ),
     (

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from laconic.compression import Compressor
 from laconic.compression.contract import Uncompressed
+from laconic.compression.traits import Traits
 from laconic.core.clock import VirtualClock
 from laconic.core.exchange import Exchange, Group
 from laconic.core.payload import Payload
@@ -50,8 +51,9 @@ class InRounds(Pretended):
 
     name: ClassVar[str] = "in_rounds"
 
-    def alone(self) -> bool:
-        return False
+    @property
+    def traits(self) -> Traits:
+        return Traits(decodes_alone=False)
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None

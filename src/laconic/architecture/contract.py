@@ -21,8 +21,27 @@ Scope = Literal["everyone", "neighbours"]
 come closer without being equal."""
 
 
+class CodecTraits(Protocol):
+    """The facts about a compressor that an architecture asks for."""
+
+    @property
+    def decodes_alone(self) -> bool:
+        """One rank's payload can be decoded without the others'."""
+        ...
+
+    @property
+    def sums_only(self) -> bool:
+        """Every round of an exchange is a sum."""
+        ...
+
+
 class Codec(Protocol):
     """What an architecture needs to know of a compressor."""
+
+    @property
+    def traits(self) -> CodecTraits:
+        """Facts about it."""
+        ...
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """What this rank sends for `flat`."""
@@ -48,14 +67,6 @@ class Codec(Protocol):
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
         """How often one exchange yields."""
-        ...
-
-    def alone(self) -> bool:
-        """Whether one rank's payload can be read without the others'."""
-        ...
-
-    def sums_only(self) -> bool:
-        """Whether every round of an exchange is a sum."""
         ...
 
     def back(self) -> Codec:

@@ -81,7 +81,7 @@ class ParameterServer(Architecture):
     ) -> Exchange:
         """Send this rank's payload, get the sum of all; in several rounds where the compressor needs them."""
         assert wire.servers is not None
-        if not compression.alone():
+        if not compression.traits.decodes_alone:
             group = _AtServer(wire.servers, wire, state.moment)
             yield from compression.exchange(flat, state, group, own)
             return
@@ -96,13 +96,13 @@ class ParameterServer(Architecture):
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """One payload, or what each round sums."""
-        if compression.alone():
+        if compression.traits.decodes_alone:
             return compression.payload_bytes(bucket, moment)
         return sum(size for round in compression.rounds(bucket, moment) for size in round.sizes)
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
         """To the server and back, once or as often as the compressor has rounds."""
-        if compression.alone():
+        if compression.traits.decodes_alone:
             sent = compression.payload_bytes(bucket, moment)
             back = compression.back().payload_bytes(bucket, moment)
             return (Move("serve", (sent,), answer_bytes=back),)
@@ -111,7 +111,7 @@ class ParameterServer(Architecture):
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """One, or as often as the compressor."""
-        return 1 if compression.alone() else compression.num_waits(bucket, moment)
+        return 1 if compression.traits.decodes_alone else compression.num_waits(bucket, moment)
 
 
 class _AtServer:

@@ -3,8 +3,8 @@
 With --json, one stable document:
 
     {"axes": {AXIS: [{"name": str, "summary": str, "wrapper": bool,
-                      "lossless": bool,                                   compression only
-                      "unbiased": bool, "wants_error_feedback": bool,     compression only, null for wrappers
+                      "lossless": bool,                                   compression only, null for wrappers
+                      "unbiased": bool, "wants_error_feedback": bool,     likewise
                       "ratio": float,                                     likewise: times fewer bytes than fp32
                       "exact": bool,                                      likewise: false if that is the least
                       "loss_gap": float,                                  likewise: 0.02 is 2% above; null: not measured
@@ -71,13 +71,15 @@ def _method_as_json(method: type[Method]) -> dict[str, object]:
         "wrapper": issubclass(method, Wrapper),
     }
     if issubclass(method, Compressor):
-        entry["lossless"] = method.lossless
+        # What a wrapper is like depends on what it wraps.
         compressor = None if issubclass(method, Wrapper) else method()
-        entry["unbiased"] = compressor and compressor.unbiased
-        entry["wants_error_feedback"] = compressor and compressor.wants_error_feedback
+        traits = None if compressor is None else compressor.traits
+        entry["lossless"] = traits and traits.lossless
+        entry["unbiased"] = traits and traits.unbiased
+        entry["wants_error_feedback"] = traits and traits.wants_error_feedback
         entry["ratio"] = compressor and _ratio(compressor)
-        entry["exact"] = compressor and compressor.exact()
-        entry["loss_gap"] = compressor and compressor.loss_gap
+        entry["exact"] = traits and traits.exact_bytes
+        entry["loss_gap"] = traits and traits.loss_gap
     entry["settings"] = [
         {
             "name": key,
@@ -101,9 +103,11 @@ def _axis_as_text(axis: str) -> Group:
         if is_wrapper:
             summary.append("\nA wrapper: write it after another method and a +.", style="dim")
         elif issubclass(method, Compressor):
-            summary.append(f"\n{_properties(method())}", style="dim")
-            if method.loss_gap is not None and method.loss_gap > _NEAR:
-                figure = f"{method.loss_gap:+.1%}"
+            compressor = method()
+            summary.append(f"\n{_properties(compressor)}", style="dim")
+            gap = compressor.traits.loss_gap
+            if gap is not None and gap > _NEAR:
+                figure = f"{gap:+.1%}"
                 summary.append(f"\nLoss {figure} beside no compression: docs/results/convergence.md.", style="dim")
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
         settings = {
@@ -119,14 +123,14 @@ def _axis_as_text(axis: str) -> Group:
 
 def _properties(compressor: Compressor) -> str:
     """What it saves and what it costs, in a few words."""
-    ratio = _ratio(compressor)
+    ratio, traits = _ratio(compressor), compressor.traits
     times = f"{ratio:.3g} times fewer bytes" if ratio >= 1 else f"{1 / ratio:.3g} times MORE bytes"
     words = [
-        "as many bytes" if ratio == 1 else times if compressor.exact() else f"at worst {times}",
-        "lossless" if compressor.lossless else "unbiased" if compressor.unbiased else "biased",
+        "as many bytes" if ratio == 1 else times if traits.exact_bytes else f"at worst {times}",
+        "lossless" if traits.lossless else "unbiased" if traits.unbiased else "biased",
     ]
-    if compressor.wants_error_feedback or compressor.keeps_residual:
-        words.append("keeps a residual" if compressor.keeps_residual else "wants error_feedback")
+    if traits.wants_error_feedback or traits.keeps_residual:
+        words.append("keeps a residual" if traits.keeps_residual else "wants error_feedback")
     return ", ".join(words)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from laconic.compression.contract import Compressor
-from laconic.compression.kernels import encode
+from laconic.compression.kernels.quantizers import encode
+from laconic.compression.traits import Traits
 from laconic.compression.wire.chunks import chunks_of
 from laconic.compression.wire.seeds import moment_seed
 from laconic.core.exchange import Round
@@ -61,8 +62,12 @@ class Fp16(Cast):
     """
 
     name: ClassVar[str] = "fp16"
-    loss_gap: ClassVar[float | None] = 0.007
     wire_dtype: ClassVar[torch.dtype] = torch.float16
+
+    @property
+    def traits(self) -> Traits:
+        """Measured with default settings."""
+        return replace(super().traits, loss_gap=0.007)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,5 +78,9 @@ class Bf16(Cast):
     """
 
     name: ClassVar[str] = "bf16"
-    loss_gap: ClassVar[float | None] = -0.003
     wire_dtype: ClassVar[torch.dtype] = torch.bfloat16
+
+    @property
+    def traits(self) -> Traits:
+        """Measured with default settings."""
+        return replace(super().traits, loss_gap=-0.003)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from laconic.compression.contract import Compressor, Packed, Wrapper
+from laconic.compression.families.sparsifier import Sparsifier
 from laconic.compression.integer import Int8
-from laconic.compression.wire.sparse import Sparse
+from laconic.compression.traits import Traits
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
-from laconic.errors import InvalidSetting
+from laconic.errors import IllegalCombination, InvalidSetting
 from laconic.settings import method
 
 
@@ -34,7 +36,7 @@ class Chain(Wrapper):
     """
 
     name: ClassVar[str] = "chain"
-    wraps: ClassVar[type[Compressor]] = Sparse
+    wraps: ClassVar[type[Compressor]] = Sparsifier
 
     second: Compressor = method(Int8(), wants=Packed)
     """What codes the selected values."""
@@ -47,11 +49,24 @@ class Chain(Wrapper):
                 "selects, before the +."
             )
 
-    def check(self, tensors: Sequence[TensorSpec]) -> None:
+    def traits_around(self, inner: Traits) -> Traits:
+        """What holds only if it holds for both methods, and what holds if it does for one."""
+        second = self.second.traits
+        return replace(
+            inner,
+            unbiased=inner.unbiased and second.unbiased,
+            keeps_scale=inner.keeps_scale and second.keeps_scale,
+            scale_equivariant=inner.scale_equivariant and second.scale_equivariant,
+            amplifies=inner.amplifies or second.amplifies,
+            payloads_add_up=False,
+            exact_bytes=inner.exact_bytes and second.exact_bytes,
+        )
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """As both do, each for what it gets."""
         both = self._both
-        both.sparse.check(tensors)
-        both.second.check(both.sparse.values_bucket(Bucket(tuple(tensors))).tensors)
+        both.sparse.check(tensors, optimizer)
+        both.second.check(both.sparse.values_bucket(Bucket(tuple(tensors))).tensors, optimizer)
 
     def init(self, bucket: Bucket) -> BucketState:
         """The first one's state, and the second's for the values."""
@@ -77,10 +92,6 @@ class Chain(Wrapper):
         """Of both."""
         return self._both.packed_bytes(bucket)
 
-    def exact(self) -> bool:
-        """If both are."""
-        return self.inner.exact() and self.second.exact()
-
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
@@ -89,8 +100,14 @@ class Chain(Wrapper):
 
     @property
     def _both(self) -> _Both:
-        assert isinstance(self.inner, Sparse), "refused by the rules of legality"
-        assert isinstance(self.second, Packed), "refused by the rules of legality"
+        if not isinstance(self.inner, Sparsifier):
+            raise IllegalCombination(
+                f'compression.chain wraps a method that sends a few entries, such as topk, got "{self.inner}".'
+            )
+        if not isinstance(self.second, Packed):
+            raise IllegalCombination(
+                f'compression.chain.second codes values into bytes, which "{self.second}" does not. Use int8.'
+            )
         return _Both(sparse=self.inner, second=self.second, route=self.inner.route)
 
 
@@ -98,7 +115,8 @@ class Chain(Wrapper):
 class _Both(Packed):
     """Both methods as one: coded places, then coded values."""
 
-    sparse: Sparse
+    name: ClassVar[str] = "chain"
+    sparse: Sparsifier
     second: Packed
 
     def init(self, bucket: Bucket) -> BucketState:
@@ -107,7 +125,7 @@ class _Both(Packed):
         return state
 
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
-        places, values = self.sparse.select(flat, state)
+        places, values = self.sparse.selected(flat, state)
         coded = self.second.pack(values.to(torch.float32), state.part(-1))
         return torch.cat((self.sparse.pack_indices(places, state.bucket), coded))
 

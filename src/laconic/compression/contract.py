@@ -14,14 +14,16 @@ from typing import ClassVar, Literal
 
 import torch
 
+from laconic.compression.traits import REAL_DTYPES, Traits
 from laconic.compression.wire.shards import Shard, shards_of
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
 from laconic.core.tensor import TensorSpec
-from laconic.errors import StrategyError
+from laconic.errors import MethodError, StrategyError
 from laconic.settings import Method, choice, found
 
 
@@ -30,31 +32,23 @@ class Compressor(Method):
     """WHAT goes on the wire."""
 
     axis: ClassVar[str] = "compression"
-    lossless: ClassVar[bool] = False
-    """The receiver gets exactly what was sent, so there is no error to feed back."""
-    unbiased: ClassVar[bool] = False
-    """On average over its random choices, what arrives is what was sent."""
-    wants_error_feedback: ClassVar[bool] = False
-    """Trains worse, or not at all, without something that sends later what was lost now."""
-    keeps_residual: ClassVar[bool] = False
-    """Sends later what was lost now."""
-    keeps_scale: ClassVar[bool] = True
-    """What arrives is as large as what was sent; else it is only a direction, which an optimizer can follow but by
-    which no parameter can be moved."""
-    loss_gap: ClassVar[float | None] = None
-    """By which share the tiny GPT's loss ends above the uncompressed one, with defaults and error feedback where it is
-    wanted, as docs/results/convergence.md prints it; None: not measured, or nothing is lost."""
-    sees_shapes: ClassVar[bool] = False
-    """What it does to a tensor depends on more than its elements, so pieces of one would not do."""
-    accumulates: ClassVar[bool] = False
-    """What it sends is built up from earlier inputs too, so input minus what was sent is not what was lost."""
     on_resize: ClassVar[Mapping[str, Resize]] = {}
     """What becomes of its fields of state when the number of workers changes; a field not named here is a "sum"."""
-    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    """Gradient dtypes it can carry."""
+    scaled_fields: ClassVar[frozenset[str]] = frozenset()
+    """Its fields of state that are in the unit of the gradients: they follow when a GradScaler changes its scale."""
 
-    def check(self, tensors: Sequence[TensorSpec]) -> None:
-        """Raise AttachError if a setting can have no effect on a model with these parameters."""
+    @property
+    def traits(self) -> Traits:
+        """What this compressor is like, with its settings and with everything that it wraps."""
+        return Traits()
+
+    @property
+    def own_traits(self) -> Traits:
+        """What this layer alone is like: of a wrapper, without what comes from the compressor that it wraps."""
+        return self.traits
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
+        """Raise AttachError if this cannot work, or a setting has no effect, on these parameters or this optimizer."""
 
     def init(self, bucket: Bucket) -> BucketState:
         """The state before the first step."""
@@ -83,24 +77,12 @@ class Compressor(Method):
         self.decode(payload, flat, state)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
-        """What one exchange of `bucket` sends, without running it; an upper bound if the method is not `exact`."""
+        """What one exchange of `bucket` sends, without running it; an upper bound unless `traits.exact_bytes`."""
         raise NotImplementedError
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
         """How often one exchange of `bucket` yields, the same on every rank; several rounds may share one wait."""
         return len(self.rounds(bucket, moment))
-
-    def alone(self) -> bool:
-        """Whether one rank's payload can be read without the others': whether `encode` and `decode` are written."""
-        return True
-
-    def sums_only(self) -> bool:
-        """Whether every round of an exchange is a sum, if payloads cannot be read alone."""
-        return False
-
-    def adds_up(self) -> bool:
-        """Whether payloads can simply be added up: one sum, which may be formed in two rounds."""
-        return True
 
     def back(self) -> Compressor:
         """How whoever has added up what workers sent sends the sum back: as this does, without what only workers do."""
@@ -113,14 +95,6 @@ class Compressor(Method):
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """Bytes of what `encode` gives for `bucket`, if it can be read alone."""
         return sum(size for round in self.rounds(bucket, moment) for size in round.sizes)
-
-    def exact(self) -> bool:
-        """Whether `rounds` says exactly what is sent; else it depends on the values, and `rounds` is a bound."""
-        return True
-
-    def amplifies(self) -> bool:
-        """Whether what is sent is enlarged so that it is right on average; a residual of that would grow for ever."""
-        return False
 
     def layers(self) -> Iterator[Compressor]:
         """This compressor, then what it wraps, from the outside in."""
@@ -143,8 +117,10 @@ def uncompressed_rounds(bucket: Bucket) -> tuple[Round, ...]:
 class Uncompressed(Compressor):
     """Every value in its own precision."""
 
-    lossless: ClassVar[bool] = True
-    dtypes: ClassVar[tuple[torch.dtype, ...]] = (*Compressor.dtypes, torch.complex64, torch.complex128)
+    @property
+    def traits(self) -> Traits:
+        """Nothing is lost, and complex numbers travel too."""
+        return replace(super().traits, lossless=True, dtypes=(*REAL_DTYPES, torch.complex64, torch.complex128))
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The tensor itself."""
@@ -175,6 +151,11 @@ class Packed(Compressor):
     route: str = choice("auto", "gather", "scatter")
     """How payloads meet; auto takes what sends fewer bytes."""
 
+    @property
+    def traits(self) -> Traits:
+        """Payloads must be unpacked before they can be added up."""
+        return replace(super().traits, payloads_add_up=False)
+
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
         """`packed_bytes` bytes that stand for `flat`, which is left as it is."""
         raise NotImplementedError
@@ -189,15 +170,11 @@ class Packed(Compressor):
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The packed bytes."""
-        return Payload((self.pack(flat, state),))
+        return Payload((self._packed(flat, state),))
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Unpack them."""
         self.unpack(payload.tensors[0], out, state)
-
-    def adds_up(self) -> bool:
-        """Never: they must be unpacked first."""
-        return False
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """The packed bytes."""
@@ -226,12 +203,22 @@ class Packed(Compressor):
         if self.chosen_route(state.bucket, group.size) == "scatter":
             yield from self._by_shards(flat, state, group, own)
             return
-        packed = self.pack(flat, state)
+        packed = self._packed(flat, state)
         if own is not None:
             self.unpack(packed, own, state)
         work, rows = group.gather(packed)
         yield work
         flat.copy_(self._sum(rows, flat, state))
+
+    def _packed(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
+        """What `pack` gives, if it has the size that all other ranks expect."""
+        packed, due = self.pack(flat, state), self.packed_bytes(state.bucket)
+        if packed.dtype != torch.uint8 or packed.shape != (due,):
+            raise MethodError(
+                f"compression.{self.name}: pack must give {due} bytes, as packed_bytes says for {flat.numel()} "
+                f"elements, and gave {packed.dtype} of shape {tuple(packed.shape)}."
+            )
+        return packed
 
     def _sum(self, rows: torch.Tensor, like: torch.Tensor, state: BucketState) -> torch.Tensor:
         """What the payloads of all ranks add up to."""
@@ -248,7 +235,7 @@ class Packed(Compressor):
         sizes = [self.packed_bytes(shard.bucket) for shard in shards]
         rows = torch.zeros((group.size, max(sizes)), dtype=torch.uint8, device=flat.device)
         for shard, part, size, row in zip(shards, states, sizes, rows, strict=True):
-            row[:size] = self.pack(flat[shard.place], part)
+            row[:size] = self._packed(flat[shard.place], part)
             if own is not None:
                 self.unpack(row[:size], own[shard.place], part)
         work, received = group.scatter(rows)
@@ -258,17 +245,17 @@ class Packed(Compressor):
         row = torch.zeros(max(sizes), dtype=torch.uint8, device=flat.device)
         # Rounded with the same random numbers, what went up once would go up again, and nothing be right on average.
         states[group.rank].moment = replace(state.moment, rank=state.moment.rank + group.size)
-        row[:size] = self.pack(total, states[group.rank])
+        row[:size] = self._packed(total, states[group.rank])
         work, gathered = group.gather(row)
         yield work
         for shard, part, size, row in zip(shards, states, sizes, gathered, strict=True):
             self.unpack(row[:size], flat[shard.place], part)
 
     def _shards(self, state: BucketState, count: int) -> tuple[list[Shard], list[BucketState]]:
-        shards = shards_of(state.bucket, count)
-        states: list[BucketState] = state.tables.setdefault(
-            ("shards", count), [self.init(shard.bucket) for shard in shards]
-        )
+        shards, key = shards_of(state.bucket, count), ("shards", count)
+        if key not in state.tables:
+            state.tables[key] = [self.init(shard.bucket) for shard in shards]
+        states: list[BucketState] = state.tables[key]
         for part in states:
             part.moment = state.moment
         return shards, states
@@ -293,9 +280,24 @@ class Wrapper(Compressor):
             )
         super().__post_init__()
 
-    def check(self, tensors: Sequence[TensorSpec]) -> None:
+    def traits_around(self, inner: Traits) -> Traits:
+        """What this wrapper makes of the traits of the compressor that it wraps."""
+        return inner
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the inner compressor, as far as the wrapper does not change them."""
+        # A loss was measured for a method by itself.
+        return replace(self.traits_around(self.inner.traits), loss_gap=None)
+
+    @property
+    def own_traits(self) -> Traits:
+        """What the wrapper adds to a compressor with no traits of its own."""
+        return self.traits_around(Traits())
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """As the inner compressor."""
-        self.inner.check(tensors)
+        self.inner.check(tensors, optimizer)
 
     def init(self, bucket: Bucket) -> BucketState:
         """The inner state; a wrapper adds its own fields."""
@@ -309,27 +311,15 @@ class Wrapper(Compressor):
         """As the inner compressor."""
         self.inner.decode(payload, out, state)
 
-    def alone(self) -> bool:
-        """If the inner compressor's can."""
-        return self.inner.alone()
-
-    def sums_only(self) -> bool:
-        """If the inner compressor's are."""
-        return self.inner.sums_only()
-
-    def adds_up(self) -> bool:
-        """If the inner compressor's do."""
-        return self.inner.adds_up()
-
     def back(self) -> Compressor:
         """Around what the inner compressor sends back, if that loses something."""
         inner = self.inner.back()
-        return inner if inner.lossless and self.needs_loss else replace(self, inner=inner)
+        return inner if inner.traits.lossless and self.needs_loss else replace(self, inner=inner)
 
     def forgetful(self) -> Compressor:
         """The inner compressor's, in this wrapper unless it keeps the residual."""
         inner = self.inner.forgetful()
-        return inner if self.keeps_residual else replace(self, inner=inner)
+        return inner if self.own_traits.keeps_residual else replace(self, inner=inner)
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """As the inner compressor."""
@@ -342,14 +332,6 @@ class Wrapper(Compressor):
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
         """As often as the inner compressor yields."""
         return self.inner.num_waits(bucket, moment)
-
-    def exact(self) -> bool:
-        """As exact as the inner compressor."""
-        return self.inner.exact()
-
-    def amplifies(self) -> bool:
-        """As the inner compressor does."""
-        return self.inner.amplifies()
 
     def layers(self) -> Iterator[Compressor]:
         """This wrapper, then what it wraps."""

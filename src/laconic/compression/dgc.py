@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from laconic.compression.contract import Compressor, Uncompressed
+from laconic.compression.traits import Traits
+from laconic.compression.wire.entries import Entries, num_kept
 from laconic.compression.wire.indices import CODINGS
-from laconic.compression.wire.sparse import Entries, num_kept
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
+from laconic.core.tensor import TensorSpec
 from laconic.settings import choice, count, number, share
 
 _VELOCITY = "dgc.velocity"
@@ -40,22 +43,37 @@ class Dgc(Compressor):
     """
 
     name: ClassVar[str] = "dgc"
-    loss_gap: ClassVar[float | None] = 0.119
-    keeps_residual: ClassVar[bool] = True
-    accumulates: ClassVar[bool] = True
     # Gradients come scaled by 1/n, so both add up to those of the mean gradient, whoever holds which part.
     on_resize: ClassVar[Mapping[str, Resize]] = {_VELOCITY: "sum", _UNSENT: "sum"}
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_VELOCITY, _UNSENT})
 
     density: float = share(0.001)
     """Share of the entries of each tensor that is sent after warm-up; at least one of each."""
     momentum: float = number(0.9, at_least=0.0, at_most=0.999)
-    """How much of the last step's velocity is kept."""
+    """How much of the last step's velocity is kept; 0 leaves momentum to the optimizer."""
     clip_norm: float = number(0.0, at_least=0.0)
     """Largest norm of a parameter's mean gradient, of which each of n workers may use 1 / sqrt(n); 0: no clipping."""
     warmup_steps: int = count(0)
     """Steps in which more is sent: 25% of the entries at first, a quarter of that after each quarter of them."""
     indices: str = choice("auto", *CODINGS)
     """How the places of the entries are coded; auto takes what needs the fewest bytes."""
+
+    @property
+    def traits(self) -> Traits:
+        """What is not sent stays in the sum; clip_norm is an absolute magnitude."""
+        return replace(
+            super().traits,
+            keeps_residual=True,
+            accumulates=True,
+            scale_equivariant=not self.clip_norm,
+            payloads_add_up=False,
+            loss_gap=0.119,
+        )
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
+        """Raise if the optimizer has momentum as well."""
+        if self.momentum:
+            optimizer.check_no_momentum("compression.dgc", 'give dgc none: "dgc(momentum=0)"')
 
     def init(self, bucket: Bucket) -> BucketState:
         """No velocity, nothing unsent."""
@@ -69,10 +87,6 @@ class Dgc(Compressor):
         if step >= self.warmup_steps:
             return self.density
         return max(self.density, 0.25 ** (1 + step * _STAGES // self.warmup_steps))
-
-    def adds_up(self) -> bool:
-        """Never: everybody sends something else."""
-        return False
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """One gather, of less and less during warm-up."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from laconic.compression.contract import Wrapper
+from laconic.compression.traits import Traits
 from laconic.core.exchange import Exchange, Group
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
@@ -31,9 +32,13 @@ class ErrorFeedback(Wrapper):
 
     name: ClassVar[str] = "error_feedback"
     needs_loss: ClassVar[bool] = True
-    keeps_residual: ClassVar[bool] = True
     # Updates still owed: whoever owes them, they add up.
     on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum"}
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_RESIDUAL})
+
+    def traits_around(self, inner: Traits) -> Traits:
+        """What is lost is sent later."""
+        return replace(inner, keeps_residual=True, wants_error_feedback=False, unbiased=False)
 
     def init(self, bucket: Bucket) -> BucketState:
         """A residual of zero per element, beside the inner state."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.traits import Traits
 from laconic.settings import choice
 
 
@@ -21,17 +22,16 @@ class Fp8(Quantizer):
     """
 
     name: ClassVar[str] = "fp8"
-    loss_gap: ClassVar[float | None] = 0.004
     encoder: ClassVar[str] = "fp8"
     decoder: ClassVar[str] = "fp8"
 
     rounding: str = choice("nearest", "stochastic")
     """nearest: the smallest error. stochastic: up or down at random, so that errors cancel out on average."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Which one it is depends on a setting, so the object says it and not the class.
-        object.__setattr__(self, "unbiased", self.rounding == "stochastic")
+    @property
+    def traits(self) -> Traits:
+        """Rounding at random is unbiased."""
+        return replace(super().traits, unbiased=self.rounding == "stochastic", loss_gap=0.004)
 
     @property
     def bits(self) -> int:

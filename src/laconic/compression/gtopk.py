@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 
 from laconic.compression.contract import Compressor
 from laconic.compression.kernels.topk import topk_indices
-from laconic.compression.wire.indices import CODINGS, bits_of, write_bits
-from laconic.compression.wire.sparse import Entries, num_kept
+from laconic.compression.traits import Traits
+from laconic.compression.wire.bits import bits_of, write_bits
+from laconic.compression.wire.entries import Entries, num_kept
+from laconic.compression.wire.indices import CODINGS
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
@@ -35,21 +37,18 @@ class GTopK(Compressor):
     """
 
     name: ClassVar[str] = "gtopk"
-    loss_gap: ClassVar[float | None] = 0.234
-    wants_error_feedback: ClassVar[bool] = True
 
     density: float = share(0.01)
     """Share of the entries of each tensor that is sent, and that is in the result; at least one of each."""
     indices: str = choice("auto", *CODINGS)
     """How the places of the entries are coded; auto takes what needs the fewest bytes."""
 
-    def alone(self) -> bool:
-        """Never: pairs merge what they have."""
-        return False
-
-    def adds_up(self) -> bool:
-        """Never: pairs merge what they have."""
-        return False
+    @property
+    def traits(self) -> Traits:
+        """Pairs of ranks merge their entries, so no payload stands alone."""
+        return replace(
+            super().traits, wants_error_feedback=True, decodes_alone=False, payloads_add_up=False, loss_gap=0.234
+        )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """What this rank sends: its entries in each merge, and the result to its guest if it has one."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.traits import Traits
 from laconic.settings import choice
 
 
@@ -20,10 +21,10 @@ class Integer(Quantizer):
     rounding: str = choice("nearest", "stochastic")
     """nearest: the smallest error. stochastic: up or down at random, so that errors cancel out on average."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Which one it is depends on a setting, so the object says it and not the class.
-        object.__setattr__(self, "unbiased", self.rounding == "stochastic")
+    @property
+    def traits(self) -> Traits:
+        """Rounding at random is unbiased."""
+        return replace(super().traits, unbiased=self.rounding == "stochastic")
 
     def encoder_settings(self) -> dict[str, float]:
         """The largest code and the rounding."""
@@ -44,8 +45,12 @@ class Int8(Integer):
     """
 
     name: ClassVar[str] = "int8"
-    loss_gap: ClassVar[float | None] = -0.009
     largest: ClassVar[int] = 127
+
+    @property
+    def traits(self) -> Traits:
+        """Measured with default settings."""
+        return replace(super().traits, loss_gap=-0.009)
 
     @property
     def bits(self) -> int:
@@ -63,8 +68,12 @@ class Int4(Integer):
     """
 
     name: ClassVar[str] = "int4"
-    loss_gap: ClassVar[float | None] = 0.021
     largest: ClassVar[int] = 7
+
+    @property
+    def traits(self) -> Traits:
+        """Measured with default settings."""
+        return replace(super().traits, loss_gap=0.021)
 
     @property
     def bits(self) -> int:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from laconic.compression.contract import Compressor, Wrapper
+from laconic.compression.traits import Traits
 from laconic.core.exchange import Exchange, Group
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
+from laconic.core.tensor import TensorSpec
 from laconic.settings import number
 
 _VELOCITY = "momentum_correction.velocity"
@@ -33,12 +36,21 @@ class MomentumCorrection(Wrapper):
     """
 
     name: ClassVar[str] = "momentum_correction"
-    accumulates: ClassVar[bool] = True
     # Gradients come scaled by 1/n, so velocities add up to that of the mean gradient, whoever holds which part of it.
     on_resize: ClassVar[Mapping[str, Resize]] = {_VELOCITY: "sum"}
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_VELOCITY})
 
     momentum: float = number(0.9, above=0.0, at_most=0.999)
     """How much of the last step's velocity is kept."""
+
+    def traits_around(self, inner: Traits) -> Traits:
+        """A velocity arrives, not the gradient."""
+        return replace(inner, accumulates=True, lossless=False, unbiased=False)
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
+        """Raise if the optimizer has momentum as well."""
+        optimizer.check_no_momentum("compression.momentum_correction", 'leave "+ momentum_correction" out')
+        super().check(tensors, optimizer)
 
     def init(self, bucket: Bucket) -> BucketState:
         """A velocity of zero per element, beside the inner state."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.traits import Traits
 from laconic.settings import count
 
 
@@ -23,13 +24,16 @@ class Natural(Quantizer):
     """
 
     name: ClassVar[str] = "natural"
-    loss_gap: ClassVar[float | None] = 0.014
-    unbiased: ClassVar[bool] = True
     encoder: ClassVar[str] = "natural"
     decoder: ClassVar[str] = "natural"
 
     block: int = count(1024, at_least=32, at_most=65536)
     """Values whose exponents are counted from the same; no block holds values of two parameters."""
+
+    @property
+    def traits(self) -> Traits:
+        """Rounding at random is unbiased."""
+        return replace(super().traits, unbiased=True, loss_gap=0.014)
 
     @property
     def bits(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.traits import Traits
 from laconic.settings import count
 
 
@@ -21,14 +22,17 @@ class OneBit(Quantizer):
     """
 
     name: ClassVar[str] = "onebit"
-    loss_gap: ClassVar[float | None] = 0.177
-    wants_error_feedback: ClassVar[bool] = True
     encoder: ClassVar[str] = "onebit"
     decoder: ClassVar[str] = "onebit"
     num_scales: ClassVar[int] = 2
 
     block: int = count(1024, at_least=32, at_most=65536)
     """Values that share the two means; no block holds values of two parameters."""
+
+    @property
+    def traits(self) -> Traits:
+        """One bit per value loses most of it."""
+        return replace(super().traits, wants_error_feedback=True, loss_gap=0.177)
 
     @property
     def bits(self) -> int:

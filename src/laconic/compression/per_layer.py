@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import ClassVar
@@ -11,8 +11,10 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Wrapper, uncompressed, uncompressed_rounds
+from laconic.compression.traits import Traits
 from laconic.core.exchange import Exchange, Group, Round, in_lockstep
 from laconic.core.moment import Moment
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -31,7 +33,6 @@ class PerLayer(Wrapper):
     """
 
     name: ClassVar[str] = "per_layer"
-    sees_shapes: ClassVar[bool] = True
     needs_loss: ClassVar[bool] = True
 
     skip: str = pattern("")
@@ -41,7 +42,11 @@ class PerLayer(Wrapper):
     min_dims: int = count(2)
     """So are those with fewer dimensions than this: biases and normalizations have one."""
 
-    def check(self, tensors: Sequence[TensorSpec]) -> None:
+    def traits_around(self, inner: Traits) -> Traits:
+        """Parameters are chosen by their name and shape."""
+        return replace(inner, needs_whole_tensors=True)
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise if nothing is left to compress, or if no name matches."""
         if self.skip and not any(_matches(tensor.name, self.skip) for tensor in tensors):
             raise AttachError(
@@ -54,7 +59,7 @@ class PerLayer(Wrapper):
                 f'compression "{self}" compresses no parameter of this model: per_layer leaves all {len(tensors)} '
                 'alone. Let it skip fewer, or use "none".'
             )
-        self.inner.check(chosen)
+        self.inner.check(chosen, optimizer)
 
     def _skips(self, tensor: TensorSpec) -> bool:
         return tensor.numel < self.min_numel or len(tensor.shape) < self.min_dims or _matches(tensor.name, self.skip)

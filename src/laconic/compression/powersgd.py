@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import ClassVar
@@ -12,9 +12,11 @@ import torch
 
 from laconic.compression.contract import Compressor
 from laconic.compression.kernels.lowrank import orthonormal, product, times_left, times_right
+from laconic.compression.traits import Traits
 from laconic.compression.wire.seeds import base_seed, mix_tensor, uniform
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
 from laconic.core.tensor import TensorSpec
@@ -42,16 +44,13 @@ class PowerSgd(Compressor):
     """
 
     name: ClassVar[str] = "powersgd"
-    loss_gap: ClassVar[float | None] = 0.094
-    sees_shapes: ClassVar[bool] = True
-    wants_error_feedback: ClassVar[bool] = True
-    # Q comes out of a sum over all ranks.
+    # Q comes out of a sum over all ranks. Only the space that it spans matters, so it need not follow a GradScaler.
     on_resize: ClassVar[Mapping[str, Resize]] = {_Q: "copy"}
 
     rank: int = count(4, at_least=1)
     """Columns of the two thin matrices: more of them keep more and send more."""
 
-    def check(self, tensors: Sequence[TensorSpec]) -> None:
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise if the rank leaves nothing to compress."""
         if any(_is_low(tensor, self.rank) for tensor in tensors):
             return
@@ -71,17 +70,18 @@ class PowerSgd(Compressor):
         }
         return BucketState(bucket, whole={_Q: start} if start else {})
 
-    def alone(self) -> bool:
-        """Never: what is sent in the second round depends on the sum of the first."""
-        return False
-
-    def sums_only(self) -> bool:
-        """Always."""
-        return True
-
-    def adds_up(self) -> bool:
-        """Never: the second round depends on the first."""
-        return False
+    @property
+    def traits(self) -> Traits:
+        """Both rounds are sums; what is sent in the second depends on the sum of the first."""
+        return replace(
+            super().traits,
+            wants_error_feedback=True,
+            needs_whole_tensors=True,
+            decodes_alone=False,
+            sums_only=True,
+            payloads_add_up=False,
+            loss_gap=0.094,
+        )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """A sum of all P and of what is sent as it is, then a sum of all Q."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.traits import Traits
 from laconic.settings import count
 
 
@@ -23,8 +24,6 @@ class Qsgd(Quantizer):
     """
 
     name: ClassVar[str] = "qsgd"
-    loss_gap: ClassVar[float | None] = 0.008
-    unbiased: ClassVar[bool] = True
     encoder: ClassVar[str] = "qsgd"
     decoder: ClassVar[str] = "levels"
 
@@ -36,13 +35,14 @@ class Qsgd(Quantizer):
     """Values that share a norm; no block holds values of two parameters."""
 
     @property
+    def traits(self) -> Traits:
+        """It amplifies where the noise may exceed the signal."""
+        return replace(super().traits, unbiased=True, amplifies=4 * self.levels**2 < self.block, loss_gap=0.008)
+
+    @property
     def bits(self) -> int:
         """Two to eight."""
         return (2 * self.levels).bit_length()
-
-    def amplifies(self) -> bool:
-        """Where the noise may exceed the signal."""
-        return 4 * self.levels**2 < self.block
 
     def encoder_settings(self) -> dict[str, float]:
         """The number of levels."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
 import torch
 
 from laconic.compression.contract import Compressor
+from laconic.compression.traits import Traits
+from laconic.compression.wire.entries import num_kept
 from laconic.compression.wire.seeds import base_seed, mix_tensor, moment_seed
-from laconic.compression.wire.sparse import num_kept
 from laconic.core.exchange import Round
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
@@ -33,8 +34,6 @@ class RandomK(Compressor):
     """
 
     name: ClassVar[str] = "randomk"
-    loss_gap: ClassVar[float | None] = 0.343
-    wants_error_feedback: ClassVar[bool] = True
 
     density: float = share(0.01)
     """Share of the entries of each tensor that is sent; at least one of each."""
@@ -42,15 +41,16 @@ class RandomK(Compressor):
     """Multiply what is sent by numel / k, so that what arrives is right on average; refused under error_feedback, which
     would take the factor for an error and send it back."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Which one it is depends on a setting, so the object says it and not the class.
-        object.__setattr__(self, "unbiased", self.scale)
-        object.__setattr__(self, "wants_error_feedback", not self.scale)
-
-    def amplifies(self) -> bool:
-        """With `scale`."""
-        return self.scale
+    @property
+    def traits(self) -> Traits:
+        """With `scale` it is right on average and needs no residual; without, entries that are not sent are lost."""
+        return replace(
+            super().traits,
+            unbiased=self.scale,
+            amplifies=self.scale,
+            wants_error_feedback=not self.scale,
+            loss_gap=0.343,
+        )
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The values at the places of this step."""
@@ -69,7 +69,10 @@ class RandomK(Compressor):
         return (Round("sum", (num_values * bucket.dtype.itemsize,)),)
 
     def _draw(self, state: BucketState) -> _Draw:
-        draw: _Draw = state.tables.setdefault(("randomk", self.density), _Draw(state.bucket, self.density))
+        key = ("randomk", self.density)
+        if key not in state.tables:
+            state.tables[key] = _Draw(state.bucket, self.density)
+        draw: _Draw = state.tables[key]
         return draw
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from laconic.compression.kernels.about_largest import about_largest
+from laconic.compression.families.sparsifier import Sparsifier
+from laconic.compression.kernels.approximate_topk import approximate_topk
+from laconic.compression.traits import Traits
 from laconic.compression.wire.seeds import base_seed, mix, moment_seed
-from laconic.compression.wire.sparse import Sparse
 from laconic.core.stateful import BucketState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sidco(Sparse):
+class Sidco(Sparsifier):
     """Send about the k largest magnitudes of each tensor: those above a threshold from fitted exponentials.
 
         t_0 = 0,   t_i = t_(i-1) + mean(|g| - t_(i-1) where |g| > t_(i-1)) * log(1 / share_i)
@@ -28,14 +29,18 @@ class Sidco(Sparse):
     """
 
     name: ClassVar[str] = "sidco"
-    loss_gap: ClassVar[float | None] = 0.173
+
+    @property
+    def traits(self) -> Traits:
+        """Measured with default settings."""
+        return replace(super().traits, loss_gap=0.173)
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """About the largest magnitudes of each tensor."""
         now = moment_seed(state.moment)
         indices = torch.cat(
             [
-                about_largest(flat[place], self.num_entries(tensor.numel), mix(base_seed(tensor.name, 0) ^ now) >> 1)
+                approximate_topk(flat[place], self.num_entries(tensor.numel), mix(base_seed(tensor.name, 0) ^ now) >> 1)
                 + place.start
                 for tensor, place in state.bucket.segments()
             ]

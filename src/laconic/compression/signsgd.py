@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.traits import Traits
 from laconic.core.stateful import BucketState
 from laconic.settings import count
 
@@ -26,13 +27,16 @@ class SignSgd(Quantizer):
     """
 
     name: ClassVar[str] = "signsgd"
-    loss_gap: ClassVar[float | None] = 0.032
-    keeps_scale: ClassVar[bool] = False
     encoder: ClassVar[str] = "sign"
     decoder: ClassVar[str] = "sign"
 
     block: int = count(65536, at_least=32, at_most=65536)
     """Values that arrive as NaN together when one of them is not finite; no block holds values of two parameters."""
+
+    @property
+    def traits(self) -> Traits:
+        """A vote is +1 or -1, however large gradients are."""
+        return replace(super().traits, keeps_scale=False, scale_equivariant=False, loss_gap=0.032)
 
     @property
     def bits(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.compression.kernels.quantizer import Quantizer
+from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.traits import Traits
 from laconic.settings import count, number
 
 
@@ -23,7 +24,6 @@ class TernGrad(Quantizer):
     """
 
     name: ClassVar[str] = "terngrad"
-    loss_gap: ClassVar[float | None] = 0.018
     encoder: ClassVar[str] = "terngrad"
     decoder: ClassVar[str] = "levels"
 
@@ -31,6 +31,11 @@ class TernGrad(Quantizer):
     """Where values are cut off, in sigmas of their block; a large number cuts nothing off."""
     block: int = count(1024, at_least=32, at_most=65536)
     """Values that are clipped and scaled together; no block holds values of two parameters."""
+
+    @property
+    def traits(self) -> Traits:
+        """Biased by what is clipped."""
+        return replace(super().traits, loss_gap=0.018)
 
     @property
     def bits(self) -> int:

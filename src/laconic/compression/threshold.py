@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from laconic.compression.contract import Compressor
+from laconic.compression.traits import Traits
 from laconic.compression.wire.indices import CODINGS, decode_indices, encode_indices, indices_bytes
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
@@ -31,25 +32,24 @@ class Threshold(Compressor):
     """
 
     name: ClassVar[str] = "threshold"
-    loss_gap: ClassVar[float | None] = 0.107
-    wants_error_feedback: ClassVar[bool] = True
 
     tau: float = number(1e-3, above=0.0)
     """Magnitudes above this are sent."""
     indices: str = choice("auto", *CODINGS)
     """How the places of the entries are coded; auto takes what needs the fewest bytes."""
 
-    def exact(self) -> bool:
-        """Never: it depends on the values."""
-        return False
-
-    def alone(self) -> bool:
-        """Never: how long a payload is must be told first."""
-        return False
-
-    def adds_up(self) -> bool:
-        """Never: everybody sends something else."""
-        return False
+    @property
+    def traits(self) -> Traits:
+        """How many entries are sent depends on their values; tau is an absolute magnitude."""
+        return replace(
+            super().traits,
+            wants_error_feedback=True,
+            scale_equivariant=False,
+            decodes_alone=False,
+            payloads_add_up=False,
+            exact_bytes=False,
+            loss_gap=0.107,
+        )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """The counts, and at most every entry with its place."""

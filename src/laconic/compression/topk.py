@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from laconic.compression.wire.sparse import Sparse
+from laconic.compression.families.sparsifier import Sparsifier
+from laconic.compression.traits import Traits
 from laconic.core.stateful import BucketState
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK(Sparse):
+class TopK(Sparsifier):
     """Keep the k largest magnitudes of each tensor and send their places and values.
 
         k = ceil(density * numel),   m = mask of the k largest |g|,   decoded = m * g
@@ -23,7 +24,11 @@ class TopK(Sparse):
     """
 
     name: ClassVar[str] = "topk"
-    loss_gap: ClassVar[float | None] = 0.188
+
+    @property
+    def traits(self) -> Traits:
+        """Measured with default settings."""
+        return replace(super().traits, loss_gap=0.188)
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest magnitudes of each tensor."""

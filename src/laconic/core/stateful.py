@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -63,6 +63,16 @@ class BucketState:
         part.moment, part.measure, part.metrics = self.moment, self.measure, self.metrics
         return part
 
+    def rescale(self, ratio: torch.Tensor | float, fields: Collection[str]) -> None:
+        """Multiply the values of these fields by `ratio`, here and in the parts."""
+        for name in self.flat.keys() & set(fields):
+            _multiply(self.flat[name], ratio)
+        for name in self.whole.keys() & set(fields):
+            for value in self.whole[name].values():
+                _multiply(value, ratio)
+        for part in self.parts:
+            part.rescale(ratio, fields)
+
     def by_parameter(self) -> ParameterState:
         """The same state keyed by parameter name, independent of how tensors were grouped."""
         saved: ParameterState = {}
@@ -88,3 +98,8 @@ class BucketState:
                     self.whole[name][tensor.name] = value.detach().to(self.bucket.device, copy=True)
         for part in self.parts:
             part.restore(saved)
+
+
+def _multiply(value: torch.Tensor, ratio: torch.Tensor | float) -> None:
+    # A ratio on a GPU stays there: reading it would make the host wait.
+    value.mul_(ratio.to(value.device) if isinstance(ratio, torch.Tensor) else ratio)

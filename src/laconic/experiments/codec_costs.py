@@ -61,7 +61,7 @@ def measured_codec(
     clock: Clock | None = None,
 ) -> CodecCost:
     """Time the compressor on gradients of these sizes, or of those usual for the device, and draw the line."""
-    if dtype not in compressor.dtypes:
+    if dtype not in compressor.traits.dtypes:
         raise UsageError(f"{compressor} cannot carry gradients of {str(dtype).removeprefix('torch.')}.")
     device = torch.device(device)
     timer = DeviceTime(device, clock)
@@ -114,7 +114,7 @@ def _gradient(nbytes: int, device: torch.device, dtype: torch.dtype) -> torch.Te
 def _trial(compressor: Compressor, gradient: torch.Tensor, timer: DeviceTime) -> Trial:
     state = compressor.init(Bucket((TensorSpec.of("weight", gradient),)))
     state.moment = Moment.steady(_WORLD_SIZE)
-    once = _payload if compressor.alone() else _exchange
+    once = _payload if compressor.traits.decodes_alone else _exchange
     flat = gradient.flatten()
     taken: list[tuple[list[tuple[Mark, Mark]], tuple[Mark, Mark]]] = []
     for _ in range(_WARMUP_REPEATS + _REPEATS):

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from laconic.architecture import ParameterServer
 from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.paced import PacedTransport, link_from_environment
 from laconic.core.tensor import TensorSpec
 from laconic.core.torch_distributed import TorchTransport
@@ -242,13 +243,16 @@ def _check_model(
             raise UnsupportedGradient(
                 f'layer "{name}" has sparse=True; sparse gradients are not exchanged. Build it with sparse=False.'
             )
+    traits = strategy.compression.traits
     for name, parameter in parameters.items():
-        if parameter.dtype not in strategy.compression.dtypes:
+        if parameter.dtype not in traits.dtypes:
             raise UnsupportedGradient(
                 f'compression {strategy.compression} cannot carry parameter "{name}" of {parameter.dtype}; it takes '
-                f'{", ".join(str(dtype).removeprefix("torch.") for dtype in strategy.compression.dtypes)}. Use "none".'
+                f'{", ".join(str(dtype).removeprefix("torch.") for dtype in traits.dtypes)}. Use "none".'
             )
-    strategy.compression.check([TensorSpec.of(name, parameter) for name, parameter in parameters.items()])
+    tensors, facts = [TensorSpec.of(name, value) for name, value in parameters.items()], OptimizerFacts.of(optimizer)
+    strategy.synchronization.check(tensors, facts)
+    strategy.compression.check(tensors, facts)
 
 
 def _check_all_are_trained(
@@ -286,11 +290,10 @@ def _warn(job: Job) -> None:
 
 def _warn_of_losses(strategy: Strategy) -> None:
     """Say so where a method that needs its losses sent later has nothing that does."""
-    layers = list(strategy.compression.layers())
-    wants = next((layer for layer in layers if layer.wants_error_feedback), None)
     if strategy.synchronization.remembers_unsent or strategy.architecture.compensates:
         return
-    if wants is not None and not any(layer.keeps_residual for layer in layers):
+    if strategy.compression.traits.wants_error_feedback:
+        wants = next(layer for layer in strategy.compression.layers() if layer.own_traits.wants_error_feedback)
         warnings.warn(
             f'compression "{strategy.compression}" forgets what it does not send: {wants.name} is made to have that '
             'sent later and may train worse, or not at all, without. Add "+ error_feedback".',

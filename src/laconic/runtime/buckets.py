@@ -25,6 +25,7 @@ class Buckets:
     ) -> None:
         self.plan = plan
         self._parameters = parameters
+        self._scaled_fields = strategy.scaled_fields()
         self.views: dict[str, torch.Tensor] = {}
         self.flats = flats if flats is not None else self._lay_out()
         self.states: list[BucketState] = []
@@ -82,6 +83,11 @@ class Buckets:
                 whole = merged.setdefault(piece.owner, {}).setdefault(field, value.new_zeros(like.shape))
                 whole.view(-1)[piece.start : piece.start + piece.numel] = value.view(-1)
         return merged
+
+    def rescale(self, ratio: torch.Tensor | float) -> None:
+        """Multiply what is remembered in the unit of gradients by `ratio`: a GradScaler's new scale / its old one."""
+        for state in self.states:
+            state.rescale(ratio, self._scaled_fields)
 
     def views_of(self, index: int, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Another flat tensor of the size of bucket `index` as its parameters see it."""

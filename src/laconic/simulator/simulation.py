@@ -210,7 +210,7 @@ def _wire_bytes(found: Steady) -> int:
 
 def _warnings(asked: Strategy, inputs: Inputs) -> list[str]:
     found = inputs.network.warnings()
-    if inputs.codec is None and not asked.compression.lossless:
+    if inputs.codec is None and not asked.compression.traits.lossless:
         found.append(
             f'what it takes to encode and decode "{asked.compression}" is not known and counted as nothing. '
             f'Measure it: laconic profile SCRIPT:FUNCTION --compressor "{asked.compression}"'

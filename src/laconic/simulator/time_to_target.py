@@ -148,7 +148,7 @@ SAME = StepsNeeded(ratio=1.0, low=1.0, high=1.0, because="computes what bsp with
 def steps_needed(strategy: Strategy) -> StepsNeeded | None:
     """What the strategy needs; None if that was not measured."""
     when, where = str(strategy.synchronization), _where(strategy)
-    what = "none" if strategy.compression.lossless else str(strategy.compression)
+    what = "none" if strategy.compression.traits.lossless else str(strategy.compression)
     if (when, what) == ("bsp", "none") and where in ("all_reduce", "parameter_server"):
         return SAME
     if whole := _steps(_of(CELLS, f"{when} / {where} / {what}")):
@@ -165,7 +165,7 @@ def _where(strategy: Strategy) -> str:
     architecture = strategy.architecture
     if isinstance(architecture, ParameterServer):
         return architecture.name
-    if isinstance(architecture, AllReduce) and (strategy.compression.lossless or architecture.compress == "all"):
+    if isinstance(architecture, AllReduce) and (strategy.compression.traits.lossless or architecture.compress == "all"):
         return architecture.name
     return str(architecture)
 
@@ -178,11 +178,10 @@ def _compression(compression: Compressor) -> tuple[Measured, ...]:
     """What was measured of a compression, with other settings than defaults or with them."""
     text = str(compression)
     declared = tuple(
-        Measured(text, _COMPRESSION_STEPS, method.loss_gap)
-        for method in COMPRESSORS
-        if not issubclass(method, Wrapper)
-        and method.loss_gap is not None
-        and text == f"{method.name}{' + error_feedback' if method.wants_error_feedback else ''}"
+        Measured(text, _COMPRESSION_STEPS, method.traits.loss_gap)
+        for method in (kind() for kind in COMPRESSORS if not issubclass(kind, Wrapper))
+        if method.traits.loss_gap is not None
+        and text == f"{method.name}{' + error_feedback' if method.traits.wants_error_feedback else ''}"
     )
     return _of(COMPRESSIONS, text) or declared
 

@@ -143,7 +143,7 @@ class Strategy:
         """How `tensors` that are exchanged at one time are grouped and ordered; see Schedule.plan."""
         plan = self.scheduling.plan(tensors, observed=observed, timing=timing, candidate=candidate)
         # Only gradients that are summed: parameters, which rounds exchange or servers hold, are wanted whole.
-        shapes = any(layer.sees_shapes for layer in self.compression.layers())
+        shapes = self.compression.traits.needs_whole_tensors
         return self.architecture.cut(plan, world_size, tensors=self.exchanges_gradients() and not shapes)
 
     def plans(self, tensors: Sequence[TensorSpec], world_size: int) -> list[Plan]:
@@ -168,6 +168,14 @@ class Strategy:
             found |= layer.on_resize
         when = self.synchronization.remembered() if self._agrees_with_all() else {}
         return {**found, **when, **self.architecture.fields}
+
+    def scale_equivariant(self) -> bool:
+        """Whether twice the gradients give twice the result, as a GradScaler needs it."""
+        return self.synchronization.scale_equivariant and self.compression.traits.scale_equivariant
+
+    def scaled_fields(self) -> frozenset[str]:
+        """The fields of state that are in the unit of the gradients, which a GradScaler may change."""
+        return self.synchronization.scaled_fields.union(*(layer.scaled_fields for layer in self.compression.layers()))
 
     def wire_bytes_per_step(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
         """Payload bytes one worker sends per optimizer step, from formulas alone."""
@@ -195,7 +203,7 @@ class Strategy:
 
     def exact(self) -> bool:
         """Whether predicted bytes are exactly what is sent; else this depends on values or on who is how fast."""
-        return self.compression.exact() and (self.synchronization.barrier or self.architecture.has_servers)
+        return self.compression.traits.exact_bytes and (self.synchronization.barrier or self.architecture.has_servers)
 
     def cannot_combine(self) -> list[str]:
         """Wrappers that would be refused on top of this strategy, with the reason."""

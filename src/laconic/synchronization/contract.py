@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 
 from laconic.core.exchange import Exchange
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.stateful import BucketState, Resize
 from laconic.core.tensor import TensorSpec
 from laconic.settings import Method, count
@@ -45,6 +46,14 @@ class Synchronization(Method):
     """Keeps what compression does not send, so it needs a compressor that loses something and forgets it."""
     fields: ClassVar[Mapping[str, Resize]] = {}
     """What it remembers per element, and what becomes of that when the number of workers changes."""
+    scale_equivariant: ClassVar[bool] = True
+    """Twice the gradients give twice the result. False where only a direction comes out: a GradScaler divides the result
+    by its scale and would then shrink every step."""
+    scaled_fields: ClassVar[frozenset[str]] = frozenset()
+    """Those fields that are in the unit of the gradients: they follow when a GradScaler changes its scale."""
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
+        """Raise AttachError if this cannot work with these parameters and this optimizer."""
 
     def rounds_per_step(self) -> float:
         """How often everything is exchanged, per optimizer step."""

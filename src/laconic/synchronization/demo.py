@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from laconic.core.exchange import Exchange
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.stateful import BucketState, Resize
+from laconic.core.tensor import TensorSpec
 from laconic.settings import number
 from laconic.synchronization.contract import Average, Quantity, Synchronization, exchange_momentum
 
@@ -36,9 +38,15 @@ class Demo(Synchronization):
     remembers_unsent: ClassVar[bool] = True
     # Gradients come scaled by 1/n, so what is still to be sent adds up.
     fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum"}
+    scale_equivariant: ClassVar[bool] = False
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_MOMENTUM})
 
     beta: float = number(0.999, at_least=0.0, at_most=1.0)
     """How much of what was not sent is kept until the next step."""
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
+        """Raise if the optimizer has momentum as well."""
+        optimizer.check_no_momentum("synchronization.demo", 'use "bsp", which keeps none')
 
     def around(self, flat: torch.Tensor, state: BucketState, average: Average) -> Exchange:
         """Exchange what the compressor takes out of the momentum; the sign of the mean takes the gradient's place."""

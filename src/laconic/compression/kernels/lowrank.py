@@ -1,7 +1,4 @@
-"""Products with thin matrices and bases of them, by the fastest kernel there is for a device.
-
-They differ from each other by no more than rounding.
-"""
+"""Products with thin matrices, and bases of them; kernels differ from each other by no more than rounding."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ from types import ModuleType
 
 import torch
 
-from laconic.compression.kernels import lowrank_reference
-from laconic.compression.kernels.compiled import compiled
+from laconic.compression.kernels.loader import load_kernels
 
 
 def times_right(matrix: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
@@ -29,9 +25,9 @@ def product(p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def orthonormal(columns: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis that spans the columns of each matrix of a batch; see `lowrank_reference.orthonormal`."""
+    """An orthonormal basis that spans the columns of each matrix of a batch; see `reference.lowrank`."""
     return _kernel(columns).orthonormal(columns, noise)
 
 
 def _kernel(tensor: torch.Tensor) -> ModuleType:
-    return (compiled("lowrank_triton") if tensor.device.type == "cuda" else None) or lowrank_reference
+    return load_kernels("lowrank", tensor.device.type)

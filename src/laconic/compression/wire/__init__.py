@@ -1,1 +1,1 @@
-"""How payloads are laid out: shards, chunks, seeds, packed bits and indices."""
+"""How payloads are laid out: shards, chunks, entries, seeds, bits and indices."""

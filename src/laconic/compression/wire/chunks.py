@@ -109,5 +109,7 @@ class Chunks:
 def chunks_of(state: BucketState, *, block: int, bits: int, num_scales: int) -> Chunks:
     """The chunks of a state's bucket, worked out once."""
     key = ("chunks", block, bits, num_scales)
-    found: Chunks = state.tables.setdefault(key, Chunks(state.bucket, block, bits, num_scales))
+    if key not in state.tables:
+        state.tables[key] = Chunks(state.bucket, block, bits, num_scales)
+    found: Chunks = state.tables[key]
     return found

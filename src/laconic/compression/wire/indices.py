@@ -14,11 +14,11 @@ Reference: Elias 1974; Fano 1971.
 from __future__ import annotations
 
 from functools import lru_cache
-from types import ModuleType
 
 import torch
 
-from laconic.compression.kernels.compiled import compiled
+from laconic.compression.kernels.indices import decode_bitmap, decode_packed, encode_bitmap, encode_packed
+from laconic.errors import MethodError
 
 CODINGS = ("int32", "int16", "bitmap", "packed")
 _BLOCK = 1 << 16
@@ -54,12 +54,9 @@ def indices_bytes(n: int, k: int, coding: str = "auto") -> int:
 def encode_indices(indices: torch.Tensor, n: int, coding: str = "auto") -> torch.Tensor:
     """Ascending, distinct int64 indices below n as bytes."""
     k = indices.numel()
-    assert k <= n <= _LARGEST, f"{k} of {n} entries"
     # On a GPU the host would have to wait for the answer.
-    if indices.device.type == "cpu" and k:
-        assert bool((indices[1:] > indices[:-1]).all()), "indices must be ascending and distinct"
-        assert indices[0] >= 0, "indices must not be negative"
-        assert indices[-1] < n, f"indices must lie below {n}"
+    if k > n or (indices.device.type == "cpu" and k and not _are_ascending(indices, n)):
+        raise MethodError(f"places of entries must be ascending, distinct and below {n}, got {k} that are not.")
     packed = torch.zeros(indices_bytes(n, k, coding), dtype=torch.uint8, device=indices.device)
     if not packed.numel():
         return packed
@@ -72,15 +69,9 @@ def encode_indices(indices: torch.Tensor, n: int, coding: str = "auto") -> torch
             # Moved down by half a block, so that it fits a signed number.
             packed[ends : ends + 2 * k].view(torch.int16).copy_(indices % _BLOCK - _BLOCK // 2)
         case "bitmap":
-            if (fast := _fast(packed)) is not None:
-                fast.encode_bitmap(indices, packed)
-            else:
-                _set_bits(indices, packed)
+            encode_bitmap(indices, packed)
         case _:
-            if (fast := _fast(packed)) is not None:
-                fast.encode_packed(indices, packed, low_bits(n, k))
-            else:
-                _encode_packed(indices, packed, n, low_bits(n, k))
+            encode_packed(indices, packed, low_bits(n, k))
     return packed
 
 
@@ -100,13 +91,13 @@ def decode_indices(packed: torch.Tensor, n: int, k: int, coding: str = "auto") -
                 places += _BLOCK * torch.searchsorted(ends, torch.arange(k, device=packed.device), right=True)
             return places
         case "bitmap":
-            if (fast := _fast(packed)) is not None:
-                return fast.decode_bitmap(packed, k)
-            return _find_bits(packed, k)
+            return decode_bitmap(packed, k)
         case _:
-            if (fast := _fast(packed)) is not None:
-                return fast.decode_packed(packed, k, low_bits(n, k))
-            return _decode_packed(packed, n, k, low_bits(n, k))
+            return decode_packed(packed, k, low_bits(n, k))
+
+
+def _are_ascending(indices: torch.Tensor, n: int) -> bool:
+    return bool(indices[0] >= 0) and bool(indices[-1] < n) and bool((indices[1:] > indices[:-1]).all())
 
 
 @lru_cache(maxsize=4096)
@@ -126,51 +117,3 @@ def _num_blocks(n: int) -> int:
 
 def _block_ends(n: int, device: torch.device) -> torch.Tensor:
     return torch.arange(1, _num_blocks(n) + 1, device=device) * _BLOCK
-
-
-def _encode_packed(indices: torch.Tensor, packed: torch.Tensor, n: int, bits: int) -> None:
-    k = indices.numel()
-    low_bytes, _ = _packed_bytes(n, k, bits)
-    low = (indices.unsqueeze(1) >> torch.arange(bits, device=packed.device)) & 1
-    write_bits(low.view(-1), packed[:low_bytes])
-    _set_bits((indices >> bits) + torch.arange(k, device=indices.device), packed[low_bytes:])
-
-
-def _decode_packed(packed: torch.Tensor, n: int, k: int, bits: int) -> torch.Tensor:
-    low_bytes, _ = _packed_bytes(n, k, bits)
-    each = torch.arange(bits, device=packed.device)
-    low = (bits_of(packed[:low_bytes])[: k * bits].view(k, bits).to(torch.int64) << each).sum(1)
-    high = _find_bits(packed[low_bytes:], k) - torch.arange(k, device=packed.device)
-    return (high << bits) | low
-
-
-def write_bits(bits: torch.Tensor, packed: torch.Tensor) -> None:
-    """Zeros and ones as bits of `packed`, from the lowest of the first byte on; those left over become zero."""
-    row = torch.zeros(packed.numel() * 8, dtype=torch.uint8, device=packed.device)
-    row[: bits.numel()] = bits
-    packed.copy_((row.view(-1, 8) << _each_bit(packed)).sum(1, dtype=torch.uint8))
-
-
-def bits_of(packed: torch.Tensor) -> torch.Tensor:
-    """Zeros and ones again, eight for each byte."""
-    return ((packed.unsqueeze(1) >> _each_bit(packed)) & 1).view(-1)
-
-
-def _each_bit(packed: torch.Tensor) -> torch.Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=packed.device)
-
-
-def _set_bits(places: torch.Tensor, packed: torch.Tensor) -> None:
-    row = torch.zeros(packed.numel() * 8, dtype=torch.uint8, device=packed.device)
-    row[places] = 1
-    write_bits(row, packed)
-
-
-def _find_bits(packed: torch.Tensor, k: int) -> torch.Tensor:
-    # The size is known, so a GPU need not be asked for it.
-    return bits_of(packed).nonzero_static(size=k).view(-1)
-
-
-def _fast(packed: torch.Tensor) -> ModuleType | None:
-    """Compiled loops that write and read the same bytes, where there are any."""
-    return compiled("indices_numba") if packed.device.type == "cpu" else None

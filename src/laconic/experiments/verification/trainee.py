@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError
 from laconic.experiments.verification.stage import Stage
@@ -65,10 +66,10 @@ class Trainee:
         self.rank = stage.rank
         self.model = SmallNet(size or fitting_size(strategy))
         directions = isinstance(strategy.synchronization, Demo)
-        layers = list(strategy.compression.layers())
-        directions = directions or not all(layer.keeps_scale for layer in layers)
+        traits = strategy.compression.traits
+        directions = directions or not traits.keeps_scale
         # Momentum is for those that bring none of their own; a direction has length one per parameter already.
-        own_momentum = directions or any(layer.accumulates for layer in layers)
+        own_momentum = directions or traits.accumulates
         self.optimizer = SGD(
             self.model.parameters(), lr=0.002 if directions else 0.02, momentum=0.0 if own_momentum else 0.9
         )
@@ -131,7 +132,7 @@ def fitting_size(strategy: Strategy) -> Size:
     """The smallest model on which the strategy has something to do; raises AttachError if there is none."""
     for size in _WIDTHS:
         try:
-            strategy.compression.check(model_specs(size)[::-1])
+            strategy.compression.check(model_specs(size)[::-1], OptimizerFacts(name="SGD"))
         except AttachError:
             if size == "large":
                 raise

@@ -40,7 +40,7 @@ class AsyncServerHooks(TrainingHooks):
         }
         back = job.strategy.compression.back().forgetful()
         # What is a direction only cannot move parameters: those then come as they are.
-        self._back = None if back.lossless or not all(layer.keeps_scale for layer in back.layers()) else back
+        self._back = None if back.traits.lossless or not back.traits.keeps_scale else back
         self._gradients: dict[str, torch.Tensor | None] = {}
 
     def before_step(self, *, closure: bool) -> None:

@@ -65,7 +65,7 @@ class ParameterStore:
         self._read = compression.init(self._bucket)
         # The difference to what a worker has is what it is still owed; no other residual is needed.
         back = compression.back().forgetful()
-        self._back = None if back.lossless or not all(layer.keeps_scale for layer in back.layers()) else back
+        self._back = None if back.traits.lossless or not back.traits.keeps_scale else back
         remember = self._back is not None or rule.compensation > 0
         self._workers = [
             _Worker(values.clone() if remember else None, (self._back or compression).init(self._bucket))

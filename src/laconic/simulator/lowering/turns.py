@@ -103,7 +103,7 @@ def _with_codec(inputs: Inputs, bucket: Bucket, groups: Sequence[tuple[Move, ...
         return tuple(Turn(moves) for moves in groups)
     encode_s, decode_s = codec.encode_s(bucket.nbytes), codec.decode_s(bucket.nbytes)
     issuing = coded[:1]
-    if not inputs.strategy.compression.alone():
+    if not inputs.strategy.compression.traits.decodes_alone:
         # Rounds that depend on each other: something is encoded for each.
         issuing = [number for number in coded if groups[number]]
     kinds = {move.kind for moves in groups for move in moves}

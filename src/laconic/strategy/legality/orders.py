@@ -24,12 +24,12 @@ def only_gradients_can_wait(parts: Parts) -> Refusal | None:
 def pieces_and_halves_fit_the_compressor(parts: Parts) -> Refusal | None:
     """Sums in two halves need payloads that add up; pieces of a tensor have no shape."""
     order, what = parts.scheduling, parts.compression
-    if order.halves and not what.adds_up():
+    if order.halves and not what.traits.payloads_add_up:
         return Refusal(
             f'scheduling: {order.name} forms sums in two halves, and what "{what}" sends cannot simply be added up',
             dataclasses.replace(parts, scheduling=Fusion()),
         )
-    if order.cuts_tensors and any(layer.sees_shapes for layer in what.layers()):
+    if order.cuts_tensors and what.traits.needs_whole_tensors:
         return Refusal(
             f'scheduling: {order.name} cuts tensors into pieces, and "{what}" works on their shapes',
             dataclasses.replace(parts, scheduling=Fusion()),

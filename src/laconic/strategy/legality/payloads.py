@@ -30,7 +30,7 @@ def payloads_take_a_route(parts: Parts) -> Refusal | None:
 def servers_read_what_is_sent(parts: Parts) -> Refusal | None:
     """A server adds up what it can decode by itself, or plain sums."""
     when, whom, what = parts.synchronization, parts.architecture, parts.compression
-    if not whom.has_servers or what.alone() or (when.barrier and what.sums_only()):
+    if not whom.has_servers or what.traits.decodes_alone or (when.barrier and what.traits.sums_only):
         return None
     return Refusal(
         f"compression: a server of {whom.name} with {when.name} must decode each payload by itself, which it cannot "
@@ -45,26 +45,28 @@ def what_is_not_sent_is_remembered_once(parts: Parts) -> Refusal | None:
     owner = when if when.remembers_unsent else whom if whom.compensates else None
     if owner is None:
         return None
-    keeper = next((layer for layer in what.layers() if layer.keeps_residual or layer.accumulates), None)
+    keeper = next(
+        (layer for layer in what.layers() if layer.own_traits.keeps_residual or layer.own_traits.accumulates), None
+    )
     if keeper is not None:
         return Refusal(
             f"compression: {keeper.name} would keep what is not sent a second time; {owner.name} does that itself",
             dataclasses.replace(parts, compression=without(what, keeper)),
         )
-    if what.amplifies():
+    if what.traits.amplifies:
         return Refusal(
             f'compression: what "{what}" sends is enlarged to be right on average; {owner.name} would keep the '
             "difference, and it would grow for ever",
             dataclasses.replace(parts, compression=TopK()),
         )
-    direction = next((layer for layer in what.layers() if not layer.keeps_scale), None)
+    direction = next((layer for layer in what.layers() if not layer.own_traits.keeps_scale), None)
     if when.remembers_unsent and direction is not None:
         return Refusal(
             f"compression: {direction.name} sends directions without a size, so what is left of a momentum after "
             f"sending cannot be kept by {owner.name}",
             dataclasses.replace(parts, compression=replaced(what, direction, EfSignSgd())),
         )
-    if when.remembers_unsent and what.lossless:
+    if when.remembers_unsent and what.traits.lossless:
         return Refusal(
             f'{owner.axis}: {owner.name} keeps what is not sent, and "{what}" sends everything',
             dataclasses.replace(parts, compression=DctTopK()),
@@ -74,7 +76,7 @@ def what_is_not_sent_is_remembered_once(parts: Parts) -> Refusal | None:
 
 def neighbours_need_the_whole(parts: Parts) -> Refusal | None:
     """What was lost of parameters would be missing for good, unless public copies are kept."""
-    if parts.architecture.scope == "everyone" or parts.architecture.compensates or parts.compression.lossless:
+    if parts.architecture.scope == "everyone" or parts.architecture.compensates or parts.compression.traits.lossless:
         return None
     return Refusal(
         f'architecture: {parts.architecture.name} mixes parameters, and what "{parts.compression}" loses of these '
@@ -85,7 +87,8 @@ def neighbours_need_the_whole(parts: Parts) -> Refusal | None:
 
 def a_payload_is_read_by_itself(parts: Parts) -> Refusal | None:
     """Neighbours decode what each of them sends, one at a time."""
-    if not parts.architecture.compensates or (parts.compression.alone() and parts.compression.exact()):
+    traits = parts.compression.traits
+    if not parts.architecture.compensates or (traits.decodes_alone and traits.exact_bytes):
         return None
     return Refusal(
         f"compression: with {parts.architecture.name} each payload is decoded by itself and has a known length, which "
@@ -99,20 +102,20 @@ def parameters_are_moved_by_what_arrives(parts: Parts) -> Refusal | None:
     if parts.synchronization.quantity == "gradient" and parts.architecture.scope == "everyone":
         return None
     for layer in parts.compression.layers():
-        if not layer.keeps_scale:
-            return Refusal(
-                f"compression: {layer.name} sends directions without a size, by which no parameter can be moved",
-                dataclasses.replace(parts, compression=replaced(parts.compression, layer, EfSignSgd())),
-            )
         for key, setting in layer.declared().items():
             held = getattr(layer, key)
-            if setting.kind == "method" and isinstance(held, Compressor) and not held.keeps_scale:
+            if setting.kind == "method" and isinstance(held, Compressor) and not held.traits.keeps_scale:
                 usual = dataclasses.replace(layer, **{key: type(layer).__dataclass_fields__[key].default})
                 return Refusal(
                     f"compression: {held.name} sends directions without a size, by which no parameter can be moved",
                     dataclasses.replace(parts, compression=replaced(parts.compression, layer, usual)),
                 )
-        if layer.accumulates:
+        if not layer.own_traits.keeps_scale:
+            return Refusal(
+                f"compression: {layer.name} sends directions without a size, by which no parameter can be moved",
+                dataclasses.replace(parts, compression=replaced(parts.compression, layer, EfSignSgd())),
+            )
+        if layer.own_traits.accumulates:
             return Refusal(
                 f"compression: {layer.name} adds up gradients of several steps, but here parameters are exchanged",
                 dataclasses.replace(parts, compression=without(parts.compression, layer)),

@@ -21,7 +21,7 @@ def sums_are_compressed(parts: Parts) -> Refusal | None:
     if not whom.compresses_sums():
         return None
     nearest = dataclasses.replace(parts, architecture=AllReduce(algorithm="hierarchical"))
-    if what.lossless:
+    if what.traits.lossless:
         return Refusal(f'architecture: {whom} has no effect with "{what}", which compresses nothing', nearest)
     if when.remembers_unsent:
         return Refusal(

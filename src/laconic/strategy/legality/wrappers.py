@@ -67,7 +67,7 @@ def a_method_in_a_setting_fits(parts: Parts) -> Refusal | None:
 def a_wrapper_needs_a_loss(parts: Parts) -> Refusal | None:
     """A wrapper that works on what is lost has no effect where nothing is."""
     for layer in parts.compression.layers():
-        if isinstance(layer, Wrapper) and layer.needs_loss and layer.inner.lossless:
+        if isinstance(layer, Wrapper) and layer.needs_loss and layer.inner.traits.lossless:
             return Refusal(
                 f'compression: {layer.name} has no effect on "{layer.inner}", which loses nothing',
                 dataclasses.replace(parts, compression=without(parts.compression, layer)),
@@ -77,7 +77,7 @@ def a_wrapper_needs_a_loss(parts: Parts) -> Refusal | None:
 
 def no_residual_twice(parts: Parts) -> Refusal | None:
     """What is lost must be sent later once, not twice."""
-    keepers = [layer for layer in parts.compression.layers() if layer.keeps_residual]
+    keepers = [layer for layer in parts.compression.layers() if layer.own_traits.keeps_residual]
     if len(keepers) < 2:
         return None
     return Refusal(
@@ -89,7 +89,7 @@ def no_residual_twice(parts: Parts) -> Refusal | None:
 
 def no_momentum_twice(parts: Parts) -> Refusal | None:
     """Velocities of velocities are not what anybody means."""
-    builders = [layer for layer in parts.compression.layers() if layer.accumulates]
+    builders = [layer for layer in parts.compression.layers() if layer.own_traits.accumulates]
     if len(builders) < 2:
         return None
     return Refusal(
@@ -102,8 +102,8 @@ def residuals_are_kept_inside_momentum(parts: Parts) -> Refusal | None:
     """A residual is input minus what was sent, so what is sent must not hold more than the input."""
     layers = list(parts.compression.layers())
     for position, layer in enumerate(layers):
-        beneath = next((inner for inner in layers[position + 1 :] if inner.accumulates), None)
-        if isinstance(layer, Wrapper) and layer.keeps_residual and beneath is not None:
+        beneath = next((inner for inner in layers[position + 1 :] if inner.own_traits.accumulates), None)
+        if isinstance(layer, Wrapper) and layer.own_traits.keeps_residual and beneath is not None:
             moved = (
                 moved_beneath(parts.compression, layer, beneath)
                 if isinstance(beneath, Wrapper)
@@ -120,7 +120,7 @@ def residuals_are_kept_inside_momentum(parts: Parts) -> Refusal | None:
 def no_residual_of_what_is_enlarged(parts: Parts) -> Refusal | None:
     """The part of a payload that was only added to be right on average would come back, larger every step."""
     for layer in parts.compression.layers():
-        if isinstance(layer, Wrapper) and layer.keeps_residual and layer.inner.amplifies():
+        if isinstance(layer, Wrapper) and layer.own_traits.keeps_residual and layer.inner.traits.amplifies:
             return Refusal(
                 f'compression: {layer.name} around "{layer.inner}" would grow for ever, because what is sent there is '
                 "enlarged to be right on average",

@@ -1,0 +1,1 @@
+"""Base classes of methods that share a form: quantizers and sparsifiers."""

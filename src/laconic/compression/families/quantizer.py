@@ -1,0 +1,74 @@
+"""What all quantizers share: chunks of codes with their scales, made and read by a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Packed
+from laconic.compression.kernels.quantizers import decode, encode
+from laconic.compression.wire.chunks import Chunks, chunks_of
+from laconic.compression.wire.seeds import moment_seed
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
+from laconic.settings import count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantizer(Packed):
+    """Send each value as a code of a few bits and, for each block of a parameter, its scales in float32.
+
+    All arithmetic is in float32; float64 is rounded to it first. A block that holds a NaN or an infinity arrives as NaN
+    as a whole. What a kernel is told beside the chunks are its settings: whole numbers, reals, true or false.
+    """
+
+    encoder: ClassVar[str]
+    """Name of the kernel that packs."""
+    decoder: ClassVar[str]
+    """Name of the kernel that unpacks."""
+    num_scales: ClassVar[int] = 1
+    """Scales per block."""
+
+    block: int = count(256, at_least=32, at_most=65536)
+    """Values that share a scale; no block holds values of two parameters."""
+
+    @property
+    def bits(self) -> int:
+        """Bits per code, at most 8."""
+        raise NotImplementedError
+
+    def encoder_settings(self) -> dict[str, float]:
+        """What the packing kernel is told."""
+        return {}
+
+    def decoder_settings(self) -> dict[str, float]:
+        """What the unpacking kernel is told."""
+        return {}
+
+    def chunks(self, state: BucketState) -> Chunks:
+        """Where scales and codes of a bucket lie."""
+        return chunks_of(state, block=self.block, bits=self.bits, num_scales=self.num_scales)
+
+    def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
+        """Scales, codes, padding."""
+        seed = moment_seed(state.moment)
+        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
+        return encode(self.encoder, flat, self.chunks(state), seed, **self.encoder_settings())
+
+    def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        """What they stand for."""
+        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
+        decode(self.decoder, packed, self.chunks(state), out, **self.decoder_settings())
+
+    def packed_bytes(self, bucket: Bucket) -> int:
+        """As `chunks` counts them."""
+        return _packed_bytes(bucket, self.block, self.bits, self.num_scales)
+
+
+# Asked for several times in every exchange, and a large bucket has many chunks.
+@lru_cache(maxsize=4096)
+def _packed_bytes(bucket: Bucket, block: int, bits: int, num_scales: int) -> int:
+    return Chunks(bucket, block, bits, num_scales).packed_bytes

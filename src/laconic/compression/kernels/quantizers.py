@@ -1,0 +1,51 @@
+"""Pack a bucket into codes and scales, and unpack it again.
+
+A family of quantizers has two tables:
+
+    ENCODERS[name](flat, chunks, packed, moment_seed, **settings)     fills `packed` except for its padding
+    DECODERS[name](packed, chunks, out, **settings)                   fills `out`
+"""
+
+from __future__ import annotations
+
+import torch
+
+from laconic.compression.kernels.loader import load_kernels
+from laconic.compression.wire.chunks import Chunks
+
+
+def encode(
+    name: str,
+    flat: torch.Tensor,
+    chunks: Chunks,
+    moment_seed: int,
+    *,
+    reference: bool = False,
+    **settings: float,
+) -> torch.Tensor:
+    """The packed bytes of `flat`; reference: by plain torch, even where there is something faster."""
+    assert flat.numel() == chunks.bucket.numel, f"{flat.numel()} values for a bucket of {chunks.bucket.numel}"
+    packed = torch.empty(chunks.packed_bytes, dtype=torch.uint8, device=flat.device)
+    used = chunks.scale_bytes + int(chunks.code_starts[-1])
+    if used < len(packed):
+        packed[used:] = 0
+    if len(packed):
+        kernels = load_kernels("quantizers", flat.device.type, reference=reference)
+        kernels.ENCODERS[name](flat, chunks, packed, moment_seed, **settings)
+    return packed
+
+
+def decode(
+    name: str,
+    packed: torch.Tensor,
+    chunks: Chunks,
+    out: torch.Tensor,
+    *,
+    reference: bool = False,
+    **settings: float,
+) -> None:
+    """Write what `packed` stands for into `out`."""
+    assert len(packed) == chunks.packed_bytes, f"{len(packed)} bytes where {chunks.packed_bytes} are due"
+    if len(packed):
+        kernels = load_kernels("quantizers", out.device.type, reference=reference)
+        kernels.DECODERS[name](packed, chunks, out, **settings)

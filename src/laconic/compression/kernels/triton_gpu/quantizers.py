@@ -1,0 +1,295 @@
+"""Quantizers on a GPU: a program reads a few chunks once, makes their scales and codes in registers, and writes them.
+
+Bit for bit what `reference` gives; only a scale that is a sum (L1, L2, means) may differ in its last bit, because the
+sum is made in another order. Scales of chunks that do not fit into one program are left to the reference. Imported only
+where Triton is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton  # pyrefly: ignore - absent where there is no GPU
+import triton.language as tl  # pyrefly: ignore
+
+from laconic.compression.kernels.reference import quantizers as reference
+from laconic.compression.kernels.reference.quantizers import LARGEST_FP8
+from laconic.compression.kernels.triton_gpu.codes import (
+    absmax,
+    bf16_codes,
+    finite,
+    fp8_codes,
+    fp16_codes,
+    level_codes,
+    means,
+    mix,
+    natural_codes,
+    power_of_two,
+)
+from laconic.compression.wire.chunks import Chunks
+
+_TILE = 512
+"""Elements of one program, if chunks are not longer."""
+_MOST = 2048
+"""Elements of one program at most."""
+_PER_WARP = 1024
+"""Elements; these by measurement on an H200, for all kernels together."""
+
+
+@triton.jit
+def _places(starts, code_starts, row, there, BITS: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where chunks begin, how long they are, and where their codes begin."""
+    start = tl.load(starts + row, mask=there, other=0)
+    length = (tl.load(starts + row + 1, mask=there, other=0) - start).to(tl.int32)
+    code_start = tl.load(code_starts + row, mask=there, other=0)
+    if ALIGNED:
+        # Then the compiler may move sixteen values at a time.
+        start = tl.multiple_of(start, 16)
+        length = tl.multiple_of(length, 16)
+        if BITS & (BITS - 1) == 0:
+            code_start = tl.multiple_of(code_start, 2 * BITS)
+    return start, length, code_start
+
+
+@triton.jit
+def _bytes_of_words(length, code_start, part, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Where the bytes of each eight codes are, as if there were eight of them, and which of them there are."""
+    byte = tl.arange(0, 8)[None, :]
+    place = (part * (BLOCK // 8) + tl.arange(0, BLOCK // 8))[:, None] * BITS + byte
+    num_bytes = (length * BITS + 7) // 8
+    due = (place[None, :, :] < num_bytes[:, None, None]) & ((byte + 0 * place) < BITS)[None, :, :]
+    return code_start[:, None, None] + place[None, :, :], due
+
+
+@triton.jit
+def _encode(
+    flat,
+    starts,
+    code_starts,
+    seeds,
+    packed,
+    scale_bytes,
+    num_chunks,
+    moment_seed,
+    largest,
+    clip,
+    KIND: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    scales = packed.to(tl.pointer_type(tl.float32), bitcast=True)
+    codes_at = packed + scale_bytes
+    row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(0) % PARTS
+    there = row < num_chunks
+    start, length, code_start = _places(starts, code_starts, row, there, BITS, ALIGNED)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    inside = column[None, :] < length[:, None]
+    x = tl.load(flat + start[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    if STOCHASTIC:
+        seed = mix((tl.load(seeds + row, mask=there, other=0) ^ moment_seed).to(tl.uint32))
+        numbers = mix(column[None, :].to(tl.uint32) + seed[:, None])
+    else:
+        numbers = column[None, :].to(tl.uint32)
+    if KIND == "fp8":
+        scale, codes = fp8_codes(x, largest, numbers, STOCHASTIC)
+        tl.store(scales + row, scale, mask=there)
+    elif KIND == "natural":
+        scale, codes = natural_codes(x, numbers)
+        tl.store(scales + row, scale, mask=there)
+    elif KIND == "bf16":
+        codes = bf16_codes(x, numbers)
+    elif KIND == "fp16":
+        codes = fp16_codes(x, numbers)
+    elif KIND == "integer" or KIND == "qsgd" or KIND == "terngrad":
+        scale, codes = level_codes(x, length, largest, clip, numbers, KIND, STOCHASTIC)
+        tl.store(scales + row, scale, mask=there)
+    else:
+        codes = ((x >= 0) & inside).to(tl.int32)
+        largest_here = absmax(x)
+        if KIND == "sign":
+            # Filled with ones before; of several programs that share a chunk, one may find what the others do not.
+            tl.store(scales + row, largest_here, mask=there & (largest_here != largest_here))
+        elif KIND == "scaled_sign":
+            mean = tl.sum(tl.abs(x).to(tl.float64), axis=1) / tl.maximum(length, 1).to(tl.float64)
+            mean = tl.where(largest_here == largest_here, finite(mean.to(tl.float32)), float("nan"))
+            tl.store(scales + row, mean, mask=there)
+        else:
+            high, low = means(x, tl.sum(codes, axis=1), length)
+            tl.store(scales + 2 * row, tl.where(largest_here == largest_here, high, largest_here), mask=there)
+            tl.store(scales + 2 * row + 1, tl.where(largest_here == largest_here, low, largest_here), mask=there)
+    codes = tl.where(inside, codes, 0)
+    if BITS == 16:
+        wide = codes_at.to(tl.pointer_type(tl.uint16), bitcast=True)
+        tl.store(wide + code_start[:, None] // 2 + column[None, :], codes.to(tl.uint16), mask=inside)
+    elif BITS == 8:
+        tl.store(codes_at + code_start[:, None] + column[None, :], codes.to(tl.uint8), mask=inside)
+    elif BITS & (BITS - 1) != 0:
+        # Eight codes are one word, of which as many bytes are written as a code has bits.
+        eights = tl.reshape(codes, (ROWS, BLOCK // 8, 8)).to(tl.int64) << (tl.arange(0, 8) * BITS)[None, None, :]
+        at, due = _bytes_of_words(length, code_start, part, BITS, BLOCK)
+        data = tl.sum(eights, axis=2)[:, :, None] >> (tl.arange(0, 8) * 8)[None, None, :]
+        tl.store(codes_at + at, (data & 0xFF).to(tl.uint8), mask=due)
+    else:
+        PER: tl.constexpr = 8 // BITS
+        grouped = tl.reshape(codes, (ROWS, BLOCK // PER, PER))
+        data = tl.sum(grouped << (tl.arange(0, PER) * BITS)[None, None, :], axis=2)
+        byte = part * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
+        due = byte[None, :] * PER < length[:, None]
+        tl.store(codes_at + code_start[:, None] + byte[None, :], data.to(tl.uint8), mask=due)
+
+
+@triton.jit
+def _decode(
+    packed,
+    scale_bytes,
+    starts,
+    code_starts,
+    out,
+    num_chunks,
+    largest,
+    KIND: tl.constexpr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    scales = packed.to(tl.pointer_type(tl.float32), bitcast=True)
+    codes_at = packed + scale_bytes
+    row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(0) % PARTS
+    there = row < num_chunks
+    start, length, code_start = _places(starts, code_starts, row, there, BITS, ALIGNED)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    inside = column[None, :] < length[:, None]
+    if BITS == 8:
+        codes = tl.load(codes_at + code_start[:, None] + column[None, :], mask=inside, other=0)
+    elif BITS & (BITS - 1) != 0:
+        at, due = _bytes_of_words(length, code_start, part, BITS, BLOCK)
+        data = tl.load(codes_at + at, mask=due, other=0).to(tl.int64) << (tl.arange(0, 8) * 8)[None, None, :]
+        spread = tl.sum(data, axis=2)[:, :, None] >> (tl.arange(0, 8) * BITS)[None, None, :]
+        codes = tl.reshape((spread & ((1 << BITS) - 1)).to(tl.int32), (ROWS, BLOCK))
+    else:
+        PER: tl.constexpr = 8 // BITS
+        byte = part * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
+        due = byte[None, :] * PER < length[:, None]
+        data = tl.load(codes_at + code_start[:, None] + byte[None, :], mask=due, other=0).to(tl.int32)
+        spread = (data[:, :, None] >> (tl.arange(0, PER) * BITS)[None, None, :]) & ((1 << BITS) - 1)
+        codes = tl.reshape(spread, (ROWS, BLOCK))
+    if KIND == "levels":
+        scale = tl.load(scales + row, mask=there, other=0.0)
+        values = (codes.to(tl.int32) - largest).to(tl.float32) * scale[:, None]
+    elif KIND == "fp8":
+        scale = tl.load(scales + row, mask=there, other=0.0)
+        values = codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale[:, None]
+    elif KIND == "natural":
+        scale = tl.load(scales + row, mask=there, other=0.0)
+        known = tl.where(scale == scale, scale, 0.0)
+        below = (codes.to(tl.int32) & 127) - 1
+        top = known.to(tl.int32, bitcast=True) >> 23
+        power = power_of_two(tl.maximum(top[:, None] - below, 0))
+        values = tl.where(below >= 0, power, 0.0)
+        values = tl.where(codes.to(tl.int32) >= 128, -values, values)
+        values = tl.where((scale == scale)[:, None], values, scale[:, None])
+    elif KIND == "sign":
+        scale = tl.load(scales + row, mask=there, other=0.0)
+        values = tl.where(codes == 1, scale[:, None], -scale[:, None])
+    else:
+        high = tl.load(scales + 2 * row, mask=there, other=0.0)
+        low = tl.load(scales + 2 * row + 1, mask=there, other=0.0)
+        values = tl.where(codes == 1, high[:, None], low[:, None])
+    tl.store(out + start[:, None] + column[None, :], values.to(out.dtype.element_ty), mask=inside)
+
+
+def _shape(chunks: Chunks) -> tuple[tuple[int], dict[str, int]]:
+    """How many programs, and the constants they are compiled for: several chunks a program, or several for a chunk."""
+    longest = max(8, triton.next_power_of_2(min(chunks.block, chunks.bucket.numel)))
+    tile = min(max(_TILE, longest), _MOST)
+    block, parts = min(longest, tile), max(1, longest // tile)
+    rows = tile // block
+    constants = {"BITS": chunks.bits, "ROWS": rows, "BLOCK": block, "PARTS": parts, "ALIGNED": chunks.aligned}
+    return (triton.cdiv(chunks.num_chunks, rows) * parts,), constants | {"num_warps": max(1, tile // _PER_WARP)}
+
+
+_WITHOUT_SCALE = ("sign", "bf16", "fp16")
+"""These need nothing that all programs of a chunk would have to agree on first."""
+
+
+def _encoder(kind: str, *, largest: str | int = 1, always_random: bool = False) -> Callable[..., None]:
+    def encode(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int, **settings: float) -> None:
+        if not chunks.num_chunks:
+            return
+        grid, constants = _shape(chunks)
+        if constants["PARTS"] > 1 and kind not in _WITHOUT_SCALE:
+            reference.ENCODERS[kind](flat, chunks, packed, moment_seed, **settings)
+            return
+        if kind == "sign":
+            packed[: chunks.scale_bytes].view(torch.float32).fill_(1.0)
+        _encode[grid](
+            flat,
+            chunks.starts_tensor,
+            chunks.code_starts_tensor,
+            chunks.seeds_tensor,
+            packed,
+            chunks.scale_bytes,
+            chunks.num_chunks,
+            moment_seed,
+            float(settings[largest] if isinstance(largest, str) else largest),
+            float(settings.get("clip", 0.0)),
+            KIND=kind,
+            STOCHASTIC=always_random or bool(settings.get("stochastic", False)),
+            **constants,
+            # A product that is added must be rounded first, as everywhere else.
+            enable_fp_fusion=False,
+        )
+
+    return encode
+
+
+def _decoder(kind: str) -> Callable[..., None]:
+    def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, **settings: float) -> None:
+        if not chunks.num_chunks:
+            return
+        grid, constants = _shape(chunks)
+        _decode[grid](
+            packed,
+            chunks.scale_bytes,
+            chunks.starts_tensor,
+            chunks.code_starts_tensor,
+            out,
+            chunks.num_chunks,
+            int(settings.get("largest", 0)),
+            KIND=kind,
+            **constants,
+            enable_fp_fusion=False,
+        )
+
+    return decode
+
+
+ENCODERS: dict[str, Callable[..., None]] = {
+    "integer": _encoder("integer", largest="largest"),
+    "qsgd": _encoder("qsgd", largest="levels", always_random=True),
+    "terngrad": _encoder("terngrad", always_random=True),
+    "fp8": _encoder("fp8", largest=LARGEST_FP8),
+    "natural": _encoder("natural", always_random=True),
+    "sign": _encoder("sign"),
+    "scaled_sign": _encoder("scaled_sign"),
+    "onebit": _encoder("onebit"),
+    "bf16": _encoder("bf16", always_random=True),
+    "fp16": _encoder("fp16", always_random=True),
+}
+
+DECODERS: dict[str, Callable[..., None]] = {
+    "levels": _decoder("levels"),
+    "fp8": _decoder("fp8"),
+    "natural": _decoder("natural"),
+    "sign": _decoder("sign"),
+    "onebit": _decoder("onebit"),
+}

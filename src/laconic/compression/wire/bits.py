@@ -1,0 +1,21 @@
+"""Zeros and ones as the bits of bytes, from the lowest bit of the first byte on."""
+
+from __future__ import annotations
+
+import torch
+
+
+def write_bits(bits: torch.Tensor, packed: torch.Tensor) -> None:
+    """Zeros and ones as bits of `packed`; those left over become zero."""
+    row = torch.zeros(packed.numel() * 8, dtype=torch.uint8, device=packed.device)
+    row[: bits.numel()] = bits
+    packed.copy_((row.view(-1, 8) << _each_bit(packed)).sum(1, dtype=torch.uint8))
+
+
+def bits_of(packed: torch.Tensor) -> torch.Tensor:
+    """Zeros and ones again, eight for each byte."""
+    return ((packed.unsqueeze(1) >> _each_bit(packed)) & 1).view(-1)
+
+
+def _each_bit(packed: torch.Tensor) -> torch.Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=packed.device)

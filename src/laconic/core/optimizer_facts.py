@@ -1,0 +1,64 @@
+"""What a method may need to know about the user's optimizer before it is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.optim import Optimizer
+
+from laconic.errors import AttachError, warn_user
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerFacts:
+    """One optimizer, or several that share a model, in a few numbers."""
+
+    name: str
+    """The name of its class; several are joined by "and"."""
+    momentum: float = 0.0
+    """The largest `momentum` of its parameter groups, as SGD, RMSprop and Muon have it."""
+    nesterov: bool = False
+    """Some parameter group uses Nesterov momentum."""
+    first_beta: float = 0.0
+    """The largest betas[0] of its parameter groups: the average over steps that Adam and its kin step along."""
+
+    @classmethod
+    def of(cls, *optimizers: Optimizer) -> OptimizerFacts:
+        """What the parameter groups of these optimizers say now."""
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        return cls(
+            name=" and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers)),
+            momentum=max(_numbers(group.get("momentum") for group in groups), default=0.0),
+            nesterov=any(bool(group.get("nesterov")) for group in groups),
+            first_beta=max(_numbers(_first(group.get("betas")) for group in groups), default=0.0),
+        )
+
+    def check_no_momentum(self, owner: str, instead: str) -> None:
+        """Raise AttachError if the optimizer adds a second momentum to the one that `owner` keeps.
+
+        instead: what to write to keep the optimizer's. Adam and its kin average gradients too, but divide by their size
+        afterwards, so there it is only doubtful: a warning says so.
+        """
+        if self.momentum:
+            without = "momentum=0, nesterov=False" if self.nesterov else "momentum=0"
+            raise AttachError(
+                f"{owner} keeps momentum itself, and {self.name} has momentum={self.momentum:g}: it would be counted "
+                f"twice. Write {self.name}(..., {without}), or {instead}."
+            )
+        if self.first_beta:
+            warn_user(
+                f"{owner} keeps momentum itself, and {self.name} averages gradients over steps as well "
+                f"(betas[0]={self.first_beta:g}). It is made for SGD without momentum: use that, or betas=(0, ...), or "
+                f"{instead}."
+            )
+
+
+def _numbers(values: Iterator[object]) -> list[float]:
+    """Those that are numbers: an optimizer of another kind may hold anything under the same name."""
+    return [float(value) for value in values if isinstance(value, int | float | torch.Tensor)]
+
+
+def _first(betas: object) -> object:
+    return betas[0] if isinstance(betas, tuple | list) and betas else None
