@@ -120,7 +120,7 @@ def _start(job: Job, cleanup: ExitStack, *, init_sync: bool) -> Session:
     _warn(job)
     device = next(iter(job.parameters.values())).device
     job.strategy = strategy = settle(job.strategy, transport, job.clock, device)
-    job.loss_scale = LossScale(wanted=strategy.exchanges_gradients() and not strategy.compression.lossless)
+    job.loss_scale = LossScale(strategy)
     hooks: TrainingHooks | None = None
     buffers: ModuleBuffers | None = None
     pool: ServerPool | None = None
@@ -250,7 +250,8 @@ def _check_model(
                 f'compression {strategy.compression} cannot carry parameter "{name}" of {parameter.dtype}; it takes '
                 f'{", ".join(str(dtype).removeprefix("torch.") for dtype in traits.dtypes)}. Use "none".'
             )
-    tensors, facts = [TensorSpec.of(name, value) for name, value in parameters.items()], OptimizerFacts.of(optimizer)
+    tensors = [TensorSpec.of(name, parameter) for name, parameter in parameters.items()]
+    facts = OptimizerFacts.of(*optimizers)
     strategy.synchronization.check(tensors, facts)
     strategy.compression.check(tensors, facts)
 
