@@ -47,7 +47,7 @@ def test_json_says_what_the_simulator_says(capsys: pytest.CaptureFixture[str]) -
     assert [row["name"] for row in found["rows"]] == ["ddp", "d-psgd"]
     for row in found["rows"]:
         assert list(row) == KEYS
-        expected = simulate(row["strategy"], workload("resnet50"), cluster("ethernet-1g", 4)).as_json()
+        expected = simulate(row["strategy"], workload("resnet50"), cluster("ethernet-1g", 4)).prediction.as_json()
         assert {key: row[key] for key in NUMBERS} == {key: expected[key] for key in NUMBERS}
         assert (row["workers"], row["bandwidth_bps"], row["refused"]) == (4, 1e9, None)
         assert sum(part["share"] for part in row["critical_path"]) == pytest.approx(1)
@@ -62,7 +62,7 @@ def test_options_reach_the_simulator(capsys: pytest.CaptureFixture[str]) -> None
     conditions = Conditions(slow={3: 2.0, 1: 1.5}, noise_ratio=0.05, interference_ratio=0.2, optimizer_s=0.003)
     job = workload("vgg16").scaled(compute_s=0.3)
     made = Cluster.uniform(4, Link(bandwidth_bps=5e9, delay_s=1e-3))
-    expected = simulate("ddp", job, made, conditions=conditions).as_json()
+    expected = simulate("ddp", job, made, conditions=conditions).prediction.as_json()
     (row,) = found["rows"]
     assert {key: row[key] for key in [*NUMBERS, "spread_s"]} == {key: expected[key] for key in [*NUMBERS, "spread_s"]}
     assert found["conditions"] == {

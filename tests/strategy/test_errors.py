@@ -100,7 +100,7 @@ def test_the_example_in_messages_is_valid() -> None:
         (
             "bsp / all_reduce / none / fusion(512KiB, first_bytes=800KiB)",
             InvalidSetting,
-            ["scheduling.fusion.first_bytes=800KiB has no effect beyond bytes=512KiB", "Give at most that"],
+            ["scheduling.fusion.first_bytes=800KiB has no effect with bytes=512KiB", "Give less than that"],
         ),
         ("bsp / all_reduce / none / fusion(-5MiB)", InvalidSetting, ["must be a size >= 1B"]),
         ("bsp / all_reduce / none / fusion(5ms)", InvalidSetting, ["must be a size such as 25MiB", '"5ms"']),

@@ -23,7 +23,6 @@ from laconic.errors import AttachError
 from laconic.experiments.verification.stage import Stage
 from laconic.runtime import Session
 from laconic.strategy import Strategy
-from laconic.synchronization import Demo
 
 Size = Literal["small", "large"]
 _WIDTHS: dict[Size, int] = {"small": 96, "large": 384}
@@ -64,9 +63,8 @@ class Trainee:
         self.strategy = strategy
         self.rank = stage.rank
         self.model = SmallNet(size or fitting_size(strategy))
-        directions = isinstance(strategy.synchronization, Demo)
         layers = list(strategy.compression.layers())
-        directions = directions or not all(layer.keeps_scale for layer in layers)
+        directions = not strategy.synchronization.keeps_scale or not all(layer.keeps_scale for layer in layers)
         # Momentum is for those that bring none of their own; a direction has length one per parameter already.
         own_momentum = directions or any(layer.accumulates for layer in layers)
         self.optimizer = SGD(
