@@ -64,7 +64,7 @@ def test_the_example_in_messages_is_valid() -> None:
         ("bsp / all_reduce / fp16 + bf16", SyntaxProblem, ["bf16 cannot follow a +", "Known wrappers: error_feedback"]),
         ("bsp + bsp", SyntaxProblem, ["bsp cannot follow a +", "Known wrappers: none"]),
         ("ddq", UnknownName, ["neither a preset nor a synchronization", 'Did you mean "ddp"', "bsp"]),
-        ("fp16", UnknownName, ["neither a preset nor a synchronization", "ddp-fp16"]),
+        ("fp16", UnknownName, ["a method of compression", 'Write "bsp / all_reduce / fp16"', "ddp-fp16"]),
         ("bps / all_reduce", UnknownName, ['synchronization: there is no method "bps"', 'Did you mean "bsp"?']),
         (
             "bsp / allreduce",
