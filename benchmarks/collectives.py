@@ -58,7 +58,7 @@ def run_rank(repeats: int, ranks_per_host: int) -> None:
     dist.init_process_group("gloo")
     transport = TorchTransport()
     began_s = time.perf_counter()
-    costs = measure(transport, WallClock(), torch.device("cpu"))
+    costs = measure(sensible(transport.hosts), transport, WallClock(), torch.device("cpu"))
     took_s = time.perf_counter() - began_s
     algorithms = [NATIVE, *sensible(transport.hosts)]
     if transport.rank == 0:

@@ -114,7 +114,7 @@ def large_worlds() -> None:
     for schedule in SCHEDULES:
         strategy = f"bsp / all_reduce / none / {schedule.name}"
         began_s = time.perf_counter()
-        step_s = simulate(strategy, job, place).step_s
+        step_s = simulate(strategy, job, place).prediction.step_s
         print(f"  {schedule.name:12} {time.perf_counter() - began_s:5.2f} s   simulated {step_s:6.2f} s a step")
 
 

@@ -156,7 +156,9 @@ def main() -> None:
                 job = shrunk(model, compute_s)
                 path = folder / f"{model}.json"
                 path.write_text(job.to_json(), encoding="utf-8")
-                predicted = {str(Strategy.parse(s)): simulate(s, job, cluster).step_s * 1e3 for s in STRATEGIES}
+                predicted = {
+                    str(Strategy.parse(s)): simulate(s, job, cluster).prediction.step_s * 1e3 for s in STRATEGIES
+                }
                 found = measured(path, bandwidth_bps, compute_s, options.steps)
                 group = [
                     Row(job.name, text, strategy, predicted[strategy], *times) for strategy, times in found.items()

@@ -89,7 +89,7 @@ def given(texts: Sequence[str]) -> list[Row]:
     for strategy in map(Strategy.parse, texts):
         parts = (strategy.synchronization, strategy.architecture, strategy.compression)
         # Signs are steps of length one per parameter, as AdamW's nearly are.
-        recipe = _SIGNS if strategy.synchronization.name == "demo" else None
+        recipe = _SIGNS if not strategy.synchronization.keeps_scale else None
         title = " / ".join(map(str, parts))
         rows.append(
             Row(

@@ -253,7 +253,7 @@ class Recorder:
         return noted
 
 
-@pytest.mark.parametrize("method", [method for method in ARCHITECTURES if not method.has_servers])
+@pytest.mark.parametrize("method", [method for method in ARCHITECTURES if not method().has_servers])
 def test_operations_say_what_they_carry(method: type[Architecture]) -> None:
     for compression in (NoCompression(), TopK()):
         recorder, bucket = Recorder(), two_tensors(10, torch.float32)

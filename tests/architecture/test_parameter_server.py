@@ -31,7 +31,7 @@ def test_every_element_has_one_server_and_loads_are_even(numels: list[int], worl
         assert ends[-1][1] == tensor.numel
         assert all(one[1] == other[0] for one, other in pairwise(ends))
     loads = [0] * world_size
-    for bucket, server in zip(buckets, ParameterServer().owners(list(buckets), world_size), strict=True):
+    for bucket, server in zip(buckets, ParameterServer().servers.owners(buckets, world_size), strict=True):
         loads[server] += bucket.nbytes
     # No piece is larger than its share by more than what is not worth cutting off, at both ends.
     assert max(loads) <= 4 * sum(numels) / world_size + 2 * SMALLEST_BYTES

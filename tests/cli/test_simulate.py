@@ -47,7 +47,7 @@ def test_json_says_what_the_simulator_says(capsys: pytest.CaptureFixture[str]) -
     assert [row["name"] for row in found["rows"]] == ["ddp", "d-psgd"]
     for row in found["rows"]:
         assert list(row) == KEYS
-        expected = simulate(row["strategy"], workload("resnet50"), cluster("ethernet-1g", 4)).as_json()
+        expected = simulate(row["strategy"], workload("resnet50"), cluster("ethernet-1g", 4)).prediction.as_json()
         assert {key: row[key] for key in NUMBERS} == {key: expected[key] for key in NUMBERS}
         assert (row["workers"], row["bandwidth_bps"], row["refused"]) == (4, 1e9, None)
         assert sum(part["share"] for part in row["critical_path"]) == pytest.approx(1)
@@ -62,7 +62,7 @@ def test_options_reach_the_simulator(capsys: pytest.CaptureFixture[str]) -> None
     conditions = Conditions(slow={3: 2.0, 1: 1.5}, noise_ratio=0.05, interference_ratio=0.2, optimizer_s=0.003)
     job = workload("vgg16").scaled(compute_s=0.3)
     made = Cluster.uniform(4, Link(bandwidth_bps=5e9, delay_s=1e-3))
-    expected = simulate("ddp", job, made, conditions=conditions).as_json()
+    expected = simulate("ddp", job, made, conditions=conditions).prediction.as_json()
     (row,) = found["rows"]
     assert {key: row[key] for key in [*NUMBERS, "spread_s"]} == {key: expected[key] for key in [*NUMBERS, "spread_s"]}
     assert found["conditions"] == {
@@ -92,30 +92,32 @@ def test_the_table_fits_and_says_why(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    out = text(capsys, "ddp", "powersgd", "--cluster", "ethernet-1g")
+    out = text(capsys, "ddp", "powersgd-ef", "--cluster", "ethernet-1g")
     assert max(map(len, out.splitlines())) <= int(columns)
     flat = " ".join(out.split())
     assert "8 workers on ethernet-1g: 8 hosts at 1gbit, delay 25us" in flat
     assert re.search(r"^ddp +1\.\d\d s", out, re.MULTILINE)
-    assert re.search(r"^powersgd +\d+\.\d ms", out, re.MULTILINE)
+    assert re.search(r"^powersgd-ef +\d+\.\d ms", out, re.MULTILINE)
     assert "waits for" in flat
     assert flat.count("is not known and counted as nothing") == 1
     assert "…" not in out
 
 
 def test_noise_and_target_have_columns_with_ranges(capsys: pytest.CaptureFixture[str]) -> None:
-    out = text(capsys, "ddp", "powersgd", "diloco / all_reduce / int8", "diloco", "--noise", "5%", "--target")
+    out = text(
+        capsys, "ddp", "powersgd-ef", "diloco / all_reduce / int8", "diloco(period=64)", "--noise", "5%", "--target"
+    )
     line = {row.split()[0]: row for row in out.splitlines() if " ms " in row and not row.startswith("diloco /")}
     assert re.search(r"\d+\.\d \(\d+\.\d-\d+\.\d\) ms", line["ddp"])
     assert re.search(r"1\.0x +\d\.\d\d min", line["ddp"])
-    assert re.search(r"1\.5x \(1\.4-2\.1\) +\d\.\d+ \(\d\.\d+-\d\.\d+\) min", line["powersgd"])
-    assert line["diloco"].count("not measured") == 2
+    assert re.search(r"1\.5x \(1\.4-2\.1\) +\d\.\d+ \(\d\.\d+-\d\.\d+\) min", line["powersgd-ef"])
+    assert line["diloco(period=64)"].count("not measured") == 2
     assert re.search(r"1\.\dx \(\d\.\d-\d\.\d\) \*", out)
     assert "their product was not" in " ".join(out.split())
 
 
 def test_target_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = simulate_json(capsys, "ssp", "diloco", "--target")["rows"]
+    rows = simulate_json(capsys, "ssp-ps", "diloco(period=64)", "--target")["rows"]
     assert rows[1]["target"] is None
     target = rows[0]["target"]
     assert target["steps_ratio_low"] < target["steps_ratio"] < target["steps_ratio_high"]

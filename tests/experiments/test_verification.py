@@ -11,16 +11,18 @@ from typing import ClassVar
 import pytest
 import torch
 
-from laconic.architecture import Gossip, ParameterServer
+from laconic.architecture import AllReduce, Gossip, ParameterServer
 from laconic.compression import NoCompression
 from laconic.core.exchange import Exchange, Round, Wire
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
-from laconic.core.plan import Bucket
+from laconic.core.plan import Bucket, Plan
 from laconic.core.stateful import BucketState
+from laconic.core.tensor import TensorSpec
 from laconic.errors import UsageError
 from laconic.experiments.verification import CHECKS, Outcome, processes, staleness, traces, verify_on_threads
-from laconic.experiments.verification.stage import on_threads
+from laconic.experiments.verification.observation import most_in_flight
+from laconic.experiments.verification.stage import on_threads, virtual_hosts
 from laconic.lab.launch import RankFailed
 from laconic.runtime import Session
 from laconic.runtime.engine import Engine
@@ -332,6 +334,37 @@ def test_checks_that_processes_did_not_come_to_have_failed(monkeypatch: pytest.M
     assert findings.outcomes["replicas"] == Outcome("passed", "equal")
     assert list(findings.failures) == [name for name in CHECKS if name != "replicas"]
     assert "rank 1 of 2 ended with signal SIGKILL" in findings.failures["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "seen"),
+    [
+        ("bsp / parameter_server / none / priority(credit_bytes=4KiB)", "1 exchange(s) of a large model under way"),
+        ("bsp / all_reduce(algorithm=hierarchical)", "other parameters"),
+        ("bsp / all_reduce(algorithm=hierarchical, compress=between_hosts) / int8", "payload bytes instead of"),
+    ],
+)
+def test_a_setting_with_an_effect_is_no_false_alarm(strategy: str, seen: str) -> None:
+    findings = verify_on_threads(Strategy.parse(strategy), 4)
+    assert findings.failures == {}
+    assert seen in findings.outcomes["settings"].words
+
+
+def test_bytes_in_flight_are_counted_as_the_plan_allows() -> None:
+    buckets = tuple(Bucket((TensorSpec(f"t{number}", (256,)),)) for number in range(8))
+    for credit_bytes, most in ((0, 0), (1, 1), (1024, 1), (1025, 2), (4096, 4), (1 << 20, 8)):
+        assert most_in_flight(Plan(buckets, credit_bytes=credit_bytes)) == most
+
+
+def test_virtual_hosts_hold_two_ranks() -> None:
+    assert virtual_hosts(2) == ((0, 1),)
+    assert virtual_hosts(5) == ((0, 1), (2, 3), (4,))
+
+
+@pytest.mark.parametrize(("algorithm", "workers"), [("hierarchical", 2), ("torus2d", 3)])
+def test_an_algorithm_that_is_another_one_here_is_refused_before_any_check(algorithm: str, workers: int) -> None:
+    with pytest.raises(UsageError, match=r"another number of --workers, e\.g\. 4"):
+        verify_on_threads(Strategy(architecture=AllReduce(algorithm=algorithm)), workers)
 
 
 def test_what_cannot_be_checked_is_refused() -> None:

@@ -95,7 +95,7 @@ def test_fusion_equals_torch(tensors: list[TensorSpec]) -> None:
 @given(tensors=ONE_KIND, limits=st.lists(st.integers(1, 40 * MIB), min_size=2, max_size=2).map(sorted))
 def test_fusion_equals_torch_with_other_limits(tensors: list[TensorSpec], limits: list[int]) -> None:
     first, limit = limits
-    ours = _indices(Fusion(bytes=limit, first_bytes=first).plan(tensors, observed=True).buckets)
+    ours = _indices(Fusion.with_limits(first, limit).plan(tensors, observed=True).buckets)
     closed, unfinished = _torch_buckets(tensors, limits)
     assert ours == closed + unfinished
 

@@ -84,7 +84,7 @@ def test_an_algorithm_without_effect_is_refused_as_when_attaching() -> None:
 def test_periods_that_would_never_end_are_refused() -> None:
     with pytest.raises(UsageError, match=r"periods of up to 10000 steps are simulated, got 10001"):
         simulate("local_sgd(period=10001)", JOB, hosts(4))
-    assert simulate("diloco(period=500)", JOB, hosts(4)).step_s < 1.01 * JOB.compute_s
+    assert simulate("diloco(period=500)", JOB, hosts(4)).prediction.step_s < 1.01 * JOB.compute_s
 
 
 def test_a_job_that_takes_no_time_has_no_speed() -> None:
@@ -94,10 +94,10 @@ def test_a_job_that_takes_no_time_has_no_speed() -> None:
         source="Made up.",
         layers=(Layer(name="l", forward_s=0.0, backward_s=0.0, tensors=(TensorShape(name="w", shape=(4,)),)),),
     )
-    found = simulate("ddp", nothing, hosts(4), workers=1)
+    found = simulate("ddp", nothing, hosts(4), workers=1).prediction
     assert (found.step_s, found.samples_per_s, found.efficiency) == (0.0, 0.0, 1.0)
     assert found.in_words() == "A step takes no time."
-    assert simulate("ddp", nothing, hosts(4)).step_s > 0
+    assert simulate("ddp", nothing, hosts(4)).prediction.step_s > 0
 
 
 def test_every_error_is_one_of_ours() -> None:

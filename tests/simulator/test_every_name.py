@@ -45,7 +45,7 @@ def test_every_variant_of_every_axis(axis: str) -> None:
     methods = variants(axis) + (changed_wrappers() if axis == "compression" else [])
     for method in methods:
         strategy = with_partners(method)
-        check(simulate(strategy, JOB, place_of(strategy)), 4)
+        check(simulate(strategy, JOB, place_of(strategy)).prediction, 4)
 
 
 def test_all_stacks_at_flow_level_with_a_straggler_noise_and_interference() -> None:
@@ -55,7 +55,7 @@ def test_all_stacks_at_flow_level_with_a_straggler_noise_and_interference() -> N
         if "hosts=" in str(strategy.architecture):
             continue  # servers on hosts of their own have no place on this fabric
         place = place_of(strategy)
-        found = simulate(strategy, JOB, place, network=networks[place], conditions=conditions)
+        found = simulate(strategy, JOB, place, network=networks[place], conditions=conditions).prediction
         assert math.isfinite(found.step_s)
         assert found.step_s >= JOB.compute_s
         assert found.spread is not None
@@ -64,7 +64,7 @@ def test_all_stacks_at_flow_level_with_a_straggler_noise_and_interference() -> N
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_with_one_worker_computes_only(name: str) -> None:
-    found = simulate(name, JOB, FOUR, workers=1)
+    found = simulate(name, JOB, FOUR, workers=1).prediction
     assert found.step_s == pytest.approx(JOB.compute_s)
     assert found.efficiency == pytest.approx(1)
 
@@ -72,7 +72,7 @@ def test_every_preset_with_one_worker_computes_only(name: str) -> None:
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_every_preset_with_few_workers(workers: int) -> None:
     for name in PRESETS:
-        check(simulate(name, JOB, FOUR, workers=workers), workers)
+        check(simulate(name, JOB, FOUR, workers=workers).prediction, workers)
 
 
 def test_a_strategy_that_would_have_no_effect_is_refused_as_when_it_is_attached() -> None:

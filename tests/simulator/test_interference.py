@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.simulator import Conditions, simulate, simulation
+from laconic.simulator import Conditions, simulate
 from laconic.simulator.interference import busy_until, stretched
 from laconic.simulator.simulation import Simulation
 from tests.simulator.jobs import Line, hosts, job
@@ -64,7 +64,7 @@ def check_consistent(found: Simulation, ratio: float) -> None:
 def test_the_outcome_is_consistent_with_itself(strategy: str, ratio: float) -> None:
     workload = job(*((0.5, 1.0, 400_000 + 100_000 * (index % 4)) for index in range(8)))
     conditions = Conditions(interference_ratio=ratio)
-    check_consistent(simulation(strategy, workload, hosts(4), network=Line(byte_s=1e-6), conditions=conditions), ratio)
+    check_consistent(simulate(strategy, workload, hosts(4), network=Line(byte_s=1e-6), conditions=conditions), ratio)
 
 
 def test_compute_beside_an_exchange_by_hand() -> None:
@@ -72,12 +72,14 @@ def test_compute_beside_an_exchange_by_hand() -> None:
     workload = job((1.0, 1.0, 1_000_000))
     conditions = Conditions(interference_ratio=0.25)
     network = Line(byte_s=1e-5)
-    found = simulate("bsp / gossip / none", workload, hosts(4), network=network, conditions=conditions)
+    found = simulate("bsp / gossip / none", workload, hosts(4), network=network, conditions=conditions).prediction
     assert found.step_s == pytest.approx(10.0)
-    short = simulate("bsp / gossip / none", workload, hosts(4), network=Line(byte_s=1e-6), conditions=conditions)
+    short = simulate(
+        "bsp / gossip / none", workload, hosts(4), network=Line(byte_s=1e-6), conditions=conditions
+    ).prediction
     # One second of each step is spent beside it, in which three quarters of a second of work are done.
     assert short.step_s == pytest.approx(2.25)
-    after = simulate("bsp-a2a", workload, hosts(4), network=network, conditions=conditions)
+    after = simulate("bsp-a2a", workload, hosts(4), network=network, conditions=conditions).prediction
     assert after.step_s == pytest.approx(12.0), "nothing computes while it is under way"
 
 
@@ -87,5 +89,5 @@ def test_latency_disturbs_nobody() -> None:
     for ratio in (0.0, 0.5):
         found = simulate(
             "wfbp-a2a", workload, hosts(4), network=network, conditions=Conditions(interference_ratio=ratio)
-        )
+        ).prediction
         assert found.step_s == pytest.approx(2.5)

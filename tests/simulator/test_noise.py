@@ -16,7 +16,7 @@ FAST = Line(byte_s=1e-15)
 
 def with_noise(strategy: str, workers: int, ratio: float = 0.1, **more: object) -> Prediction:
     conditions = Conditions(noise_ratio=ratio, **more)  # type: ignore[arg-type]
-    return simulate(strategy, JOB, hosts(workers), network=FAST, conditions=conditions)
+    return simulate(strategy, JOB, hosts(workers), network=FAST, conditions=conditions).prediction
 
 
 def spread(found: Prediction) -> Spread:
@@ -85,19 +85,19 @@ def test_many_steps_between_two_meetings_even_out() -> None:
 
 
 def test_without_noise_there_is_no_spread() -> None:
-    assert simulate("ddp", JOB, hosts(4)).spread is None
+    assert simulate("ddp", JOB, hosts(4)).prediction.spread is None
 
 
 def test_interference_is_part_of_what_varies() -> None:
     workload = job((1.0, 1.0, 1_000_000))
     network = Line(byte_s=1e-6)
     conditions = Conditions(noise_ratio=1e-6, interference_ratio=0.25)
-    found = simulate("bsp / gossip / none", workload, hosts(4), network=network, conditions=conditions)
+    found = simulate("bsp / gossip / none", workload, hosts(4), network=network, conditions=conditions).prediction
     assert spread(found).median_s == pytest.approx(found.step_s, rel=1e-4)
 
 
 def test_a_slow_class_counts_as_in_the_prediction() -> None:
     conditions = Conditions(noise_ratio=1e-6, slow={0: 3.0})
     for strategy in ("ddp", "asp / gossip / none"):
-        found = simulate(strategy, JOB, hosts(4), network=FAST, conditions=conditions)
+        found = simulate(strategy, JOB, hosts(4), network=FAST, conditions=conditions).prediction
         assert spread(found).median_s == pytest.approx(found.step_s, rel=1e-3)

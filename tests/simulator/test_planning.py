@@ -12,7 +12,6 @@ from laconic.simulator.lowering.task_graph import Inputs, RankClass
 from laconic.simulator.network.analytic import AnalyticNetwork
 from laconic.simulator.planning import settled, timing
 from laconic.strategy import Strategy
-from laconic.synchronization import LocalUpdates
 from tests.simulator.jobs import Line, hosts, job
 from tests.strategy.generate import variants, with_partners
 
@@ -37,7 +36,7 @@ def times() -> Timing:
 @pytest.mark.parametrize("schedule", variants("scheduling"), ids=str)
 def test_every_schedule_is_simulated_with_the_plan_the_runtime_makes(schedule) -> None:
     strategy = with_partners(schedule)
-    found = simulate(strategy, JOB, hosts(4), network=NETWORK)
+    found = simulate(strategy, JOB, hosts(4), network=NETWORK).prediction
     needed = times() if strategy.scheduling.needs_timing else None
     possible = [
         strategy.plan(JOB.tensors, 4, timing=needed, candidate=number)
@@ -73,17 +72,17 @@ def test_times_are_those_the_runtime_measures() -> None:
 @pytest.mark.parametrize("synchronization", variants("synchronization"), ids=str)
 def test_every_part_of_the_model_has_the_plan_the_runtime_makes(synchronization) -> None:
     strategy = with_partners(synchronization)
-    found = simulate(strategy, JOB, hosts(4), network=NETWORK)
+    found = simulate(strategy, JOB, hosts(4), network=NETWORK).prediction
     if not strategy.exchanges_gradients():
         assert list(found.plans) == strategy.plans(JOB.tensors, 4)
-    parts = synchronization.num_parts if isinstance(synchronization, LocalUpdates) else 1
+    parts = synchronization.num_parts
     assert len(found.plans) == parts
 
 
 def test_wire_bytes_are_those_the_strategy_predicts() -> None:
-    for text in ("ddp", "powersgd", "bsp-ps", "diloco", "streaming-diloco", "d-psgd", "ad-psgd", "ssp"):
+    for text in ("ddp", "powersgd-ef", "bsp-ps", "diloco", "streaming-diloco-int4", "d-psgd", "ad-psgd", "ssp-ps"):
         strategy = Strategy.parse(text)
-        assert simulate(strategy, JOB, hosts(4)).wire_bytes == strategy.wire_bytes_per_step(JOB.tensors, 4)
+        assert simulate(strategy, JOB, hosts(4)).prediction.wire_bytes == strategy.wire_bytes_per_step(JOB.tensors, 4)
 
 
 BOXES = Cluster(links=(Link(bandwidth_bps=8e9, delay_s=1e-5),) * 4, devices_per_host=4, inside=Link(bandwidth_bps=8e11))
@@ -102,9 +101,9 @@ def test_algorithms_know_the_hosts() -> None:
 
 def test_auto_takes_what_is_clearly_fastest_for_a_size() -> None:
     """On hosts whose devices share a link, a sum inside them first; for what is small, few steps."""
-    found = simulate("bsp / all_reduce(algorithm=auto) / none / sequential", JOB, BOXES)
+    found = simulate("bsp / all_reduce(algorithm=auto) / none / sequential", JOB, BOXES).prediction
     native, hierarchical, tree = (
-        simulate(f"bsp / all_reduce(algorithm={name}) / none / sequential", JOB, BOXES).step_s
+        simulate(f"bsp / all_reduce(algorithm={name}) / none / sequential", JOB, BOXES).prediction.step_s
         for name in ("native", "hierarchical", "tree")
     )
     assert found.step_s <= min(native, hierarchical, tree) * (1 + 1e-9)
@@ -119,7 +118,7 @@ def test_bytes_of_large_worlds_are_counted_by_formula(algorithm: str) -> None:
     )
     small = job((0.01, 0.02, 1 << 20))
     strategy = f"bsp / all_reduce(algorithm={algorithm}) / none / sequential"
-    found = simulate(strategy, small, cluster, workers=1024)
+    found = simulate(strategy, small, cluster, workers=1024).prediction
     assert found.wire_bytes == pytest.approx(2 * 1023 / 1024 * (1 << 20), rel=1e-4)
 
 
@@ -129,5 +128,7 @@ def test_bytes_between_many_hosts_are_those_of_their_first_ranks(compression: st
     cluster = Cluster(links=(Link(bandwidth_bps=8e9),) * 300, devices_per_host=2, inside=Link(bandwidth_bps=8e11))
     strategy = f"bsp / all_reduce(algorithm=hierarchical, compress=between_hosts) / {compression} / sequential"
     small = job((0.01, 0.02, 1 << 20))
-    by_rows, by_formula = (simulate(strategy, small, cluster, workers=size).wire_bytes for size in (512, 520))
+    by_rows, by_formula = (
+        simulate(strategy, small, cluster, workers=size).prediction.wire_bytes for size in (512, 520)
+    )
     assert by_formula == pytest.approx(by_rows, rel=0.02)

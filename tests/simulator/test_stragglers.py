@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from laconic.cluster import Cluster, Link
-from laconic.simulator import Conditions, simulate, simulation
+from laconic.simulator import Conditions, simulate
 from tests.simulator.jobs import RATE, Line, hosts, job
 
 JOB = job((0.01, 0.02, 4_000_000), (0.01, 0.02, 4_000_000))
@@ -31,7 +31,7 @@ FAST = Line(byte_s=1e-15)
     ],
 )
 def test_where_all_wait_for_all_a_slow_worker_slows_everybody(strategy: str, factor: float) -> None:
-    found = simulate(strategy, JOB, hosts(4), network=FAST, conditions=Conditions(slow={2: factor}))
+    found = simulate(strategy, JOB, hosts(4), network=FAST, conditions=Conditions(slow={2: factor})).prediction
     assert found.step_s == pytest.approx(factor * JOB.compute_s, rel=1e-4)
     assert found.compute_s == pytest.approx(factor * JOB.compute_s)
     assert found.samples_per_s == pytest.approx(4 * JOB.batch / (factor * JOB.compute_s), rel=1e-4)
@@ -41,7 +41,7 @@ def test_a_slow_worker_waits_less_for_the_network_than_the_others() -> None:
     """Its own gradients come late, and only what is exchanged after that is waited for."""
     conditions = Conditions(slow={0: 2.0})
     workload = job((1.0, 1.0, 2_000_000), (1.0, 1.0, 2_000_000))
-    found = simulate("wfbp-a2a", workload, hosts(4), network=Line(byte_s=1e-6), conditions=conditions)
+    found = simulate("wfbp-a2a", workload, hosts(4), network=Line(byte_s=1e-6), conditions=conditions).prediction
     # The slow one: forward 4 s, backward until 6 and 8 s; on the link 6 - 8 and 8 - 10 s.
     assert found.step_s == pytest.approx(10.0)
 
@@ -49,7 +49,7 @@ def test_a_slow_worker_waits_less_for_the_network_than_the_others() -> None:
 @pytest.mark.parametrize("factor", [1.05, 2.0, 10.0])
 def test_without_clocks_the_others_keep_their_speed(factor: float) -> None:
     nbytes = JOB.gradient_bytes
-    found = simulate("asp / parameter_server / none", JOB, hosts(4), conditions=Conditions(slow={0: factor}))
+    found = simulate("asp / parameter_server / none", JOB, hosts(4), conditions=Conditions(slow={0: factor})).prediction
     # Everybody's bytes go over its own link, at its own time: parts of the model that the others hold, there and back.
     exchange_s = 2 * 3 / 4 * nbytes / RATE
     alone = [JOB.compute_s + exchange_s] * 3 + [factor * JOB.compute_s + exchange_s]
@@ -57,7 +57,7 @@ def test_without_clocks_the_others_keep_their_speed(factor: float) -> None:
     # They meet now and then, which takes a little longer.
     assert 0.9 * fastest < found.samples_per_s <= fastest * 1.001
     assert found.samples_per_s * found.step_s == pytest.approx(4 * JOB.batch)
-    in_pairs = simulate("asp / gossip / none", JOB, hosts(4), conditions=Conditions(slow={0: factor}))
+    in_pairs = simulate("asp / gossip / none", JOB, hosts(4), conditions=Conditions(slow={0: factor})).prediction
     assert in_pairs.samples_per_s == pytest.approx(JOB.batch * (3 + 1 / factor) / JOB.compute_s, rel=1e-3)
     assert in_pairs.efficiency == pytest.approx(1, rel=1e-3)
 
@@ -67,7 +67,7 @@ def test_without_clocks_the_others_keep_their_speed(factor: float) -> None:
 def test_with_clocks_the_others_are_held_back_in_the_end(staleness: int, factor: float) -> None:
     """However many steps the fastest may be ahead, at some time they are; then each of theirs waits for one of its."""
     strategy = f"ssp(staleness={staleness}) / parameter_server / none"
-    found = simulate(strategy, JOB, hosts(4), conditions=Conditions(slow={0: factor}))
+    found = simulate(strategy, JOB, hosts(4), conditions=Conditions(slow={0: factor})).prediction
     exchange_s = 2 * 3 / 4 * JOB.gradient_bytes / RATE
     slowest_s = factor * JOB.compute_s + exchange_s
     assert slowest_s * 0.999 <= found.step_s <= slowest_s + exchange_s
@@ -75,7 +75,7 @@ def test_with_clocks_the_others_are_held_back_in_the_end(staleness: int, factor:
 
 def clocks(staleness: int, factor: float, network: Line) -> tuple[list[list[float]], list[list[float]]]:
     """When the pushes of each class arrive, and when its steps end; by class and step."""
-    found = simulation(
+    found = simulate(
         f"ssp(staleness={staleness}) / parameter_server / none",
         JOB,
         hosts(4),
@@ -108,8 +108,8 @@ def test_the_fastest_never_leads_by_more_than_it_may(staleness: int) -> None:
 def test_speeds_of_hosts_are_those_of_their_ranks() -> None:
     cluster = replace(hosts(4), speeds=(1.0, 0.5, 1.0, 2.0))
     slow = Conditions(slow={1: 2.0, 3: 0.5})
-    assert simulate("ddp", JOB, cluster) == replace(
-        simulate("ddp", JOB, hosts(4), conditions=slow), cluster=cluster.describe()
+    assert simulate("ddp", JOB, cluster).prediction == replace(
+        simulate("ddp", JOB, hosts(4), conditions=slow).prediction, cluster=cluster.describe()
     )
     boxes = Cluster(
         links=(Link(bandwidth_bps=8 * RATE),) * 2,
@@ -117,7 +117,7 @@ def test_speeds_of_hosts_are_those_of_their_ranks() -> None:
         inside=Link(bandwidth_bps=80 * RATE),
         speeds=(1.0, 0.25),
     )
-    found = simulation("ddp", JOB, boxes, conditions=Conditions(slow={0: 3.0}))
+    found = simulate("ddp", JOB, boxes, conditions=Conditions(slow={0: 3.0}))
     classes = found.drawing.inputs.classes
     assert [(ranks.size, ranks.slowdown) for ranks in classes] == [(1, 1.0), (1, 3.0), (2, 4.0)]
 
@@ -125,9 +125,9 @@ def test_speeds_of_hosts_are_those_of_their_ranks() -> None:
 def test_equal_hosts_listed_one_by_one_are_folded_like_a_uniform_cluster() -> None:
     link = Link(bandwidth_bps=8 * RATE, delay_s=1e-4)
     listed = Cluster(links=tuple(Link(bandwidth_bps=8 * RATE, delay_s=1e-4) for _ in range(16)), speeds=(1.0,) * 16)
-    for strategy in ("ddp", "dear", "ssp", "d-psgd", "bsp-ps"):
-        found = simulation(strategy, JOB, listed)
-        assert found.prediction == simulate(strategy, JOB, Cluster.uniform(16, link))
+    for strategy in ("ddp", "dear", "ssp-ps", "d-psgd", "bsp-ps"):
+        found = simulate(strategy, JOB, listed)
+        assert found.prediction == simulate(strategy, JOB, Cluster.uniform(16, link)).prediction
         assert len(found.drawing.inputs.classes) == 1
 
 
@@ -136,9 +136,11 @@ def test_plans_are_made_from_the_times_of_rank_0() -> None:
     workload = job(*((0.001, 0.002, 400_000),) * 12)
     network = Line(byte_s=1e-9, startup_s=5e-3)
     first, other = (
-        simulate("mg-wfbp", workload, hosts(4), network=network, conditions=Conditions(slow={rank: 8.0})).plans
+        simulate(
+            "mg-wfbp", workload, hosts(4), network=network, conditions=Conditions(slow={rank: 8.0})
+        ).prediction.plans
         for rank in (0, 3)
     )
-    usual = simulate("mg-wfbp", workload, hosts(4), network=network).plans
+    usual = simulate("mg-wfbp", workload, hosts(4), network=network).prediction.plans
     assert other == usual
     assert len(first[0].buckets) > len(usual[0].buckets), "gradients that come slowly are worth sending apart"

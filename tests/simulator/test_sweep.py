@@ -83,7 +83,9 @@ def test_every_strategy_runs_in_every_setting_in_the_order_given() -> None:
     assert len(sweep) == len(rows) == 6
     assert [(row.strategy, row.setting) for row in rows] == [(s, place) for place in settings for s in strategies]
     for row in rows:
-        assert row.prediction == simulate(row.strategy, SMALL, row.setting.cluster, workers=row.setting.workers)
+        assert (
+            row.prediction == simulate(row.strategy, SMALL, row.setting.cluster, workers=row.setting.workers).prediction
+        )
 
 
 def test_conditions_and_fidelity_reach_every_simulation() -> None:
@@ -98,7 +100,7 @@ def test_conditions_and_fidelity_reach_every_simulation() -> None:
             conditions=slow,
         ).rows()
         network = FlowNetwork(place.cluster) if fidelity == "flow" else None
-        assert row.prediction == simulate(strategy, SMALL, place.cluster, network=network, conditions=slow)
+        assert row.prediction == simulate(strategy, SMALL, place.cluster, network=network, conditions=slow).prediction
 
 
 def test_a_strategy_that_does_not_fit_is_a_row_that_says_why() -> None:

@@ -27,7 +27,7 @@ def tenant(*devices: int, strategy: str = SEQUENTIAL, workload=JOB) -> Tenant:
 def test_a_job_by_itself_takes_what_the_flow_level_says() -> None:
     for strategy in (SEQUENTIAL, "wfbp-a2a", "bsp-ps", "d-psgd", "local_sgd(period=3)"):
         (found,) = simulate_together([tenant(0, 1, 2, 3, strategy=strategy)], hosts(4))
-        alone = simulate(strategy, JOB, hosts(4), network=FlowNetwork(hosts(4)))
+        alone = simulate(strategy, JOB, hosts(4), network=FlowNetwork(hosts(4))).prediction
         assert found.alone_s == pytest.approx(alone.step_s, rel=1e-3)
         assert found.together_s == pytest.approx(found.alone_s)
         assert found.slowdown == pytest.approx(1)

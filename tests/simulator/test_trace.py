@@ -12,7 +12,7 @@ from laconic.cluster import Cluster, Link
 from laconic.core.event import Event
 from laconic.report.perfetto import trace
 from laconic.report.timeline import typical_steps
-from laconic.simulator.simulation import Conditions, Simulation, simulation
+from laconic.simulator.simulation import Conditions, Simulation, simulate
 from laconic.simulator.trace import events, rank_names
 from laconic.strategy import PRESETS
 from laconic.workload import CodecCost, Layer, TensorShape, Workload
@@ -45,7 +45,7 @@ KINDS = {"turn", "iteration", "forward", "backward", "wait", "optimizer", "encod
 
 
 def simulated(strategy: str, **conditions: object) -> Simulation:
-    return simulation(strategy, SMALL, FOUR, conditions=Conditions(**conditions))  # pyrefly: ignore
+    return simulate(strategy, SMALL, FOUR, conditions=Conditions(**conditions))  # pyrefly: ignore
 
 
 def by_rank(found: list[Event], *kinds: str) -> dict[int, list[Event]]:
@@ -116,7 +116,7 @@ def test_who_encodes_is_told_and_how_long_that_takes() -> None:
     assert by_rank(found, "encode")[0][0].duration_s == pytest.approx(CODEC.encode_s(8e6))
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "ssp", "ssp(staleness=0) / parameter_server"])
+@pytest.mark.parametrize("strategy", ["downpour", "ssp-ps", "ssp(staleness=0) / parameter_server"])
 def test_workers_without_a_barrier_have_exchanges_of_their_own(strategy: str) -> None:
     found = events(simulated(strategy, slow={0: 4.0}))
     times = {

@@ -37,6 +37,7 @@ def turns(text: str, workers: int = 4, *, ranks_per_host: int = 1, halves: bool 
             decode_byte_s=0.0,
             source="Made up.",
         ),
+        hosts=places,
         moment=Moment.steady(workers),
     )
     return turns_of(inputs, BUCKET, halves=halves)

@@ -64,7 +64,7 @@ def test_the_example_in_messages_is_valid() -> None:
         ("bsp / all_reduce / fp16 + bf16", SyntaxProblem, ["bf16 cannot follow a +", "Known wrappers: error_feedback"]),
         ("bsp + bsp", SyntaxProblem, ["bsp cannot follow a +", "Known wrappers: none"]),
         ("ddq", UnknownName, ["neither a preset nor a synchronization", 'Did you mean "ddp"', "bsp"]),
-        ("fp16", UnknownName, ["neither a preset nor a synchronization", "ddp-fp16"]),
+        ("fp16", UnknownName, ["a method of compression", 'Write "bsp / all_reduce / fp16"', "ddp-fp16"]),
         ("bps / all_reduce", UnknownName, ['synchronization: there is no method "bps"', 'Did you mean "bsp"?']),
         (
             "bsp / allreduce",
@@ -100,7 +100,7 @@ def test_the_example_in_messages_is_valid() -> None:
         (
             "bsp / all_reduce / none / fusion(512KiB, first_bytes=800KiB)",
             InvalidSetting,
-            ["scheduling.fusion.first_bytes=800KiB has no effect beyond bytes=512KiB", "Give at most that"],
+            ["scheduling.fusion.first_bytes=800KiB has no effect with bytes=512KiB", "Give less than that"],
         ),
         ("bsp / all_reduce / none / fusion(-5MiB)", InvalidSetting, ["must be a size >= 1B"]),
         ("bsp / all_reduce / none / fusion(5ms)", InvalidSetting, ["must be a size such as 25MiB", '"5ms"']),

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from laconic.compression import Compressor, ErrorFeedback, Fp16, MomentumCorrection, Wrapper
-from laconic.errors import IllegalCombination
+from laconic.errors import IllegalCombination, InvalidSetting
 from laconic.strategy import AXES, Strategy, legality
 from tests.strategy.generate import WRAPPERS, bases, is_legal
 
@@ -32,9 +32,27 @@ def _modules() -> list[pkgutil.ModuleInfo]:
     return list(pkgutil.iter_modules(legality.__path__))
 
 
-@pytest.mark.parametrize("text", ["fusion(bytes=512KiB)", "fusion(bytes=512KiB, first_bytes=512KiB)"])
+@pytest.mark.parametrize(
+    "text",
+    ["fusion(bytes=512KiB)", "fusion(bytes=512KiB, first_bytes=511KiB)", "fusion(bytes=2MiB, first_bytes=2MiB)"],
+)
 def test_small_buckets_need_not_be_asked_for_twice(text: str) -> None:
     assert str(Strategy.parse(f"bsp / all_reduce / none / {text}").scheduling) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bsp / all_reduce / none / fusion(bytes=1KiB, first_bytes=1KiB)", "Give less than that, or leave it out."),
+        ("bsp / all_reduce / none / fusion(bytes=1KiB, first_bytes=2KiB)", "Give less than that, or leave it out."),
+        ("bsp / all_reduce / none / fusion(bytes=2MiB, first_bytes=3MiB)", "Give at most that, or leave it out."),
+        ("local_sgd(period=1, post_local=5)", "Leave post_local out, or give a longer period."),
+    ],
+)
+def test_a_setting_without_effect_is_refused(text: str, words: str) -> None:
+    with pytest.raises(InvalidSetting, match="has no effect") as caught:
+        Strategy.parse(text)
+    assert str(caught.value).endswith(words)
 
 
 def _up_to(length: int) -> list[tuple[type[Wrapper], ...]]:

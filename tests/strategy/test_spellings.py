@@ -25,9 +25,10 @@ from laconic.compression import (
     Qsgd,
     TopK,
 )
+from laconic.errors import IllegalCombination, UnknownName
 from laconic.scheduling import Fusion, Sequential, Wfbp
 from laconic.strategy import AXES, PRESETS, Strategy, as_strategy
-from laconic.synchronization import Bsp
+from laconic.synchronization import SYNCHRONIZATIONS, Bsp
 from tests.strategy.generate import strategies
 
 MIB = 1024**2
@@ -164,10 +165,49 @@ def test_presets(name: str) -> None:
     assert str(Strategy.parse(name)) == text, "a preset is written in canonical text"
     assert meaning
     for axis, registry in AXES.items():
-        if name in registry:
-            method = getattr(Strategy.parse(name), axis)
-            names = [layer.name for layer in method.layers()] if isinstance(method, Compressor) else [method.name]
-            assert name in names, "a name means one thing: the method, or a strategy built on it"
+        for method in registry:
+            if _bare(method.name) == _bare(name):
+                alone = Strategy(**{axis: method()})
+                assert Strategy.parse(name) == alone, "all else must be at its defaults"
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def test_no_two_presets_differ_by_a_hyphen() -> None:
+    assert len(set(map(_bare, PRESETS))) == len(PRESETS)
+
+
+@pytest.mark.parametrize("rule", SYNCHRONIZATIONS.names())
+def test_a_rule_by_itself_is_that_rule_with_an_all_reduce(rule: str) -> None:
+    """Or both are refused with the same words."""
+
+    def meant(text: str) -> Strategy | str:
+        try:
+            return Strategy.parse(text)
+        except IllegalCombination as refusal:
+            return str(refusal)
+
+    assert meant(rule) == meant(f"{rule} / all_reduce")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "powersgd",
+            'a method of compression. Write "bsp / all_reduce / powersgd", or take a preset that has it: powersgd-ef',
+        ),
+        ("priority", 'a method of scheduling. Write "bsp / all_reduce / none / priority", or take a preset'),
+        ("push_sum", 'a method of architecture. Write "bsp / push_sum", or take a preset that has it: sgp.'),
+        ("streaming-diloco", 'Did you mean "streaming'),
+    ],
+)
+def test_a_name_that_is_no_strategy_says_what_to_write(name: str, words: str) -> None:
+    with pytest.raises(UnknownName) as caught:
+        Strategy.parse(name)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +218,9 @@ def test_presets(name: str) -> None:
         ("ddp-bf16", Strategy(compression=Bf16())),
         ("bsp-a2a", Strategy(scheduling=Sequential())),
         ("wfbp-a2a", Strategy(scheduling=Wfbp())),
-        ("powersgd", Strategy(compression=ErrorFeedback(PowerSgd(rank=4)))),
+        ("powersgd-ef", Strategy(compression=ErrorFeedback(PowerSgd(rank=4)))),
         ("dgc", Strategy(compression=Dgc(density=0.001))),
-        ("onebit", Strategy(compression=ErrorFeedback(OneBit()))),
+        ("onebit-ef", Strategy(compression=ErrorFeedback(OneBit()))),
         ("topk-int8-ef", Strategy(compression=ErrorFeedback(Chain(TopK(density=0.01), second=Int8())))),
     ],
 )

@@ -6,10 +6,20 @@ from laconic.architecture.contract import Architecture
 from laconic.architecture.gossip import Gossip
 from laconic.architecture.parameter_server import ParameterServer
 from laconic.architecture.push_sum import PushSum
+from laconic.architecture.server_layout import ServerLayout
 from laconic.registry import Registry
 
 ARCHITECTURES: Registry[Architecture] = Registry(
     "architecture", Architecture, [AllReduce, ParameterServer, Gossip, PushSum, Choco]
 )
 
-__all__ = ["ARCHITECTURES", "AllReduce", "Architecture", "Choco", "Gossip", "ParameterServer", "PushSum"]
+__all__ = [
+    "ARCHITECTURES",
+    "AllReduce",
+    "Architecture",
+    "Choco",
+    "Gossip",
+    "ParameterServer",
+    "PushSum",
+    "ServerLayout",
+]

@@ -8,17 +8,16 @@ from typing import ClassVar
 
 import torch
 
-from laconic.architecture.contract import Architecture, Codec, Scope
+from laconic.architecture.contract import Architecture, Codec, Measure, Scope
 from laconic.collectives import ALGORITHMS, Collective
-from laconic.collectives.choice import NATIVE, Costs, fastest
+from laconic.collectives.choice import NATIVE, Costs, fastest, in_words
 from laconic.collectives.execution import WholeExchange, idle, run, unrolled
 from laconic.collectives.halves import Halves, halves_sent, share_bytes
 from laconic.collectives.hierarchical import from_leaders, to_leaders
 from laconic.collectives.members import Members
 from laconic.collectives.price import price
-from laconic.collectives.ring import ring
+from laconic.collectives.ring import RING, ring
 from laconic.collectives.schedule import halves_of
-from laconic.collectives.torus2d import grid
 from laconic.core.exchange import Exchange, Move, Round, Wire
 from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.moment import Moment
@@ -42,6 +41,7 @@ _PRICES = {
     "scatter": shard_exchange_sent,
     "send": as_it_is_sent,
 }
+_AUTO = "auto"
 Chosen = Callable[[int], Collective | None]
 """The collective that adds up so many bytes; None: the backend's own."""
 
@@ -57,9 +57,9 @@ class AllReduce(Architecture):
     name: ClassVar[str] = "all_reduce"
     scope: ClassVar[Scope] = "everyone"
 
-    algorithm: str = choice(
-        NATIVE, "auto", "hierarchical", "torus2d", "tree", "double_tree", "ring", "halving_doubling"
-    )
+    only_speed: ClassVar[tuple[str, ...]] = ("algorithm", "compress")
+
+    algorithm: str = choice(NATIVE, _AUTO, *ALGORITHMS)
     """How a sum is formed; native leaves it to the backend (Gloo, NCCL), auto measures when attaching and takes what is
     fastest for each size."""
     compress: str = choice("all", "between_hosts")
@@ -72,20 +72,35 @@ class AllReduce(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compress != "all" and self.algorithm != "hierarchical":
+        if self.compress != "all" and not self.tells_hosts_apart():
+            by_host = " or ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.by_host)
             raise InvalidSetting(
                 f"{self.axis}.{self.name}.compress={self.compress} has no effect with algorithm={self.algorithm}, "
-                "which does not tell hosts apart. Use algorithm=hierarchical, or leave it out."
+                f"which does not tell hosts apart. Use algorithm={by_host}, or leave it out."
             )
 
-    def settled(self, hosts: Hosts, costs: Costs | None = None) -> AllReduce:
-        """The same, knowing where ranks are and what auto has measured.
+    def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> AllReduce:
+        """The same, knowing where ranks are and, for auto, what each algorithm takes.
 
         Raises AttachError if the algorithm would not be what its name says there.
         """
-        if sum(map(len, hosts)) > 1 and (reason := _unfit(self.algorithm, hosts)) is not None:
-            raise AttachError(f'architecture "{self}" has no effect here: {reason}. Use algorithm=ring or native.')
-        return replace(self, hosts=hosts, costs=costs)
+        if self.algorithm == NATIVE or sum(map(len, where := hosts())) == 1:
+            return self
+        if self.algorithm == _AUTO:
+            return replace(self, hosts=where, costs=measure(sensible(where)))
+        if (reason := ALGORITHMS[self.algorithm].unfit(where)) is not None:
+            raise AttachError(
+                f'architecture "{self}" has no effect here: {reason}. Use algorithm={RING.name} or {NATIVE}.'
+            )
+        return replace(self, hosts=where)
+
+    def facts(self) -> dict[str, str]:
+        """What auto uses from which size on."""
+        return {} if self.costs is None else {"algorithms": in_words(self.costs)}
+
+    def tells_hosts_apart(self) -> bool:
+        """As the algorithm says; auto does not say before it has measured."""
+        return self.algorithm in ALGORITHMS and ALGORITHMS[self.algorithm].by_host
 
     def forms_sums(self) -> bool:
         """Unless that is left to the backend."""
@@ -161,7 +176,7 @@ class AllReduce(Architecture):
         if self.compresses_sums():
             among = self._among_leaders(moment)
             between = (
-                Move(round.kind, round.sizes, "ring" if round.kind == "sum" else NATIVE, among_hosts=True)
+                Move(round.kind, round.sizes, RING.name if round.kind == "sum" else NATIVE, among_hosts=True)
                 for round in compression.rounds(bucket, among)
             )
             size = (bucket.nbytes,)
@@ -189,7 +204,7 @@ class AllReduce(Architecture):
 
     def _named(self, nbytes: int) -> str:
         """The algorithm that adds up so many bytes."""
-        return fastest(self.costs, nbytes) if self.algorithm == "auto" else self.algorithm
+        return fastest(self.costs, nbytes) if self.algorithm == _AUTO else self.algorithm
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """As often as the compressor, but once for each step of a sum."""
@@ -201,10 +216,10 @@ class AllReduce(Architecture):
 
     def _chosen(self, moment: Moment) -> Chosen:
         """How sums are formed."""
-        if self.algorithm == NATIVE or (self.algorithm == "hierarchical" and not self.hosts):
+        if self.algorithm == NATIVE or (self.tells_hosts_apart() and not self.hosts):
             return lambda nbytes: None  # with equally many ranks on each host, hierarchical sends as much
         hosts = self._known_hosts(moment)
-        if self.algorithm == "auto":
+        if self.algorithm == _AUTO:
             return lambda nbytes: None if (found := fastest(self.costs, nbytes)) == NATIVE else ALGORITHMS[found](hosts)
         return lambda nbytes: ALGORITHMS[self.algorithm](hosts)
 
@@ -223,24 +238,14 @@ def _around_hosts(hosts: Hosts) -> Chosen:
     return lambda nbytes: ring(len(hosts))
 
 
-def _unfit(algorithm: str, hosts: Hosts) -> str | None:
-    """Why an algorithm would be another one on these hosts, if it would."""
-    world_size = sum(map(len, hosts))
-    if algorithm == "hierarchical" and len(hosts) == 1:
-        return f"all {world_size} ranks are on one host"
-    if algorithm == "hierarchical" and len(hosts) == world_size:
-        return f"each of the {world_size} ranks has a host to itself"
-    if algorithm == "torus2d" and grid(world_size)[0] == 1:
-        return f"{world_size} is a prime, and {world_size} ranks make no grid but a ring"
-    return None
-
-
 def sensible(hosts: Hosts) -> list[str]:
     """The algorithms that differ from each other on these hosts."""
     world_size = sum(map(len, hosts))
-    if world_size < 3:
-        return ["ring", "tree"] if world_size == 2 else []
-    return [algorithm for algorithm in ALGORITHMS if _unfit(algorithm, hosts) is None]
+    return [
+        name
+        for name, algorithm in ALGORITHMS.items()
+        if world_size >= algorithm.least_ranks and algorithm.unfit(hosts) is None
+    ]
 
 
 def _num_waits(bucket: Bucket, compression: Codec, moment: Moment, chosen: Chosen) -> int:

@@ -47,6 +47,11 @@ class Choco(Architecture):
     """How far to go towards the neighbours' public copies in a round: 1 for what loses little, about 0.2 for one entry
     in ten, 0.05 for one in a hundred. More than the compressor can follow makes replicas part."""
 
+    @property
+    def copy_rate(self) -> float:
+        """As in a round of all."""
+        return self.gamma
+
     def neighbours(self, moment: Moment) -> Neighbourhood:
         """Whom this rank talks to."""
         return TOPOLOGIES[self.topology].neighbourhood(moment.rank, moment.world_size, 0, 0)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, Self
 
 import torch
 
 from laconic.architecture.graphs.topologies import Neighbourhood
+from laconic.architecture.server_layout import ServerLayout
+from laconic.collectives.choice import Costs
 from laconic.core.exchange import Exchange, Group, Move, Round, Wire
+from laconic.core.hosts import Hosts
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket, Plan
@@ -19,6 +22,9 @@ from laconic.settings import Method
 Scope = Literal["everyone", "neighbours"]
 """everyone: a round ends with the mean over all, the same everywhere. neighbours: with that over a few, so replicas
 come closer without being equal."""
+
+Measure = Callable[[Sequence[str]], Costs]
+"""Finds out how long all-reduces of several sizes take with the backend's own algorithm and with these."""
 
 
 class CodecTraits(Protocol):
@@ -81,8 +87,6 @@ class Architecture(Method):
     axis: ClassVar[str] = "architecture"
     scope: ClassVar[Scope]
     """Over whom a round takes the mean."""
-    has_servers: ClassVar[bool] = False
-    """Something beside the workers holds common state."""
     asynchronous: ClassVar[bool] = False
     """Can go on without a barrier."""
     keeps_clocks: ClassVar[bool] = False
@@ -96,6 +100,42 @@ class Architecture(Method):
     """What it remembers per element, and what becomes of that when the number of workers changes."""
     weights: ClassVar[str | None] = None
     """The field that says how much a replica counts in the mean which mixing preserves; None: all count the same."""
+    only_speed: ClassVar[tuple[str, ...]] = ()
+    """Settings that say how or where sums are formed, and change no result but its rounding."""
+
+    @property
+    def servers(self) -> ServerLayout | None:
+        """The servers that workers send to and get back from; None: workers exchange with each other."""
+        return None
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether something beside the workers holds common state."""
+        return self.servers is not None
+
+    @property
+    def copy_rate(self) -> float | None:
+        """How far a replica moves towards its neighbours' public copies when a pair averages without a barrier.
+
+        None: there are no public copies, and pairs exchange parameters as they are.
+        """
+        return None
+
+    def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> Self:
+        """The same, knowing what only attaching tells: which ranks share a host, and how long algorithms take.
+
+        Every rank calls it; all ranks ask `hosts` and `measure`, or none. Raises AttachError if a setting would have no
+        effect on these hosts.
+        """
+        return self
+
+    def facts(self) -> dict[str, str]:
+        """What attaching has told, for the event log."""
+        return {}
+
+    def tells_hosts_apart(self) -> bool:
+        """Whether who sends to whom depends on which ranks share a host."""
+        return False
 
     def meets_the_same(self) -> bool:
         """Whether neighbours are the same in every round."""

@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
-from laconic.core.exchange import Answer, Exchange, Move, Servers, Wire
+from laconic.architecture.server_exchange import bytes_to_server, moves_to_server, sum_at_server, waits_for_server
+from laconic.architecture.server_layout import ServerLayout
+from laconic.core.exchange import Exchange, Move, Wire
 from laconic.core.moment import Moment
-from laconic.core.payload import Payload
 from laconic.core.plan import Bucket, Plan
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
-from laconic.core.transport import DoneWork, Work
 from laconic.errors import InvalidSetting
 from laconic.settings import count, hosts
 
@@ -38,9 +38,9 @@ class ParameterServer(Architecture):
 
     name: ClassVar[str] = "parameter_server"
     scope: ClassVar[Scope] = "everyone"
-    has_servers: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = True
     keeps_clocks: ClassVar[bool] = True
+    only_speed: ClassVar[tuple[str, ...]] = ("shards", "hosts")
 
     shards: int = count(0, at_most=4096)
     """Number of servers, each with about as many bytes; 0: one beside every worker."""
@@ -55,113 +55,34 @@ class ParameterServer(Architecture):
                 "Give one of them."
             )
 
-    def num_servers(self, world_size: int) -> int:
-        """How many servers there are."""
-        if self.hosts:
-            return len(self.hosts.split("|"))
-        return self.shards or world_size
+    @property
+    def servers(self) -> ServerLayout:
+        """As many as there are hosts or shards."""
+        return ServerLayout(shards=self.shards, hosts=self.hosts)
 
     def cut(self, plan: Plan, world_size: int, *, tensors: bool) -> Plan:
         """Buckets in as many pieces as there are servers, of about the same number of bytes."""
-        num_servers = self.num_servers(world_size)
+        num_servers = self.servers.num_servers(world_size)
         cut = tuple(piece for bucket in plan.buckets for piece in _pieces(bucket, num_servers, tensors=tensors))
         return replace(plan, buckets=cut)
-
-    def owners(self, buckets: list[Bucket], world_size: int) -> list[int]:
-        """The server of each bucket: in order, the one that has least."""
-        loads = [0] * self.num_servers(world_size)
-        found: list[int] = []
-        for bucket in buckets:
-            found.append(loads.index(min(loads)))
-            loads[found[-1]] += bucket.nbytes
-        return found
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
         """Send this rank's payload, get the sum of all; in several rounds where the compressor needs them."""
-        assert wire.servers is not None
-        if not compression.traits.decodes_alone:
-            group = _AtServer(wire.servers, wire, state.moment)
-            yield from compression.exchange(flat, state, group, own)
-            return
-        payload = compression.encode(flat, state)
-        if own is not None:
-            compression.decode(payload, own, state)
-        answer = wire.servers.reduce(wire.bucket, payload.tensors, decoded=True, moment=state.moment, what=wire.what)
-        if wire.halves:
-            yield DoneWork()  # what the server answers is taken later
-        yield answer
-        compression.back().decode(Payload(answer.tensors), flat, state)
+        return sum_at_server(flat, state, compression, wire, own)
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """One payload, or what each round sums."""
-        if compression.traits.decodes_alone:
-            return compression.payload_bytes(bucket, moment)
-        return sum(size for round in compression.rounds(bucket, moment) for size in round.sizes)
+        return bytes_to_server(bucket, compression, moment)
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
         """To the server and back, once or as often as the compressor has rounds."""
-        if compression.traits.decodes_alone:
-            sent = compression.payload_bytes(bucket, moment)
-            back = compression.back().payload_bytes(bucket, moment)
-            return (Move("serve", (sent,), answer_bytes=back),)
-        rounds = compression.rounds(bucket, moment)
-        return tuple(Move("serve", round.sizes, answer_bytes=sum(round.sizes)) for round in rounds)
+        return moves_to_server(bucket, compression, moment)
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """One, or as often as the compressor."""
-        return 1 if compression.traits.decodes_alone else compression.num_waits(bucket, moment)
-
-
-class _AtServer:
-    """A group whose sums a server forms; it knows nothing else."""
-
-    def __init__(self, servers: Servers, wire: Wire, moment: Moment) -> None:
-        self._servers = servers
-        self._wire = wire
-        self._moment = moment
-
-    @property
-    def size(self) -> int:
-        return self._moment.world_size
-
-    @property
-    def rank(self) -> int:
-        return self._moment.rank
-
-    def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
-        wire = self._wire
-        answer = self._servers.reduce(wire.bucket, tensors, decoded=False, moment=self._moment, what=wire.what)
-        return _IntoPlace(answer, tensors)
-
-    def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
-        yield self.sum(tensors)
-
-    def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        raise AssertionError("refused by the rules of legality")
-
-    def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        raise AssertionError("refused by the rules of legality")
-
-    def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
-        raise AssertionError("refused by the rules of legality")
-
-
-class _IntoPlace:
-    """Work that ends with the answer in the tensors that were sent."""
-
-    def __init__(self, answer: Answer, tensors: tuple[torch.Tensor, ...]) -> None:
-        self._answer = answer
-        self._tensors = tensors
-
-    def wait(self) -> None:
-        self._answer.wait()
-        for tensor, total in zip(self._tensors, self._answer.tensors, strict=True):
-            tensor.copy_(total.view(tensor.shape))
-
-    def done(self) -> bool:
-        return self._answer.done()
+        return waits_for_server(bucket, compression, moment)
 
 
 def _pieces(bucket: Bucket, num_servers: int, *, tensors: bool) -> list[Bucket]:

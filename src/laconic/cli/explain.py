@@ -30,7 +30,6 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
-from laconic.architecture import ParameterServer
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
 from laconic.compression import Compressor
 from laconic.core.tensor import TensorSpec
@@ -241,8 +240,8 @@ def _not_counted(explanation: _Explanation) -> tuple[str, ...]:
         lines += (
             "Module buffers (BatchNorm statistics) stay on their rank; session.average() makes one model of all.",
         )
-    if isinstance(strategy.architecture, ParameterServer):
-        servers = strategy.architecture.num_servers(workers)
+    if (layout := strategy.architecture.servers) is not None:
+        servers = layout.num_servers(workers)
         sent = human_bytes(round(explanation.wire_bytes * workers / servers))
         lines += (
             f"Each of {servers} server(s) gets {sent} per step from all workers and sends about as much back; every "

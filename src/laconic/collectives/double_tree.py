@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from laconic.collectives.algorithm import Algorithm, Formula, Leg, anywhere
 from laconic.collectives.schedule import Collective, Table, no_rows, side_by_side, table_of
 
 _PIECES = 4
@@ -57,3 +58,15 @@ def _up_and_down(parents: list[int], ranks: np.ndarray, first_chunk: int) -> Tab
         rows.append(table_of(piece + deepest - depth, child, parent, first_chunk + piece, reduce=True))
         rows.append(table_of(piece + deepest + depth - 1, parent, child, first_chunk + piece, reduce=False))
     return side_by_side(rows)
+
+
+def _formula(world_size: int, ranks_per_host: int) -> Formula:
+    """Four pieces per half: 1.125 + depth / 2 of N one after the other, but for the smallest trees."""
+    depth, small = (world_size - 1).bit_length(), {2: 1.0, 3: 1.875, 4: 2.25}
+    steps = 2 * depth + _PIECES - 1
+    # Pieces follow each other up two trees: the first of them comes down while the last goes up.
+    first_half = (depth + _PIECES - 1) / steps
+    return Formula((Leg(steps, small.get(world_size, 1.125 + depth / 2)),), first_half)
+
+
+DOUBLE_TREE = Algorithm(name="double_tree", rows=anywhere(double_tree), formula=_formula)

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from laconic.collectives.algorithm import Algorithm, Formula, Leg, anywhere
 from laconic.collectives.schedule import Collective, Table, in_turn, no_rows, table_of
 
 
@@ -37,3 +38,14 @@ def _swap(inside: int, half: int, *, reduce: bool) -> Table:
     peers = ranks ^ half
     block = (peers if reduce else ranks) // half * half
     return table_of(0, ranks, peers, block + chunks, reduce=reduce)
+
+
+def _formula(world_size: int, ranks_per_host: int) -> Formula:
+    """A leg for each distance: on a tree of switches the long ones share links."""
+    inside = 1 << (world_size.bit_length() - 1)
+    halves = [1 << level for level in range(inside.bit_length() - 1)]
+    legs = tuple(Leg(2, 2 * half / inside, "swap", half) for half in halves)
+    return Formula((*legs, Leg(2, 2.0)) if world_size > inside else legs)
+
+
+HALVING_DOUBLING = Algorithm(name="halving_doubling", rows=anywhere(halving_doubling), formula=_formula)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from laconic.collectives.algorithm import Algorithm, Formula, Leg
 from laconic.collectives.passes import across, ring_all_gather, ring_reduce_scatter, tree_broadcast, tree_reduce
+from laconic.collectives.ring import ring_formula
 from laconic.collectives.schedule import Collective, in_turn, side_by_side
 from laconic.core.hosts import Hosts
 
@@ -42,3 +44,29 @@ def from_leaders(hosts: Hosts) -> Collective:
     """The last part alone: all ranks of a host end with what its first rank has, in every chunk."""
     table = side_by_side([tree_broadcast(host, range(len(hosts))) for host in hosts])
     return Collective.of("from_leaders", sum(map(len, hosts)), len(hosts), table)
+
+
+def _formula(world_size: int, ranks_per_host: int) -> Formula:
+    """Inside hosts, between them, inside again; between them all ranks of a host take a part, or one takes all."""
+    each = min(ranks_per_host, world_size)
+    between = ring_formula(-(-world_size // each))
+    if world_size % each:
+        depth = (each - 1).bit_length()
+        there = back = Leg(depth, depth, "inside", each)
+        across = Leg(between.num_steps, between.serial_ratio, "shift", every=each)
+    else:
+        there = back = Leg(each - 1, (each - 1) / each, "inside", each)
+        across = Leg(between.num_steps, between.serial_ratio / each, "shift", each)
+    return Formula(tuple(leg for leg in (there, across, back) if leg.num_steps))
+
+
+def _unfit(hosts: Hosts) -> str | None:
+    world_size = sum(map(len, hosts))
+    if world_size > 1 and len(hosts) == 1:
+        return f"all {world_size} ranks are on one host"
+    if world_size > 1 and len(hosts) == world_size:
+        return f"each of the {world_size} ranks has a host to itself"
+    return None
+
+
+HIERARCHICAL = Algorithm(name="hierarchical", rows=hierarchical, formula=_formula, by_host=True, unfit=_unfit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from laconic.collectives.algorithm import Algorithm, Formula, Leg, anywhere
 from laconic.collectives.passes import ring_all_gather, ring_reduce_scatter
 from laconic.collectives.schedule import Collective, in_turn
 
@@ -22,3 +23,11 @@ def ring(world_size: int) -> Collective:
     pieces = [[chunk] for chunk in members]
     rows = in_turn(ring_reduce_scatter(members, pieces), ring_all_gather(members, pieces))
     return Collective.of("ring", world_size, world_size, rows)
+
+
+def ring_formula(world_size: int, ranks_per_host: int = 1) -> Formula:
+    """As above."""
+    return Formula((Leg(2 * (world_size - 1), 2 * (world_size - 1) / world_size),))
+
+
+RING = Algorithm(name="ring", rows=anywhere(ring), formula=ring_formula, same_messages=True, least_ranks=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from laconic.collectives.algorithm import Algorithm, Formula, Leg, anywhere
 from laconic.collectives.passes import tree_broadcast, tree_reduce
 from laconic.collectives.schedule import Collective, in_turn
 
@@ -21,3 +22,11 @@ def tree(world_size: int) -> Collective:
     """
     members = range(world_size)
     return Collective.of("tree", world_size, 1, in_turn(tree_reduce(members, [0]), tree_broadcast(members, [0])))
+
+
+def _formula(world_size: int, ranks_per_host: int) -> Formula:
+    depth = (world_size - 1).bit_length()
+    return Formula((Leg(2 * depth, 2.0 * depth),))
+
+
+TREE = Algorithm(name="tree", rows=anywhere(tree), formula=_formula, least_ranks=2)

@@ -58,6 +58,7 @@ class TorchTransport:
         assert parent is not None
         self.timeout_s = timeout_s
         self.in_process = False
+        self.link = None
         self.rank = dist.get_rank(parent)
         self.world_size = dist.get_world_size(parent)
         self.traffic = Traffic()

@@ -14,12 +14,15 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
 from laconic.core.hosts import Hosts
 from laconic.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from laconic.core.paced import PacedLink
 
 Purpose = Literal["payload", "buffers", "control"]
 """payload: gradients, parameters and what stands for them; buffers: module buffers; control: agreement among ranks."""
@@ -126,6 +129,14 @@ class Transport(Protocol):
     @property
     def hosts(self) -> Hosts:
         """Which ranks share a host; the same on every rank."""
+        ...
+
+    @property
+    def link(self) -> PacedLink | None:
+        """The slow link in software that holds back what this rank sends, also past the transport; None: there is none.
+
+        Connections of this rank's own, to servers and to neighbours, take it too.
+        """
         ...
 
     @property

@@ -13,7 +13,6 @@ from laconic.experiments.tasks import TaskConfig
 from laconic.lab.pacing import LinksChoice
 from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
 from laconic.strategy import PRESETS, Strategy
-from laconic.synchronization import LocalUpdates
 from laconic.units import format_rate
 
 DEFAULT_STRATEGIES: tuple[str, ...] = (
@@ -24,7 +23,7 @@ DEFAULT_STRATEGIES: tuple[str, ...] = (
     "bsp / all_reduce / int8 / fusion",
     "bsp / all_reduce / int4 + error_feedback / fusion",
     "topk-int8-ef",
-    "powersgd",
+    "powersgd-ef",
 )
 """Three ways to send everything, then fewer and fewer bytes."""
 
@@ -108,10 +107,10 @@ class Comparison:
 
     def _check_rounds(self, strategy: Strategy) -> None:
         rule = strategy.synchronization
-        if isinstance(rule, LocalUpdates) and self.steps is not None and self.steps < rule.period + rule.delay:
+        if self.steps is not None and self.steps < rule.interval + rule.delay:
             raise UsageError(
-                f'{self.kind}: "{strategy}" exchanges something every {rule.period} steps, so in {self.steps} steps it '
-                f"would show nothing. Give at least {2 * (rule.period + rule.delay)} steps, or a shorter period."
+                f'{self.kind}: "{strategy}" exchanges something every {rule.interval} steps, so in {self.steps} steps '
+                f"it would show nothing. Give at least {2 * (rule.interval + rule.delay)} steps, or a shorter period."
             )
         settled = strategy.scheduling.settles_after
         if self.steps is not None and self.steps <= settled and strategy.scheduling.defers:

@@ -32,7 +32,6 @@ from laconic.experiments.tasks import Task, TaskConfig, make_task
 from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
 from laconic.runtime import Session, attach
 from laconic.strategy import Strategy
-from laconic.synchronization import LocalUpdates
 
 BLOCK_STEPS = 5
 """Steps of one contender before the next has its turn: a drift of the machine then favours none."""
@@ -307,9 +306,8 @@ def _block_steps(contenders: Sequence[str]) -> tuple[int, int]:
     """
     ours = [name for name in contenders if name not in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values())]
     rules = [Strategy.parse(name).synchronization for name in ours]
-    local = [rule for rule in rules if isinstance(rule, LocalUpdates)]
-    period = max((rule.period for rule in local), default=0)
-    return max(BLOCK_STEPS, period), max((rule.delay + 1 for rule in local if rule.delay), default=0)
+    period = max((rule.interval for rule in rules), default=0)
+    return max(BLOCK_STEPS, period), max((rule.delay + 1 for rule in rules if rule.delay), default=0)
 
 
 def _record(log: EventLog, events: list[Event]) -> None:

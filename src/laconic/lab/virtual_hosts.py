@@ -19,7 +19,7 @@ from selectors import EVENT_READ, DefaultSelector
 from types import TracebackType
 from typing import Any, Self
 
-from laconic.cluster import Cluster, Racks, Switch
+from laconic.cluster import Cluster
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.lab import keeper, leftovers
 from laconic.lab.capabilities import Capabilities, detect_capabilities
@@ -175,7 +175,7 @@ def check_imitable(cluster: Cluster) -> None:
     """Raise for clusters that only the simulator knows."""
     if cluster.num_hosts > _MOST_HOSTS:
         raise UsageError(f"the lab makes at most {_MOST_HOSTS} hosts, got {cluster.num_hosts}.")
-    if not isinstance(cluster.topology, Switch | Racks):
+    if not cluster.topology.in_lab:
         raise UsageError(f"the lab joins hosts by a switch or racks, got {cluster.topology.describe()}.")
     if cluster.devices_per_host > 1 or cluster.nics > 1:
         raise UsageError(

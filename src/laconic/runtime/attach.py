@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from laconic.architecture import ParameterServer
 from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink
 from laconic.core.optimizer_facts import OptimizerFacts
@@ -42,7 +41,6 @@ from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session, close_after
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
-from laconic.synchronization import LocalUpdates
 
 _TIMEOUT_S = 300.0
 
@@ -179,10 +177,10 @@ def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters:
 
 def _make_server_pool(job: Job) -> ServerPool | None:
     """The servers of this strategy, if it has any."""
-    architecture = job.strategy.architecture
-    if not isinstance(architecture, ParameterServer):
+    servers = job.strategy.architecture.servers
+    if servers is None:
         return None
-    pool = ServerPool(job, architecture)
+    pool = ServerPool(job, servers)
     job.servers = pool.client
     if job.strategy.exchanges_gradients():
         job.replan_servers = pool.replan
@@ -198,7 +196,7 @@ def _make_hooks(job: Job, pool: ServerPool | None) -> TrainingHooks:
         return GossipHooks(job) if rule.barrier else AsyncPairHooks(job)
     if pool is not None and not rule.barrier:
         return AsyncServerHooks(job, pool)
-    if isinstance(rule, LocalUpdates):
+    if rule.quantity == "change":
         return LocalUpdateHooks(job, rule)
     return GradientHooks(job)
 

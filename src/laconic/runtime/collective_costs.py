@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from laconic.architecture import AllReduce
-from laconic.architecture.all_reduce import sensible
 from laconic.collectives import ALGORITHMS
-from laconic.collectives.choice import NATIVE, Costs, in_words
+from laconic.collectives.choice import NATIVE, Costs
 from laconic.collectives.execution import WholeExchange, run
 from laconic.core.clock import Clock
 from laconic.core.transport import Transport, Work
@@ -18,7 +17,7 @@ from laconic.strategy import Strategy
 
 _SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _REPEATS = 5
-"""LocalServer one that only warms up."""
+"""After one that only warms up."""
 _LIMIT_S = 2.0
 """No further size is measured if it would, with all before it, take longer than this."""
 
@@ -28,28 +27,25 @@ def settle(strategy: Strategy, transport: Transport, clock: Clock, device: torch
 
     Raises AttachError if an algorithm would have no effect on these hosts.
     """
-    architecture = strategy.architecture
-    if not isinstance(architecture, AllReduce) or architecture.algorithm == NATIVE or transport.world_size == 1:
-        return strategy
-    settled = architecture.settled(transport.hosts)
-    if settled.algorithm == "auto":
-        settled = architecture.settled(transport.hosts, measure(transport, clock, device))
-    return replace(strategy, architecture=settled)
+    architecture = strategy.architecture.settled(
+        lambda: transport.hosts, lambda algorithms: measure(algorithms, transport, clock, device)
+    )
+    return strategy if architecture is strategy.architecture else replace(strategy, architecture=architecture)
 
 
 def what_was_settled(strategy: Strategy) -> dict[str, str]:
-    """For the event log: what auto uses from which size on."""
-    architecture = strategy.architecture
-    costs = architecture.costs if isinstance(architecture, AllReduce) else None
-    return {} if costs is None else {"algorithms": in_words(costs)}
+    """For the event log."""
+    return strategy.architecture.facts()
 
 
-def measure(transport: Transport, clock: Clock, device: torch.device, *, limit_s: float = _LIMIT_S) -> Costs:
-    """Time every algorithm that makes sense for a few sizes, by turns; what the slowest rank takes counts.
+def measure(
+    algorithms: Sequence[str], transport: Transport, clock: Clock, device: torch.device, *, limit_s: float = _LIMIT_S
+) -> Costs:
+    """Time the backend's own algorithm and these for a few sizes, by turns; what the slowest rank takes counts.
 
     Sizes grow until the time is spent: a slow link stops early, and needs to know no more. Counted as control traffic.
     """
-    algorithms = [NATIVE, *sensible(transport.hosts)]
+    algorithms = [NATIVE, *algorithms]
     sizes: list[int] = []
     seconds: list[list[float]] = []
     spent_s = 0.0

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 
-from laconic.architecture import Choco
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.stateful import BucketState, ParameterState
@@ -57,8 +56,8 @@ def make_pairwise_messages(job: Job, shared: Buckets) -> PairwiseMessages:
     moment = Moment(0, job.transport.rank, job.transport.world_size)
     architecture = job.strategy.architecture
     around = architecture.neighbours(moment)
-    if isinstance(architecture, Choco):
-        return PublicCopies(job, shared, architecture, around.sends)
+    if architecture.copy_rate is not None:
+        return PublicCopies(job, shared, architecture.copy_rate, around.sends)
     return WholeParameters(shared, around.sends, around.receives)
 
 
@@ -101,12 +100,12 @@ class PublicCopies:
     Of each pair the lower rank asks, so that no two exchanges of a pair overtake each other.
     """
 
-    def __init__(self, job: Job, shared: Buckets, architecture: Choco, neighbours: tuple[int, ...]) -> None:
+    def __init__(self, job: Job, shared: Buckets, rate: float, neighbours: tuple[int, ...]) -> None:
         rank = job.transport.rank
         self.asks = tuple(peer for peer in neighbours if peer > rank)
         self.answers = tuple(peer for peer in neighbours if peer < rank)
         self._job = job
-        self._gamma = architecture.gamma
+        self._gamma = rate
         self._compression = job.strategy.compression
         self._shared = shared
         self._own = {peer: [flat.clone() for flat in shared.flats] for peer in neighbours}

@@ -33,6 +33,14 @@ class Schedule(Method):
     candidates: ClassVar[int] = 1
     """Plans it can make of the same tensors; which is best is tried out."""
 
+    @property
+    def bucket_limits(self) -> tuple[int, int] | None:
+        """Bytes at which its first bucket and the later ones are sent, if it forms buckets as torch's DDP does.
+
+        None: it forms others.
+        """
+        return None
+
     def plan(
         self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
     ) -> Plan:

@@ -14,6 +14,8 @@ from laconic.scheduling.contract import Schedule, one_bucket_per_kind
 from laconic.settings import size
 from laconic.units import MIB
 
+_FIRST_BYTES = 1 * MIB
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion(Schedule):
@@ -29,18 +31,34 @@ class Fusion(Schedule):
     name: ClassVar[str] = "fusion"
     bytes: int = size(25 * MIB)
     """A bucket is sent once it holds this much."""
-    first_bytes: int = size(1 * MIB)
-    """The limit of the first bucket: small, so that the link starts working early. Never more than `bytes`."""
+    first_bytes: int = size(_FIRST_BYTES)
+    """The limit of the first bucket: small, so that the link starts working early. The default is at most `bytes`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The default may be more: whoever asks for small buckets need not ask twice.
-        if self.first_bytes > self.bytes and "first_bytes" in self.changed_settings():
+        if "first_bytes" not in self.changed_settings() or self.first_bytes < self.bytes:
+            return
+        # The default is never more than `bytes`: whoever asks for small buckets need not ask twice.
+        usual = min(_FIRST_BYTES, self.bytes)
+        if self.first_bytes > self.bytes or self.first_bytes == usual:
             shown = {key: setting.show(getattr(self, key)) for key, setting in self.declared().items()}
+            most = "less than that" if usual == self.bytes else "at most that"
             raise InvalidSetting(
-                f"{self.axis}.{self.name}.first_bytes={shown['first_bytes']} has no effect beyond "
-                f"bytes={shown['bytes']}, at which every bucket is sent. Give at most that, or leave it out."
+                f"{self.axis}.{self.name}.first_bytes={shown['first_bytes']} has no effect with "
+                f"bytes={shown['bytes']}, at which every bucket is sent. Give {most}, or leave it out."
             )
+
+    @classmethod
+    def with_limits(cls, first_bytes: int, limit: int) -> Fusion:
+        """Buckets with these limits; what is the default anyway is left out."""
+        if first_bytes == min(_FIRST_BYTES, limit):
+            return cls(bytes=limit)
+        return cls(bytes=limit, first_bytes=first_bytes)
+
+    @property
+    def bucket_limits(self) -> tuple[int, int]:
+        """See Schedule."""
+        return min(self.first_bytes, self.bytes), self.bytes
 
     def plan(
         self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0

@@ -20,7 +20,6 @@ from laconic.simulator.engine import run
 from laconic.simulator.lowering.task_graph import Inputs
 from laconic.simulator.prediction import Spread
 from laconic.simulator.steps import Steady
-from laconic.synchronization import LocalUpdates
 
 _Floats = npt.NDArray[np.float64]
 _RUNS = 60
@@ -52,7 +51,7 @@ def _factors(inputs: Inputs, num_steps: int, ratio: float, random: np.random.Gen
     """For each class and step, what compute times are multiplied by."""
     strategy = inputs.strategy
     rule = strategy.synchronization
-    apart = max(1, rule.period // rule.num_parts) if isinstance(rule, LocalUpdates) else 1
+    apart = max(1, rule.interval // rule.num_parts)
     num_draws = -(-num_steps // apart)
     waits_for = [ranks.size for ranks in inputs.classes]
     if not rule.barrier:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from laconic.architecture import AllReduce
-from laconic.architecture.all_reduce import sensible
 from laconic.collectives.choice import NATIVE, Costs
 from laconic.core.exchange import Move
 from laconic.core.hosts import Hosts
@@ -23,17 +22,17 @@ _SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24)
 
 def settled(strategy: Strategy, hosts: Hosts, network: Network) -> Strategy:
     """The strategy, knowing where ranks are and, for auto, what each algorithm takes."""
-    architecture, world_size = strategy.architecture, sum(map(len, hosts))
-    if not isinstance(architecture, AllReduce) or architecture.algorithm == NATIVE or world_size == 1:
-        return strategy
-    known = architecture.settled(hosts)
-    if known.algorithm == "auto":
+    world_size = sum(map(len, hosts))
+
+    def measure(algorithms: Sequence[str]) -> Costs:
         times = tuple(
             (name, tuple(seconds(network, Move("sum", (size,), name), world_size) for size in _SIZES))
-            for name in (NATIVE, *sensible(hosts))
+            for name in (NATIVE, *algorithms)
         )
-        known = architecture.settled(hosts, Costs(_SIZES, times))
-    return replace(strategy, architecture=known)
+        return Costs(_SIZES, times)
+
+    architecture = strategy.architecture.settled(lambda: hosts, measure)
+    return strategy if architecture is strategy.architecture else replace(strategy, architecture=architecture)
 
 
 def candidates(inputs: Inputs) -> list[list[Plan]]:

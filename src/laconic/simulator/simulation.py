@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from laconic.architecture import AllReduce
 from laconic.cluster import Cluster
 from laconic.core.hosts import Hosts
 from laconic.core.moment import Moment
@@ -75,37 +74,25 @@ def simulate(
     workers: int | None = None,
     network: Network | None = None,
     conditions: Conditions | None = None,
-) -> Prediction:
-    """What a step of `strategy` costs on `workload` and `cluster`.
+) -> Simulation:
+    """What a step of `strategy` costs on `workload` and `cluster`, with the tasks and times it was read off from.
 
     workers: ranks, on the first devices of the cluster; all of them if left out.
     network: what moves cost; by formulas and the cluster's measured tables if left out.
     """
-    return simulation(strategy, workload, cluster, workers=workers, network=network, conditions=conditions).prediction
-
-
-def simulation(
-    strategy: Strategy | str,
-    workload: Workload,
-    cluster: Cluster,
-    *,
-    workers: int | None = None,
-    network: Network | None = None,
-    conditions: Conditions | None = None,
-) -> Simulation:
-    """The same, with the tasks and times it was read off from."""
     conditions = conditions or Conditions()
     network = network or AnalyticNetwork(cluster)
     world_size, slow = _world_size(cluster, workers), conditions.slow or {}
     asked = as_strategy(strategy)
-    slowdowns = _slowdowns(cluster, world_size, slow)
+    slowdowns, hosts = _slowdowns(cluster, world_size, slow), hosts_of(range(world_size), cluster)
     inputs = Inputs(
-        strategy=settled(asked, hosts_of(range(world_size), cluster), network),
+        strategy=settled(asked, hosts, network),
         workload=workload,
         world_size=world_size,
         network=network,
         classes=tuple(RankClass(size, slowdown) for slowdown, size in sorted(Counter(slowdowns).items())),
         codec=codec_of(workload, asked),
+        hosts=hosts,
         optimizer_s=conditions.optimizer_s,
         moment=Moment.steady(world_size),
         first_slowdown=slowdowns[0],
@@ -202,7 +189,7 @@ def _spread(found: Steady, conditions: Conditions) -> Spread | None:
 def _wire_bytes(found: Steady) -> int:
     inputs = found.drawing.inputs
     strategy = inputs.strategy
-    if isinstance(strategy.architecture, AllReduce) and inputs.world_size > _ROWS_UP_TO:
+    if strategy.architecture.forms_sums() and inputs.world_size > _ROWS_UP_TO:
         whole = sum(sent_bytes(inputs, bucket, halves=plan.halves) for plan in found.plans for bucket in plan.buckets)
         return round(whole * strategy.synchronization.rounds_per_step())
     return sum(strategy.plan_bytes_per_step(plan, inputs.moment) for plan in found.plans)

@@ -16,7 +16,6 @@ from laconic.simulator.lowering.rounds import GossipSteps, LocalSteps
 from laconic.simulator.lowering.task_graph import Inputs, TaskGraph
 from laconic.simulator.lowering.without_barrier import AsyncPairSteps, AsyncServerSteps
 from laconic.strategy import Strategy
-from laconic.synchronization import Asynchronous, LocalUpdates
 
 _STEPS = 6
 _MOST_PERIODS = 48
@@ -43,33 +42,28 @@ class Steady:
 def period_of(strategy: Strategy) -> int:
     """Steps after which everything repeats."""
     rule = strategy.synchronization
-    if not isinstance(rule, LocalUpdates):
-        return 1
-    if rule.period > _LONGEST_PERIOD:
+    if rule.interval > _LONGEST_PERIOD:
         raise UsageError(
-            f"{rule.name}: periods of up to {_LONGEST_PERIOD} steps are simulated, got {rule.period}. In longer ones "
+            f"{rule.name}: periods of up to {_LONGEST_PERIOD} steps are simulated, got {rule.interval}. In longer ones "
             "communication takes next to nothing."
         )
-    return rule.period
+    return rule.interval
 
 
 def draw_steps(drawing: TaskGraph, plans: Sequence[Plan], num_steps: int) -> None:
     """So many steps, as the hooks of the runtime makes them that the strategy has."""
     strategy = drawing.inputs.strategy
     rule, plans = strategy.synchronization, list(plans)
-    first_step = 0
-    if isinstance(rule, LocalUpdates):
-        # A whole number of periods after the warm-up, so that the first step drawn is the first of a period.
-        first_step = rule.period * (-(-rule.warmup // rule.period) + 1)
+    # A whole number of periods after the warm-up, so that the first step drawn is the first of a period.
+    first_step = rule.interval * (-(-rule.warmup // rule.interval) + 1)
     if strategy.exchanges_gradients():
         steps = GradientSteps(drawing, plans[0])
-    elif isinstance(rule, Asynchronous):
+    elif not rule.barrier:
         servers = strategy.architecture.has_servers
         steps = AsyncServerSteps(drawing, plans[0], rule) if servers else AsyncPairSteps(drawing, plans[0])
     elif strategy.architecture.scope == "neighbours":
         steps = GossipSteps(drawing, plans, first_step)
     else:
-        assert isinstance(rule, LocalUpdates)
         steps = LocalSteps(drawing, plans, rule, first_step)
     for number in range(num_steps):
         steps.step(number)

@@ -13,7 +13,7 @@ from laconic.simulator.network import Network
 from laconic.simulator.network.analytic import AnalyticNetwork
 from laconic.simulator.network.flow import FlowNetwork
 from laconic.simulator.prediction import Prediction
-from laconic.simulator.simulation import Conditions, Simulation, simulation
+from laconic.simulator.simulation import Conditions, Simulation, simulate
 from laconic.strategy import Strategy
 from laconic.workload import Workload
 
@@ -72,7 +72,7 @@ class Sweep:
 
     def _simulated(self, strategy: Strategy, setting: Setting, network: Network) -> tuple[Row, Simulation | None]:
         try:
-            found = simulation(
+            found = simulate(
                 strategy,
                 self.workload,
                 setting.cluster,

@@ -17,10 +17,9 @@ a method fares with more workers, or in a run of weeks, is not in them, nor in t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
-from laconic.architecture import AllReduce, ParameterServer
 from laconic.compression import COMPRESSORS, Compressor, Wrapper
 from laconic.strategy import Strategy
 
@@ -163,11 +162,10 @@ def steps_needed(strategy: Strategy) -> StepsNeeded | None:
 def _where(strategy: Strategy) -> str:
     """The architecture without what changes no result: how a sum is formed, and where servers are."""
     architecture = strategy.architecture
-    if isinstance(architecture, ParameterServer):
-        return architecture.name
-    if isinstance(architecture, AllReduce) and (strategy.compression.traits.lossless or architecture.compress == "all"):
-        return architecture.name
-    return str(architecture)
+    if architecture.compresses_sums() and not strategy.compression.traits.lossless:
+        return str(architecture)  # where something is lost depends on where it is added up
+    defaults = {field.name: field.default for field in fields(architecture) if field.name in architecture.only_speed}
+    return str(replace(architecture, **defaults))
 
 
 def _of(measured: tuple[Measured, ...], text: str) -> tuple[Measured, ...]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from laconic.architecture import AllReduce
 from laconic.cluster import Cluster
 from laconic.core.moment import Moment
 from laconic.errors import UsageError
@@ -80,11 +79,10 @@ def _inputs(number: int, tenant: Tenant, cluster: Cluster, network: FlowNetwork)
     asked, size = as_strategy(tenant.strategy), len(tenant.devices)
     hosts = hosts_of(tenant.devices, cluster)
     strategy = settled(asked, hosts, network)
-    told_apart = isinstance(strategy.architecture, AllReduce) and strategy.architecture.algorithm == "hierarchical"
-    if told_apart and hosts != hosts_of(range(size), cluster):
+    if strategy.architecture.tells_hosts_apart() and hosts != hosts_of(range(size), cluster):
         raise UsageError(
-            f"job {number}: hierarchical is simulated beside other jobs on whole hosts only, device after device. Give "
-            f"it such devices, or use algorithm=ring."
+            f"job {number}: {strategy.architecture} is simulated beside other jobs on whole hosts only, device after "
+            "device. Give it such devices, or use algorithm=ring."
         )
     return Inputs(
         strategy=strategy,
@@ -93,6 +91,7 @@ def _inputs(number: int, tenant: Tenant, cluster: Cluster, network: FlowNetwork)
         network=network,
         classes=(RankClass(size),),
         codec=codec_of(tenant.workload, asked),
+        hosts=hosts,
         moment=Moment.steady(size),
         devices=np.array(tenant.devices, dtype=np.int64),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from laconic.architecture import AllReduce
 from laconic.core.exchange import Move
 from laconic.core.plan import Bucket
 from laconic.core.transport import all_gather_sent, all_reduce_sent, shard_exchange_sent
@@ -12,9 +11,8 @@ from laconic.simulator.lowering.task_graph import Inputs
 def sent_bytes(inputs: Inputs, bucket: Bucket, *, halves: bool = False) -> int:
     """What rank 0 sends for one exchange of `bucket`; sums are counted as a ring sends them, whatever forms them."""
     strategy = inputs.strategy
-    assert isinstance(strategy.architecture, AllReduce)
     moves = strategy.architecture.moves(bucket, strategy.compression, inputs.moment, halves=halves)
-    hosts = strategy.architecture.hosts or ((0,),)
+    hosts = inputs.hosts
     return sum(_sent(move, len(hosts) if move.among_hosts else inputs.world_size, len(hosts[0])) for move in moves)
 
 

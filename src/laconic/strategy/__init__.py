@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +75,7 @@ class Strategy:
                 f"{' / '.join(AXES)}."
             )
         if len(axes) == 1 and axes[0][0].name not in SYNCHRONIZATIONS:
-            name = axes[0][0].name
-            raise UnknownName(
-                f'strategy: "{one_line(name, 40)}" is neither a preset nor a synchronization. '
-                f"{did_you_mean(name, [*PRESETS, *SYNCHRONIZATIONS.names()])}"
-            )
+            raise _not_a_strategy(axes[0][0].name)
         return cls._assemble({axis: _from_calls(axis, calls) for axis, calls in zip(AXES, axes, strict=False)})
 
     @classmethod
@@ -208,6 +205,21 @@ class Strategy:
     def cannot_combine(self) -> list[str]:
         """Wrappers that would be refused on top of this strategy, with the reason."""
         return cannot_combine(self._parts(), [method for method in COMPRESSORS if issubclass(method, Wrapper)])
+
+
+def _not_a_strategy(name: str) -> UnknownName:
+    """Why a name by itself is no strategy; a method of another axis is shown in its place, and in presets."""
+    for position, (axis, registry) in enumerate(AXES.items()):
+        if name in registry and not issubclass(registry.lookup(name), Wrapper):
+            usual = Strategy()
+            text = " / ".join([*(str(getattr(usual, before)) for before in list(AXES)[:position]), name])
+            presets = [preset for preset, (written, _) in PRESETS.items() if re.search(rf"\b{name}\b", written)]
+            beside = f", or take a preset that has it: {', '.join(presets)}" if presets else ""
+            return UnknownName(f'strategy: "{name}" is a method of {axis}. Write "{text}"{beside}.')
+    return UnknownName(
+        f'strategy: "{one_line(name, 40)}" is neither a preset nor a synchronization. '
+        f"{did_you_mean(name, list(dict.fromkeys([*PRESETS, *SYNCHRONIZATIONS.names()])))}"
+    )
 
 
 def as_strategy(strategy: Strategy | str) -> Strategy:

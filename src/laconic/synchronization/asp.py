@@ -33,9 +33,9 @@ class Asp(Asynchronous):
 
     @property
     def compensation(self) -> float:
-        """See Asynchronous."""
+        """See Synchronization."""
         return self.delay_compensation
 
     def rate(self, world_size: int, staleness: int) -> float:
-        """See Asynchronous."""
+        """See Synchronization."""
         return {"mean": 1 / world_size, "staleness": 1 / (1 + staleness), "full": 1.0}[self.learning_rate]

@@ -1,8 +1,11 @@
 """What a synchronization rule promises: when replicas agree, on which quantity, and how the result is applied.
 
-A rule that works on gradients writes `around` if it does more than average them. One that lets replicas train alone for
-a while and then exchanges how far they have come extends `LocalUpdates` and writes `outer`. Rules without a barrier
-(`Asynchronous`) are carried out by whoever holds the common state.
+`Synchronization` holds every question that the runtime, the simulator and the rules of legality ask, with the answer of
+plain bulk-synchronous training as the default. `quantity` and `barrier` say how a rule takes part in training:
+
+    barrier, "gradient"    gradients are averaged before the optimizer's step; `around` does more than average them
+    barrier, "change"      parameters are averaged after some steps; `outer` applies the mean. See `LocalUpdates`
+    no barrier             whoever holds the common state applies each gradient with `rate`. See `Asynchronous`
 """
 
 from __future__ import annotations
@@ -42,6 +45,13 @@ class Synchronization(Method):
     """Works on the mean over all replicas, not only over a few of them."""
     acts_alone: ClassVar[bool] = False
     """Does something even where there is only one worker."""
+    keeps_scale: ClassVar[bool] = True
+    """The optimizer gets what was averaged with its size; else a direction of length one per parameter, which needs the
+    learning rate of sign methods and an optimizer without momentum."""
+    needs_clocks: ClassVar[bool] = False
+    """Makes the fastest worker wait for the slowest, so something must know how far each is."""
+    for_servers: ClassVar[tuple[str, ...]] = ()
+    """Settings that take effect only where servers apply gradients."""
     remembers_unsent: ClassVar[bool] = False
     """Keeps what compression does not send, so it needs a compressor that loses something and forgets it."""
     fields: ClassVar[Mapping[str, Resize]] = {}
@@ -55,25 +65,92 @@ class Synchronization(Method):
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise AttachError if this cannot work with these parameters and this optimizer."""
 
+    @property
+    def interval(self) -> int:
+        """Optimizer steps from one round of a part of the model to the next."""
+        return 1
+
+    @property
+    def num_parts(self) -> int:
+        """Into how many parts the model is cut that are exchanged at different times."""
+        return 1
+
+    @property
+    def delay(self) -> int:
+        """Steps between the start of a round and its effect."""
+        return 0
+
+    @property
+    def warmup(self) -> int:
+        """Steps at the beginning with a round each."""
+        return 0
+
     def rounds_per_step(self) -> float:
         """How often everything is exchanged, per optimizer step."""
-        return 1.0
+        return 1.0 / self.interval
 
     def round_number(self, step: int) -> int:
-        """How many rounds were made before `step` steps were complete."""
-        return step
+        """Rounds of one part before `step` steps were complete."""
+        early = min(step, self.warmup)
+        return early + max(0, step // self.interval - self.warmup // self.interval)
 
     def due(self, num_steps: int) -> list[int]:
         """Parts whose exchange begins when `num_steps` steps are complete."""
-        return [0]
+        if num_steps <= self.warmup:
+            return list(range(self.num_parts))
+        every = self.interval
+        return [part for part in range(self.num_parts) if num_steps % every == part * every // self.num_parts]
 
     def parts(self, tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
-        """The tensors that are exchanged at one time; several lists where they take turns."""
-        return [list(tensors)]
+        """The tensors that are exchanged at one time: as many lists as there are parts, of about equally many bytes."""
+        total = sum(tensor.nbytes for tensor in tensors)
+        cut: list[list[TensorSpec]] = [[] for _ in range(self.num_parts)]
+        for tensor, end in zip(tensors, accumulate(tensor.nbytes for tensor in tensors), strict=True):
+            middle = end - tensor.nbytes / 2
+            cut[min(self.num_parts - 1, int(middle * self.num_parts / max(total, 1)))].append(tensor)
+        return cut
+
+    # -- where parameters are averaged after some steps: quantity "change" ---------------------------------------
+
+    @property
+    def anchor(self) -> str:
+        """The field that holds x_old, the parameters replicas last agreed on."""
+        return f"{self.name}.anchor"
+
+    @property
+    def keep(self) -> float:
+        """The weight of a replica's own parameters when the outcome of a round is mixed in."""
+        return 0.0
+
+    def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
+        """Move `anchor`, the parameters last agreed on, by the mean `change`.
+
+        memory: this method's fields for the same elements. rate: the optimizer's learning rate for them.
+        """
+        raise NotImplementedError
+
+    # -- where each worker goes on by itself: no barrier -----------------------------------------------------------
+
+    @property
+    def lead(self) -> int | None:
+        """Steps by which the fastest worker may be ahead of the slowest; None: any number."""
+        return 0
+
+    @property
+    def compensation(self) -> float:
+        """How strongly a gradient is corrected for what has changed since its worker last got parameters."""
+        return 0.0
+
+    def rate(self, world_size: int, staleness: int) -> float:
+        """What the learning rate is multiplied by for a gradient that so many others have overtaken."""
+        raise NotImplementedError
+
+    # -- what is remembered ----------------------------------------------------------------------------------------
 
     def remembered(self) -> dict[str, Resize]:
-        """Every field it remembers per element."""
-        return dict(self.fields)
+        """Every field it remembers per element: x_old where changes are exchanged, and its own."""
+        agreed: dict[str, Resize] = {self.anchor: "copy"} if self.quantity == "change" else {}
+        return {**agreed, **self.fields}
 
     def init(self, state: BucketState) -> None:
         """Add what is remembered about the state's bucket."""
@@ -97,24 +174,11 @@ class Asynchronous(Synchronization):
     replicas_identical: ClassVar[bool] = False
     barrier: ClassVar[bool] = False
     acts_alone: ClassVar[bool] = True
-    needs_clocks: ClassVar[bool] = False
-    """Makes the fastest worker wait for the slowest, so something must know how far each is."""
-    for_servers: ClassVar[tuple[str, ...]] = ()
-    """Settings that take effect only where servers apply gradients."""
 
     @property
     def lead(self) -> int | None:
-        """Steps by which the fastest worker may be ahead of the slowest; None: any number."""
+        """See Synchronization; nobody waits for anybody."""
         return None
-
-    @property
-    def compensation(self) -> float:
-        """How strongly a gradient is corrected for what has changed since its worker last got parameters."""
-        return 0.0
-
-    def rate(self, world_size: int, staleness: int) -> float:
-        """What the learning rate is multiplied by for a gradient that so many others have overtaken."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,66 +196,9 @@ class LocalUpdates(Synchronization):
     """Optimizer steps between two rounds."""
 
     @property
-    def anchor(self) -> str:
-        """The field that holds x_old, the parameters replicas last agreed on."""
-        return f"{self.name}.anchor"
-
-    @property
-    def num_parts(self) -> int:
-        """Into how many parts the model is cut that are exchanged at different times."""
-        return 1
-
-    @property
-    def delay(self) -> int:
-        """Steps between the start of a round and its effect."""
-        return 0
-
-    @property
-    def keep(self) -> float:
-        """The weight of a replica's own parameters when the outcome of a round is mixed in."""
-        return 0.0
-
-    @property
-    def warmup(self) -> int:
-        """Steps at the beginning with a round each."""
-        return 0
-
-    def rounds_per_step(self) -> float:
-        """Once per period."""
-        return 1.0 / self.period
-
-    def round_number(self, step: int) -> int:
-        """Rounds of one part before `step` steps were complete."""
-        early = min(step, self.warmup)
-        return early + max(0, step // self.period - self.warmup // self.period)
-
-    def due(self, num_steps: int) -> list[int]:
-        """Parts whose exchange begins when `num_steps` steps are complete."""
-        if num_steps <= self.warmup:
-            return list(range(self.num_parts))
-        return [
-            part for part in range(self.num_parts) if num_steps % self.period == part * self.period // self.num_parts
-        ]
-
-    def parts(self, tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
-        """As many lists as there are parts, in order, of about the same number of bytes."""
-        total = sum(tensor.nbytes for tensor in tensors)
-        cut: list[list[TensorSpec]] = [[] for _ in range(self.num_parts)]
-        for tensor, end in zip(tensors, accumulate(tensor.nbytes for tensor in tensors), strict=True):
-            middle = end - tensor.nbytes / 2
-            cut[min(self.num_parts - 1, int(middle * self.num_parts / max(total, 1)))].append(tensor)
-        return cut
-
-    def remembered(self) -> dict[str, Resize]:
-        """The parameters last agreed on, and what else is remembered."""
-        return {self.anchor: "copy", **self.fields}
-
-    def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """Move `anchor`, the parameters last agreed on, by the mean `change`.
-
-        memory: this method's fields for the same elements. rate: the optimizer's learning rate for them.
-        """
-        raise NotImplementedError
+    def interval(self) -> int:
+        """See Synchronization."""
+        return self.period
 
 
 def nesterov(anchor: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor, lr: float, beta: float) -> None:

@@ -44,5 +44,5 @@ class DecoupledMomentum(LocalUpdates):
         return exchange_momentum(state.flat[_MOMENTUM], self.beta, flat, average)
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """See LocalUpdates."""
+        """See Synchronization."""
         anchor.add_(change, alpha=-self.lr)

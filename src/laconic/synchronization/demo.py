@@ -32,6 +32,7 @@ class Demo(Synchronization):
 
     name: ClassVar[str] = "demo"
     acts_alone: ClassVar[bool] = True
+    keeps_scale: ClassVar[bool] = False
     quantity: ClassVar[Quantity] = "gradient"
     replicas_identical: ClassVar[bool] = True
     needs_everyone: ClassVar[bool] = True

@@ -36,5 +36,5 @@ class DiLoCo(LocalUpdates):
     """The outer momentum."""
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """See LocalUpdates."""
+        """See Synchronization."""
         nesterov(anchor, change, memory[_MOMENTUM], self.lr, self.momentum)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from laconic.errors import InvalidSetting
 from laconic.settings import count
 from laconic.synchronization.contract import LocalUpdates
 
@@ -29,11 +30,19 @@ class LocalSgd(LocalUpdates):
     post_local: int = count(0)
     """Steps at the beginning after each of which parameters are averaged."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.post_local and self.period == 1:
+            raise InvalidSetting(
+                f"{self.axis}.{self.name}.post_local={self.post_local} has no effect with period=1, which averages in "
+                "every step from the beginning to the end. Leave post_local out, or give a longer period."
+            )
+
     @property
     def warmup(self) -> int:
-        """See LocalUpdates."""
+        """See Synchronization."""
         return self.post_local
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """See LocalUpdates."""
+        """See Synchronization."""
         anchor -= change

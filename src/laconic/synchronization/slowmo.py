@@ -36,7 +36,7 @@ class SlowMo(LocalUpdates):
     """The slow momentum."""
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """See LocalUpdates."""
+        """See Synchronization."""
         momentum = memory[_MOMENTUM]
         if rate == 0:
             # No scale is left to measure the change by: what it tends to as the rate does, without touching u.

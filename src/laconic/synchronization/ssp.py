@@ -31,9 +31,9 @@ class Ssp(Asynchronous):
 
     @property
     def lead(self) -> int | None:
-        """See Asynchronous."""
+        """See Synchronization."""
         return self.staleness
 
     def rate(self, world_size: int, staleness: int) -> float:
-        """See Asynchronous."""
+        """See Synchronization."""
         return 1 / world_size if self.learning_rate == "mean" else 1.0

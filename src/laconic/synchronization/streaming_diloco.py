@@ -60,19 +60,19 @@ class StreamingDiLoCo(LocalUpdates):
 
     @property
     def num_parts(self) -> int:
-        """See LocalUpdates."""
+        """See Synchronization."""
         return self.fragments
 
     @property
     def delay(self) -> int:
-        """See LocalUpdates."""
+        """See Synchronization."""
         return self.overlap
 
     @property
     def keep(self) -> float:
-        """See LocalUpdates."""
+        """See Synchronization."""
         return self.alpha
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """See LocalUpdates."""
+        """See Synchronization."""
         nesterov(anchor, change, memory[_MOMENTUM], self.lr, self.momentum)

@@ -16,7 +16,6 @@ from laconic.runtime.servers.parameter_store import ParameterStore
 from laconic.runtime.servers.protocol import PUSH, REDUCE, Configuration
 from laconic.runtime.servers.sum_server import SumServer
 from laconic.strategy import Strategy
-from laconic.synchronization import Asynchronous
 
 BUCKET = Bucket((TensorSpec("a", (3, 2), torch.float32), TensorSpec("b", (5,), torch.float32)))
 SGD = {"lr": 0.5, "momentum": 0.0, "dampening": 0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
@@ -68,7 +67,7 @@ class ShelfByHand:
         group_of: dict[str, int] | None = None,
     ) -> None:
         parsed = Strategy.parse(strategy)
-        assert isinstance(parsed.synchronization, Asynchronous)
+        assert not parsed.synchronization.barrier
         self.compression = parsed.compression
         self.groups = list(groups)
         self.answers = Answers()

@@ -68,6 +68,8 @@ class Topology(ABC):
     """How hosts are joined."""
 
     kind: ClassVar[str] = ""
+    in_lab: ClassVar[bool] = False
+    """The lab can join virtual hosts like this."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -25,6 +25,7 @@ class Racks(Topology):
     """Hosts on the switches of racks, each of which has an uplink to a core that never is the bottleneck."""
 
     kind: ClassVar[str] = "racks"
+    in_lab: ClassVar[bool] = True
 
     sizes: tuple[int, ...]
     """Hosts in each rack; the first hosts are in the first rack."""

@@ -15,6 +15,7 @@ class Switch(Topology):
     """All hosts on one switch: only their own links limit them."""
 
     kind: ClassVar[str] = "switch"
+    in_lab: ClassVar[bool] = True
 
     def connect(self, ports: Ports, table: LinkTable) -> Paths:
         """See Topology."""

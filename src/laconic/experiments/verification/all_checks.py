@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from laconic.errors import UsageError, one_line
+from laconic.collectives.choice import NATIVE, Costs
+from laconic.errors import AttachError, UsageError, one_line
 from laconic.experiments.verification import learning, replicas, settings, staleness, state, traces, traffic
 from laconic.experiments.verification.outcome import Findings, Outcome, failed
-from laconic.experiments.verification.stage import Stage, on_threads
+from laconic.experiments.verification.stage import Stage, on_threads, virtual_hosts
 from laconic.experiments.verification.trainee import fitting_size
 from laconic.strategy import Strategy
 
@@ -26,6 +27,7 @@ CHECKS: dict[str, Check] = {
 """name -> check, in the order in which they are made."""
 
 _LEAST_WORKERS, _MOST_WORKERS = 2, 16
+_NOTHING_MEASURED = Costs((1,), ((NATIVE, (0.0,)),))
 
 
 def verify_on_threads(
@@ -66,10 +68,17 @@ def check_possible(strategy: Strategy, workers: int) -> None:
             f"verify: workers must be >= {_LEAST_WORKERS} and <= {_MOST_WORKERS}, got {workers}. One replica always "
             "agrees with itself, and many do not fit on one machine."
         )
-    hosts = strategy.architecture.settings().get("hosts")
-    if hosts:
+    servers = strategy.architecture.servers
+    if servers is not None and servers.hosts:
         raise UsageError(
-            f'verify: {strategy.architecture.name}.hosts="{hosts}" names servers that run already, and checks start '
-            "and end servers of their own. Leave hosts out."
+            f'verify: {strategy.architecture.name}.hosts="{servers.hosts}" names servers that run already, and checks '
+            "start and end servers of their own. Leave hosts out."
         )
+    try:
+        strategy.architecture.settled(lambda: virtual_hosts(workers), lambda algorithms: _NOTHING_MEASURED)
+    except AttachError as exc:
+        raise UsageError(
+            f"verify: with {workers} workers, two on each virtual host, nothing could be checked: {exc} Or give "
+            "another number of --workers, e.g. 4."
+        ) from exc
     fitting_size(strategy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -48,25 +48,28 @@ class Change:
 
     def undone(self, strategy: Strategy, value: Value | None = None) -> Strategy | None:
         """The strategy with another value, the default if none is given; None if that is refused."""
-        other = self.default(strategy) if value is None else value
-        try:
-            return _with(strategy, self.path, self.key, other)
-        except StrategyError:
-            return None
+        return _with(strategy, {self: self.default(strategy) if value is None else value})
 
 
-def _with(holder: Strategy, path: tuple[str, ...], key: str, value: Value) -> Strategy:
-    """The same strategy with one setting replaced, however deep it lies."""
-    chain: list[object] = [holder]
-    for field in path:
-        chain.append(getattr(chain[-1], field))
-    new: object = value
-    for part, field in zip(reversed(chain), reversed([*path, key]), strict=True):
-        assert dataclasses.is_dataclass(part)
-        assert not isinstance(part, type)
-        new = dataclasses.replace(part, **{field: new})
-    assert isinstance(new, Strategy)
-    return new
+def _with(strategy: Strategy, values: Mapping[Change, Value]) -> Strategy | None:
+    """The same strategy with some settings replaced at once, however deep they lie; None if that is refused."""
+    try:
+        found = _rebuilt(strategy, {(*change.path, change.key): value for change, value in values.items()})
+    except StrategyError:
+        return None
+    assert isinstance(found, Strategy)
+    return found
+
+
+def _rebuilt(holder: object, values: Mapping[tuple[str, ...], Value]) -> object:
+    """What holds settings, with these replaced: fields that lead to each, and its value."""
+    assert dataclasses.is_dataclass(holder)
+    assert not isinstance(holder, type)
+    new: dict[str, object] = {}
+    for field in dict.fromkeys(path[0] for path in values):
+        inside = {path[1:]: value for path, value in values.items() if path[0] == field}
+        new[field] = inside[()] if () in inside else _rebuilt(getattr(holder, field), inside)
+    return dataclasses.replace(holder, **new)
 
 
 def changes(strategy: Strategy) -> list[Change]:
@@ -87,8 +90,9 @@ def comparisons(strategy: Strategy, change: Change) -> Iterator[tuple[Strategy, 
     """Pairs of strategies that differ in this setting alone; any difference between them is its effect.
 
     First the strategy itself beside the same with the default. Where that is refused because another chosen setting
-    asks for this one, both without the other; where there is no such pair either, beside the nearest value that is
-    allowed. What a default of "auto" takes by itself may be what was chosen, so then it is set beside other choices.
+    asks for this one, both without the other; where neither can be without the other, the strategy beside the same
+    without both; where there is no such pair either, beside the nearest value that is allowed. What a default of "auto"
+    takes by itself may be what was chosen, so then it is set beside other choices.
     """
     usual = change.undone(strategy)
     setting = change.setting(strategy)
@@ -102,6 +106,11 @@ def comparisons(strategy: Strategy, change: Change) -> Iterator[tuple[Strategy, 
         bare = change.undone(without) if without is not None and change in changes(without) else None
         if without is not None and bare is not None:
             yield without, bare
+            return
+    for other in changes(strategy):
+        both = _with(strategy, {one: one.default(strategy) for one in (change, other)}) if other != change else None
+        if both is not None:
+            yield strategy, both
             return
     value = change.value(strategy)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from laconic.core.moment import Moment
 from laconic.core.tensor import TensorSpec
 from laconic.strategy import Strategy
-from laconic.synchronization import LocalUpdates
 
 _FEW = 6
 """Steps that show what happens in every step."""
@@ -39,13 +38,14 @@ def course(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -
     """
     late = warms_up(strategy, tensors, world_size)
     rule = strategy.synchronization
-    if not isinstance(rule, LocalUpdates):
+    if rule.quantity == "gradient":
         return Course(_LATE if late else 0, _FEW)
-    two_periods = 2 * rule.period + rule.delay + 1
-    first = -(-max(_LATE, rule.warmup) // rule.period) * rule.period if late else 0
+    period = rule.interval
+    two_periods = 2 * period + rule.delay + 1
+    first = -(-max(_LATE, rule.warmup) // period) * period if late else 0
     if two_periods > _MANY:
         # One round: shortly before the first that is not part of a warm-up, until it has taken effect.
-        return Course(max(first, (rule.warmup // rule.period + 1) * rule.period) - 3, 3 + rule.delay + 2)
+        return Course(max(first, (rule.warmup // period + 1) * period) - 3, 3 + rule.delay + 2)
     if late:
         return Course(first, two_periods)
     start = max(0, rule.warmup - 2)
@@ -56,9 +56,7 @@ def opening(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) 
     """The first steps, if a compressor does something else in them than later on."""
     if not warms_up(strategy, tensors, world_size):
         return None
-    rule = strategy.synchronization
-    period = rule.period if isinstance(rule, LocalUpdates) else 1
-    return Course(0, max(_FEW, min(period, 1000)))
+    return Course(0, max(_FEW, min(strategy.synchronization.interval, 1000)))
 
 
 def warms_up(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -> bool:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from laconic.core.plan import Plan
 from laconic.core.tensor import TensorSpec
 from laconic.experiments.verification.stage import Stage
 from laconic.experiments.verification.trainee import Size, Trainee, digest
@@ -30,6 +31,8 @@ class Observation:
     """What travelled together in the last step."""
     plan: str
     """A digest of the buckets of a model with very many parameters."""
+    in_flight: int
+    """The most of these buckets that may be under way at a time, where bytes under way are limited; else 0."""
     staleness: int
     """The largest of all ranks."""
 
@@ -74,7 +77,7 @@ def observe(stage: Stage, strategy: Strategy, under: Conditions) -> Observation:
         stage.gather([_fingerprint(value) for value in trainee.parameters().values()]),
         stage.gather(sent),
         buckets,
-        _large_plan(strategy, stage.world_size),
+        *_large_plan(strategy, stage.world_size),
         max(stage.gather(staleness)),
     )
 
@@ -85,11 +88,27 @@ def _fingerprint(value: torch.Tensor) -> float:
 
 
 @lru_cache(maxsize=64)
-def _large_plan(strategy: Strategy, world_size: int) -> str:
-    """A digest of the buckets of 4096 tensors of 32 KiB: limits of many megabytes show there."""
+def _large_plan(strategy: Strategy, world_size: int) -> tuple[str, int]:
+    """A digest of the buckets of 4096 tensors of 32 KiB, and how many may be under way: large limits show there."""
     tensors = [TensorSpec(f"layers.{number}.weight", (128, 64)) for number in range(4096)]
     plans = strategy.plans(tensors, world_size)
-    return digest([torch.tensor([len(bucket.tensors) for plan in plans for bucket in plan.buckets])])
+    buckets = digest([torch.tensor([len(bucket.tensors) for plan in plans for bucket in plan.buckets])])
+    return buckets, max(map(most_in_flight, plans))
+
+
+def most_in_flight(plan: Plan) -> int:
+    """The most buckets of a plan that are under way at a time; 0: that is not limited by bytes."""
+    if not plan.credit_bytes:
+        return 0
+    most, first, under_way = 0, 0, 0
+    # The next one leaves while those under way have fewer bytes than allowed.
+    for number, bucket in enumerate(plan.buckets):
+        while under_way >= plan.credit_bytes:
+            under_way -= plan.buckets[first].nbytes
+            first += 1
+        under_way += bucket.nbytes
+        most = max(most, number + 1 - first)
+    return most
 
 
 def noise(one: Observation, same: Observation) -> float:
@@ -103,6 +122,8 @@ def difference(one: Observation, other: Observation, floor: float) -> str | None
         return f"{one.sent[0]} payload bytes instead of {other.sent[0]}"
     if one.buckets != other.buckets or one.plan != other.plan:
         return "other buckets"
+    if one.in_flight != other.in_flight:
+        return f"{one.in_flight} exchange(s) of a large model under way at a time instead of {other.in_flight}"
     if one.parameters != other.parameters and _distance(one, other) > _FACTOR * floor:
         return "other parameters"
     if one.staleness != other.staleness and not floor:

@@ -12,18 +12,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from laconic.core.hosts import HOST_VARIABLE
 from laconic.errors import LaconicError, one_line
 from laconic.experiments.verification.all_checks import CHECKS, check_possible, raised
 from laconic.experiments.verification.outcome import Findings, Outcome, failed
-from laconic.experiments.verification.stage import on_this_process
+from laconic.experiments.verification.stage import on_this_process, virtual_hosts
 from laconic.experiments.verification.trainee import Trainee
-from laconic.lab.launch import RankFailed, places_here, run_ranks
+from laconic.lab.launch import Place, RankFailed, places_here, run_ranks
 from laconic.strategy import Strategy
 
 _LIMIT_S = 900.0
@@ -60,7 +61,7 @@ def verify_on_processes(
         try:
             run_ranks(
                 [sys.executable, "-m", "laconic.experiments.verification.processes", str(path)],
-                places_here(workers),
+                _places(workers),
                 timeout_s=_LIMIT_S * len(strategies),
                 environment={"OMP_NUM_THREADS": "1"},
                 on_line=on_line,
@@ -81,6 +82,15 @@ def verify_on_processes(
             seconds=ended_s[number + 1] - ended_s[number],
         )
         for number, strategy in enumerate(strategies)
+    ]
+
+
+def _places(workers: int) -> list[Place]:
+    """Ranks on this machine, which count as being on virtual hosts."""
+    host_of = {rank: number for number, host in enumerate(virtual_hosts(workers)) for rank in host}
+    return [
+        replace(place, environment={**place.environment, HOST_VARIABLE: f"virtual host {host_of[rank]}"})
+        for rank, place in enumerate(places_here(workers))
     ]
 
 

@@ -14,7 +14,7 @@ from laconic.experiments.verification.trainee import Trainee, digest
 from laconic.runtime import Session
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.strategy import Strategy
-from laconic.synchronization import Asynchronous, LocalUpdates
+from laconic.synchronization import Synchronization
 
 Seen = TypeVar("Seen")
 _TOLERANCE = 1e-5
@@ -31,9 +31,9 @@ def check(stage: Stage, strategy: Strategy) -> Outcome:
     """See the module."""
     if strategy.architecture.scope == "neighbours":
         return _come_closer(stage, strategy)
-    if isinstance(strategy.synchronization, Asynchronous):
+    if not strategy.synchronization.barrier:
         return _get_what_servers_hold(stage, strategy)
-    if isinstance(strategy.synchronization, LocalUpdates):
+    if strategy.synchronization.quantity == "change":
         return _equal_after_rounds(stage, strategy, strategy.synchronization)
     if strategy.synchronization.replicas_identical:
         return _equal_after_steps(stage, strategy)
@@ -57,7 +57,7 @@ def _equal_after_steps(stage: Stage, strategy: Strategy) -> Outcome:
     return passed(f"parameters bit-identical on {stage.world_size} ranks after each of {len(seen)} steps")
 
 
-def _equal_after_rounds(stage: Stage, strategy: Strategy, rule: LocalUpdates) -> Outcome:
+def _equal_after_rounds(stage: Stage, strategy: Strategy, rule: Synchronization) -> Outcome:
     trainee = Trainee(stage, strategy)
     watched = course(strategy, trainee.specs(), stage.world_size)
     parts = [[tensor.name for tensor in part] for part in rule.parts(trainee.specs())]
@@ -90,7 +90,6 @@ def _come_closer(stage: Stage, strategy: Strategy) -> Outcome:
     trainee = Trainee(stage, strategy)
     watched = course(strategy, trainee.specs(), stage.world_size)
     rule = strategy.synchronization
-    per_round = rule.period if isinstance(rule, LocalUpdates) else 1
     with trainee.attach(watched.start) as session:
         trainee.train(watched.steps)
         # Their own steps would drive replicas apart again; without, only mixing is left.
@@ -98,7 +97,7 @@ def _come_closer(stage: Stage, strategy: Strategy) -> Outcome:
         before, mean = session.consensus_distance(), _mean(stage, trainee, session)
         distance, rounds = before, 0
         while distance > _SMALLER * before and rounds < _MOST_ROUNDS:
-            for _ in range(per_round):
+            for _ in range(rule.interval):
                 trainee.optimizer.step()
                 if not rule.barrier:
                     time.sleep(_BREATH_S)

@@ -18,7 +18,6 @@ from laconic.experiments.verification.stage import Stage, on_threads
 from laconic.experiments.verification.staleness import hold_race
 from laconic.experiments.verification.trainee import Size, fitting_size, model_specs
 from laconic.strategy import Strategy
-from laconic.synchronization import Asynchronous
 
 _WIDER = (4, 5)
 """Numbers of workers with which every topology differs from every other."""
@@ -131,7 +130,7 @@ class _Eye:
 def _lead(strategy: Strategy) -> int | None:
     """By how many steps a worker may be ahead, if there is a bound."""
     rule = strategy.synchronization
-    return rule.lead if isinstance(rule, Asynchronous) else None
+    return None if rule.barrier else rule.lead
 
 
 def _conditions(one: Strategy, other: Strategy, change: Change, world_size: int, size: Size) -> list[Conditions]:

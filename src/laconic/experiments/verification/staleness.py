@@ -14,7 +14,6 @@ from laconic.experiments.verification.outcome import Outcome, failed, not_applic
 from laconic.experiments.verification.stage import Stage
 from laconic.experiments.verification.trainee import Trainee
 from laconic.strategy import Strategy
-from laconic.synchronization import Asynchronous
 
 _PAUSES_S = (0.1, 0.5, 3.0, 15.0)
 """How long the slowest stands still: longer where the others have not come as far as they may."""
@@ -29,7 +28,7 @@ _MOST = 1000
 def check(stage: Stage, strategy: Strategy) -> Outcome:
     """See the module."""
     rule = strategy.synchronization
-    if not isinstance(rule, Asynchronous):
+    if rule.barrier:
         return not_applicable(f"with {rule.name} everybody takes part in every round")
     if stage.world_size == 1:
         return not_applicable("one worker is never ahead of another")

@@ -19,7 +19,6 @@ from laconic.experiments.verification.stage import Stage
 from laconic.experiments.verification.trainee import Trainee, digest
 from laconic.runtime import Session
 from laconic.strategy import Strategy
-from laconic.synchronization import LocalUpdates
 
 _AFTER = 3
 """Steps made after loading."""
@@ -101,7 +100,7 @@ def _continues(stage: Stage, strategy: Strategy) -> Outcome:
 def _points(strategy: Strategy, steps: range) -> dict[int, str]:
     """After how many steps to save, and what is special about it."""
     rule = strategy.synchronization
-    if not isinstance(rule, LocalUpdates):
+    if rule.quantity == "gradient":
         return {steps.start + 3: "between two rounds"}
     rounds = [count for count in range(steps.start + 1, steps.stop + 1) if rule.due(count)]
     if rule.delay:

@@ -24,7 +24,6 @@ from laconic.errors import AttachError
 from laconic.experiments.verification.stage import Stage
 from laconic.runtime import Session
 from laconic.strategy import Strategy
-from laconic.synchronization import Demo
 
 Size = Literal["small", "large"]
 _WIDTHS: dict[Size, int] = {"small": 96, "large": 384}
@@ -65,9 +64,8 @@ class Trainee:
         self.strategy = strategy
         self.rank = stage.rank
         self.model = SmallNet(size or fitting_size(strategy))
-        directions = isinstance(strategy.synchronization, Demo)
         traits = strategy.compression.traits
-        directions = directions or not traits.keeps_scale
+        directions = not strategy.synchronization.keeps_scale or not traits.keeps_scale
         # Momentum is for those that bring none of their own; a direction has length one per parameter already.
         own_momentum = directions or traits.accumulates
         self.optimizer = SGD(

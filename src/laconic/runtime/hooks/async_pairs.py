@@ -24,7 +24,6 @@ from laconic.core.caller import Caller
 from laconic.core.frames import Frame, new_token
 from laconic.core.interface import local_address
 from laconic.core.listener import Listener, ReplyTo
-from laconic.core.paced import PacedTransport
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
 from laconic.errors import CommunicationError, PeerLost, one_line
@@ -77,8 +76,7 @@ class AsyncPairHooks(TrainingHooks):
         transport = self._job.transport
         token = gather_bytes(transport, new_token(), "the token of replicas")[0]
         host = "127.0.0.1" if transport.in_process else local_address(os.environ.get("MASTER_ADDR"))
-        link = transport.link if isinstance(transport, PacedTransport) else None
-
+        link = transport.link
         traffic = transport.traffic
 
         def count(payload: int, overhead: int) -> None:

@@ -20,7 +20,7 @@ from laconic.errors import AttachError
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.job import Job
-from laconic.scheduling import Fusion
+from laconic.scheduling import Fusion, Schedule
 
 
 class DdpHookState:
@@ -122,18 +122,14 @@ class DdpHooks(TrainingHooks):
         self._hook.hooks = None
 
 
-def check_schedule(model: DistributedDataParallel, schedule: object) -> None:
+def check_schedule(model: DistributedDataParallel, schedule: Schedule) -> None:
     """Raise unless the strategy's schedule is what DDP does anyway, so that no setting is ignored."""
     limit: int = model.bucket_bytes_cap
     first: int = min(dist._DEFAULT_FIRST_BUCKET_BYTES, limit) if model.bucket_bytes_cap_default else limit
-    if (
-        not isinstance(schedule, Fusion)
-        or schedule.bytes != limit
-        or min(schedule.first_bytes, schedule.bytes) != first
-    ):
+    if schedule.bucket_limits != (first, limit):
         raise AttachError(
             f"the model is wrapped in DistributedDataParallel, which schedules buckets itself as "
-            f'"{Fusion(bytes=limit, first_bytes=first)}"; the strategy asks for "{schedule}". '
+            f'"{Fusion.with_limits(first, limit)}"; the strategy asks for "{schedule}". '
             "Use that schedule, or attach to the plain module (ddp.module) before wrapping it."
         )
 

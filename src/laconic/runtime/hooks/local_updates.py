@@ -9,13 +9,13 @@ from laconic.core.stateful import ParameterState
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.rounds import Rounds
 from laconic.runtime.job import Job
-from laconic.synchronization import LocalUpdates
+from laconic.synchronization import Synchronization
 
 
 class LocalUpdateHooks(TrainingHooks):
     """Starts rounds when they are due and applies their outcome."""
 
-    def __init__(self, job: Job, rule: LocalUpdates) -> None:
+    def __init__(self, job: Job, rule: Synchronization) -> None:
         super().__init__(job)
         self._rule = rule
         self._rounds = Rounds(job)

@@ -17,7 +17,7 @@ from laconic.core.stateful import BucketState
 from laconic.errors import CommunicationError
 from laconic.runtime.servers.protocol import Configuration, decode_payload, read_note, whole, wholes
 from laconic.runtime.servers.server_optimizer import HeldParameters
-from laconic.synchronization import Asynchronous
+from laconic.synchronization import Synchronization
 
 
 @dataclass
@@ -53,7 +53,7 @@ class ParameterStore:
     """The parameters of one bucket and their optimizer."""
 
     def __init__(
-        self, number: int, about: Configuration, compression: Compressor, rule: Asynchronous, values: torch.Tensor
+        self, number: int, about: Configuration, compression: Compressor, rule: Synchronization, values: torch.Tensor
     ) -> None:
         self._bucket = about.buckets[number]
         self._compression = compression

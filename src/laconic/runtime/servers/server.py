@@ -34,7 +34,6 @@ from laconic.runtime.servers.protocol import (
 )
 from laconic.runtime.servers.sum_server import SumServer
 from laconic.strategy import Strategy
-from laconic.synchronization import Asynchronous
 
 _LOG = logging.getLogger("laconic")
 _STAY_S = 10.0
@@ -171,11 +170,11 @@ class Server:
         strategy = Strategy.parse(about.strategy)
         rule, compression = strategy.synchronization, strategy.compression
         parts: dict[int, SumServer | ParameterStore] = {}
-        held = len(about.buckets) if isinstance(rule, Asynchronous) else 0
-        if len(frame.tensors) != held or isinstance(rule, Asynchronous) != bool(about.optimizer):
+        held = 0 if rule.barrier else len(about.buckets)
+        if len(frame.tensors) != held or rule.barrier == bool(about.optimizer):
             raise CommunicationError(f"{self.name} is to hold {held} buckets and was sent {len(frame.tensors)}.")
         for place, (number, bucket) in enumerate(about.buckets.items()):
-            if isinstance(rule, Asynchronous):
+            if not rule.barrier:
                 values = frame.tensors[place]
                 if values.numel() != bucket.numel or values.dtype != bucket.dtype:
                     raise CommunicationError(f"bucket {number} has {bucket.numel} values, got {values.numel()}.")

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from laconic.architecture import ParameterServer
+from laconic.architecture import ServerLayout
 from laconic.core.connection import Address
 from laconic.core.exchange import one_round
 from laconic.core.frames import TOKEN_BYTES, new_token
 from laconic.core.interface import local_address
-from laconic.core.paced import PacedTransport
 from laconic.core.plan import Bucket
 from laconic.core.stateful import ParameterState
 from laconic.core.tensor import TensorSpec
@@ -24,7 +23,6 @@ from laconic.runtime.job import Job
 from laconic.runtime.servers.child_process import LocalServer, ProcessServer, ThreadServer
 from laconic.runtime.servers.client import Client, Placement
 from laconic.runtime.servers.protocol import OPTIMIZERS, Configuration, group_settings
-from laconic.synchronization import Asynchronous
 
 TOKEN_VARIABLE = "LACONIC_TOKEN"
 """The environment variable with the token of servers that run already, in hex."""
@@ -40,7 +38,7 @@ _FIELD = "server."
 class ServerPool:
     """Servers this rank has started, and its connections to all of them."""
 
-    def __init__(self, job: Job, architecture: ParameterServer) -> None:
+    def __init__(self, job: Job, architecture: ServerLayout) -> None:
         self._job = job
         self._rule = job.strategy.synchronization
         transport = job.transport
@@ -49,7 +47,7 @@ class ServerPool:
         self._beside: list[LocalServer] = []
         self._mine = range(0)
         self.client: Client | None = None
-        optimizer = _check_optimizer(job) if isinstance(self._rule, Asynchronous) else ""
+        optimizer = "" if self._rule.barrier else _check_optimizer(job)
         try:
             name = gather_bytes(transport, secrets.token_bytes(TOKEN_BYTES), "the name of the job")[0].hex()
             if architecture.hosts:
@@ -66,7 +64,7 @@ class ServerPool:
                 token=token,
                 timeout_s=transport.timeout_s,
                 beside=not architecture.hosts,
-                link=transport.link if isinstance(transport, PacedTransport) else None,
+                link=transport.link,
             )
             self._meet("ranks joining servers")
             if transport.rank == 0:
@@ -184,7 +182,7 @@ class ServerPool:
     def load(self, saved: ParameterState) -> None:
         """Have servers continue from what they remembered and, where they hold parameters, from rank 0's."""
         assert self.client is not None
-        if isinstance(self._rule, Asynchronous):
+        if not self._rule.barrier:
             self.client.rest()
             self._meet("the end of steps")
         if self._job.transport.rank == 0:
@@ -197,10 +195,10 @@ class ServerPool:
                     for field, value in saved.get(tensor.owner, {}).items()
                     if field.startswith(_FIELD)
                 }
-                values = self._values(number) if isinstance(self._rule, Asynchronous) else None
+                values = None if self._rule.barrier else self._values(number)
                 self.client.restore(number, state, values)
         self._meet("servers being given a saved state")
-        if isinstance(self._rule, Asynchronous):
+        if not self._rule.barrier:
             self.pull()
 
     def _meet(self, what: str) -> None:
@@ -237,7 +235,7 @@ class ServerPool:
         """Say goodbye, and end the servers beside this rank once everybody has."""
         try:
             if self.client is not None:
-                if isinstance(self._rule, Asynchronous):
+                if not self._rule.barrier:
                     self._hand_back(self.client)
                 self.client.leave()
                 for number in self._mine:

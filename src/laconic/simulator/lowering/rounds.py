@@ -6,7 +6,7 @@ from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
 from laconic.simulator.lowering.task_graph import TaskGraph, Which
 from laconic.simulator.lowering.turns import turns_of_all
-from laconic.synchronization import LocalUpdates
+from laconic.synchronization import Synchronization
 
 
 class _Rounds:
@@ -54,7 +54,7 @@ class _Rounds:
 class LocalSteps(_Rounds):
     """Replicas that train alone and now and then exchange how far they have come, after the optimizer's step."""
 
-    def __init__(self, drawing: TaskGraph, plans: list[Plan], rule: LocalUpdates, first_step: int) -> None:
+    def __init__(self, drawing: TaskGraph, plans: list[Plan], rule: Synchronization, first_step: int) -> None:
         super().__init__(drawing, plans)
         self._rule = rule
         self._first_step = first_step

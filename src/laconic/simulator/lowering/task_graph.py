@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from laconic.architecture import ParameterServer
 from laconic.cluster.fabric import Indices
 from laconic.core.exchange import Move
+from laconic.core.hosts import Hosts
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.simulator.engine import GraphBuilder
@@ -70,6 +70,8 @@ class Inputs:
     """Of all ranks, the fastest first."""
     codec: CodecCost | None
     """What encoding and decoding cost; None: nothing, or nobody knows."""
+    hosts: Hosts = ()
+    """Which ranks share a host; may be left out where nothing depends on it."""
     optimizer_s: float = 0.0
     """What the optimizer's step takes, when all gradients are there."""
     moment: Moment = field(default_factory=Moment)
@@ -81,18 +83,16 @@ class Inputs:
     @property
     def num_servers(self) -> int:
         """Servers beside workers; negative if they have hosts of their own; 0 if there are none."""
-        architecture = self.strategy.architecture
-        if not isinstance(architecture, ParameterServer):
+        servers = self.strategy.architecture.servers
+        if servers is None:
             return 0
-        count = architecture.num_servers(self.world_size)
-        return -count if architecture.hosts else count
+        count = servers.num_servers(self.world_size)
+        return -count if servers.hosts else count
 
     def owners(self, buckets: Sequence[Bucket]) -> list[int]:
         """The server of each bucket; -1 where there are none."""
-        architecture = self.strategy.architecture
-        if not isinstance(architecture, ParameterServer):
-            return [-1] * len(buckets)
-        return architecture.owners(list(buckets), self.world_size)
+        servers = self.strategy.architecture.servers
+        return [-1] * len(buckets) if servers is None else servers.owners(buckets, self.world_size)
 
     def exchanges(self) -> bool:
         """Whether there is anybody to exchange with; a server is, where rules act alone."""

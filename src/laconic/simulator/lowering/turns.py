@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from laconic.architecture import AllReduce
+from laconic.collectives import ALGORITHMS
 from laconic.collectives.choice import NATIVE
-from laconic.collectives.formulas import formula
 from laconic.core.exchange import Move
-from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.plan import Bucket
 from laconic.simulator.lowering.task_graph import Inputs
 
@@ -77,22 +75,9 @@ def _first_step(inputs: Inputs, moves: tuple[Move, ...]) -> float:
     algorithm = next((move.algorithm for move in moves if move.kind == "sum"), NATIVE)
     if algorithm == NATIVE:
         return 0.0
-    steps = (
-        _hierarchical_steps(inputs) if algorithm == "hierarchical" else formula(algorithm, inputs.world_size).num_steps
-    )
+    most = max(map(len, inputs.hosts), default=1)
+    steps = ALGORITHMS[algorithm].cost(inputs.world_size, most).num_steps
     return 1 / steps if steps > 1 else 0.0
-
-
-def _hierarchical_steps(inputs: Inputs) -> int:
-    hosts = _hosts(inputs)
-    most, same = max(map(len, hosts)), len({len(host) for host in hosts}) == 1
-    return 2 * (most - 1 if same else (most - 1).bit_length()) + 2 * (len(hosts) - 1)
-
-
-def _hosts(inputs: Inputs) -> Hosts:
-    architecture = inputs.strategy.architecture
-    assert isinstance(architecture, AllReduce)
-    return architecture.hosts or hosts_alone(inputs.world_size)
 
 
 def _with_codec(inputs: Inputs, bucket: Bucket, groups: Sequence[tuple[Move, ...]]) -> tuple[Turn, ...]:
@@ -130,4 +115,4 @@ def _num_payloads(inputs: Inputs, move: Move, *, whole: bool) -> int:
 
 
 def _num_ranks(inputs: Inputs, move: Move) -> int:
-    return len(_hosts(inputs)) if move.among_hosts else inputs.world_size
+    return len(inputs.hosts) if move.among_hosts else inputs.world_size

@@ -7,7 +7,7 @@ from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
 from laconic.simulator.lowering.task_graph import TaskGraph, Which
 from laconic.simulator.lowering.turns import turns_of_all
-from laconic.synchronization import Asynchronous
+from laconic.synchronization import Synchronization
 
 
 class AsyncServerSteps:
@@ -16,7 +16,7 @@ class AsyncServerSteps:
     Steps are those of a job that has run for long: where the fastest may be so many steps ahead, they are.
     """
 
-    def __init__(self, drawing: TaskGraph, plan: Plan, rule: Asynchronous) -> None:
+    def __init__(self, drawing: TaskGraph, plan: Plan, rule: Synchronization) -> None:
         self._drawing = drawing
         self._plan = plan
         self._lead = rule.lead

@@ -13,8 +13,10 @@ from functools import lru_cache
 
 from laconic.cluster import Cluster
 from laconic.cluster.link import usual_link
+from laconic.collectives import ALGORITHMS
+from laconic.collectives.algorithm import Formula, Leg
 from laconic.collectives.choice import NATIVE
-from laconic.collectives.formulas import Formula, formula
+from laconic.collectives.ring import RING
 from laconic.core.exchange import Move
 from laconic.simulator.network.contract import DOWN, INSIDE, LINK, UP, Passage
 from laconic.simulator.network.measured_table import MeasuredTable
@@ -27,14 +29,7 @@ _HOST_BY_HOST = 16
 
 def pipelined_trees(ranks: int) -> Formula:
     """Two binary trees with many small pieces under way, which backends use among many ranks."""
-    return Formula(2 * (ranks - 1).bit_length(), 2.0)
-
-
-def _first_half(algorithm: str, ranks: int) -> float:
-    """Of a sum's steps and bytes, those until every rank has its share."""
-    depth = (ranks - 1).bit_length()
-    # Pieces that follow each other up two trees: the first of them comes down while the last goes up.
-    return (depth + 3) / (2 * depth + 3) if algorithm == "double_tree" else 0.5
+    return Formula((Leg(2 * (ranks - 1).bit_length(), 2.0),))
 
 
 class AnalyticNetwork:
@@ -109,61 +104,41 @@ class AnalyticNetwork:
         self, algorithm: str, nbytes: int, patterns: Patterns, *, ranks: int, every: int = 1, share: float = 1.0
     ) -> tuple[Passage, ...]:
         """share: how much of it is done, of all its steps and bytes."""
-        if algorithm == "hierarchical":
-            return self._hierarchical(share * nbytes, share, ranks, patterns)
-        near = patterns.shift(1, every)
-        if algorithm == "halving_doubling":
-            return (self._halving_doubling(share * nbytes, share, ranks, patterns),)
-        ways = [formula(algorithm, ranks), *([pipelined_trees(ranks)] if algorithm == NATIVE else [])]
-        times = [
-            (share * way.serial_ratio * nbytes * near.byte_s, share * way.num_steps * self._step_s(near))
-            for way in ways
-        ]
-        return (Passage(LINK, *min(times, key=sum)),)
+        if algorithm == NATIVE:
+            ways = [RING.cost(ranks), pipelined_trees(ranks)]
+        else:
+            ways = [ALGORITHMS[algorithm].cost(ranks, self._cluster.devices_per_host)]
+        found = [self._legs(way, share * nbytes, patterns, every=every, share=share) for way in ways]
+        return min(found, key=lambda passages: sum(passage.seconds for passage in passages))
+
+    def _legs(
+        self, way: Formula, nbytes: float, patterns: Patterns, *, every: int, share: float
+    ) -> tuple[Passage, ...]:
+        """A passage for legs that follow each other on the same part of the network."""
+        found: list[tuple[str, float, float]] = []
+        for leg in way.legs:
+            load, where = _load(leg, patterns, every), INSIDE if leg.pattern == "inside" else LINK
+            busy_s, latency_s = leg.serial_ratio * nbytes * load.byte_s, share * leg.num_steps * self._step_s(load)
+            if found and found[-1][0] == where:
+                _, before_s, waited_s = found.pop()
+                busy_s, latency_s = before_s + busy_s, waited_s + latency_s
+            found.append((where, busy_s, latency_s))
+        return tuple(Passage(*leg) for leg in found)
 
     def _half(self, move: Move, nbytes: int, ranks: int, patterns: Patterns) -> tuple[Passage, ...]:
         """Of a sum of `nbytes` the steps in which every rank gets its share, or those that hand the shares out."""
         if move.algorithm == NATIVE:
             near, steps = patterns.shift(1), (ranks - 1).bit_length()
             return (Passage(LINK, (ranks - 1) / ranks * nbytes * near.byte_s, steps * self._step_s(near)),)
-        first = _first_half(move.algorithm, ranks)
+        first = ALGORITHMS[move.algorithm].cost(ranks, self._cluster.devices_per_host).first_half
         share = first if move.kind == "scatter_sum" else 1 - first
         return self._sum(move.algorithm, nbytes, patterns, ranks=ranks, share=share)
 
-    def _halving_doubling(self, nbytes: float, share: float, ranks: int, patterns: Patterns) -> Passage:
-        """Its steps go different distances, and on a tree of switches the long ones share links."""
-        inside = 1 << (ranks.bit_length() - 1)
-        busy_s = latency_s = 0.0
-        for level in range(inside.bit_length() - 1):
-            load = patterns.swap(1 << level)
-            busy_s += 2 * nbytes * (1 << level) / inside * load.byte_s
-            latency_s += 2 * share * self._step_s(load)
-        if ranks > inside:
-            near = patterns.shift(1)
-            busy_s, latency_s = busy_s + 2 * nbytes * near.byte_s, latency_s + 2 * share * self._step_s(near)
-        return Passage(LINK, busy_s, latency_s)
-
-    def _hierarchical(self, nbytes: float, share: float, ranks: int, patterns: Patterns) -> tuple[Passage, ...]:
-        """Inside hosts, between them, inside again; between them all ranks of a host take a part of it, or one all."""
-        devices = min(self._cluster.devices_per_host, ranks)
-        between = formula("ring", -(-ranks // devices))
-        if ranks % devices:
-            there = self._trees_inside(nbytes, ranks, share)
-            across, back = patterns.shift(1, devices), there
-            busy_s = between.serial_ratio * nbytes * across.byte_s
-        else:
-            ring, load = formula("ring", devices), patterns.inside(devices)
-            half_s = ring.serial_ratio / 2 * nbytes * load.byte_s
-            there = back = (Passage(INSIDE, half_s, share * ring.num_steps / 2 * self._step_s(load)),)
-            across = patterns.shift(devices)
-            busy_s = between.serial_ratio * nbytes / devices * across.byte_s
-        return *there, Passage(LINK, busy_s, share * between.num_steps * self._step_s(across)), *back
-
-    def _trees_inside(self, nbytes: float, world_size: int, share: float = 1.0) -> tuple[Passage, ...]:
+    def _trees_inside(self, nbytes: int, world_size: int) -> tuple[Passage, ...]:
         """A tree inside every host, one way."""
         devices = min(self._cluster.devices_per_host, world_size)
         depth, load = (devices - 1).bit_length(), self._patterns(world_size).inside(devices)
-        return (Passage(INSIDE, depth * nbytes * load.byte_s, share * depth * self._step_s(load)),) if depth else ()
+        return (Passage(INSIDE, depth * nbytes * load.byte_s, depth * self._step_s(load)),) if depth else ()
 
     # -- servers -----------------------------------------------------------------------------------------------
 
@@ -233,3 +208,10 @@ class AnalyticNetwork:
         sent_s = self._table.sent_byte_s(meeting=meeting)
         stated_s = self._patterns(self._fabric.num_devices).shift(1).byte_s
         return max(1.0, sent_s / stated_s) if sent_s is not None and stated_s else 1.0
+
+
+def _load(leg: Leg, patterns: Patterns, every: int) -> Load:
+    """What the messages of one step load; of every so many ranks one takes part."""
+    if leg.pattern == "inside":
+        return patterns.inside(leg.distance)
+    return patterns.swap(leg.distance) if leg.pattern == "swap" else patterns.shift(leg.distance, every * leg.every)

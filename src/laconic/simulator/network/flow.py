@@ -16,10 +16,8 @@ from laconic.cluster import Cluster
 from laconic.cluster.fabric import Floats, Indices
 from laconic.collectives import ALGORITHMS
 from laconic.collectives.choice import NATIVE
-from laconic.collectives.formulas import formula
 from laconic.collectives.schedule import Collective, halves_of
 from laconic.core.exchange import Move
-from laconic.core.hosts import hosts_alone
 from laconic.errors import UsageError
 from laconic.simulator.engine import GraphBuilder, run
 from laconic.simulator.engine.collective_flows import messages
@@ -143,8 +141,8 @@ class FlowNetwork:
     def _sum(self, algorithm: str, ranks: Indices) -> tuple[Stage, ...]:
         # All steps of a ring send the same messages, so that they are one stage of as many bytes; and so do pieces that
         # follow each other through trees, as long as nothing but a rank's own link limits them.
-        if algorithm in {"ring", _TREES}:
-            way = formula("ring", len(ranks)) if algorithm == "ring" else pipelined_trees(len(ranks))
+        if algorithm == _TREES or ALGORITHMS[algorithm].same_messages:
+            way = pipelined_trees(len(ranks)) if algorithm == _TREES else ALGORITHMS[algorithm].cost(len(ranks))
             return (_shift(ranks, way.serial_ratio, way.num_steps),)
         return _of_rows(self._collective(algorithm, len(ranks)), ranks)
 
@@ -156,7 +154,7 @@ class FlowNetwork:
             )
         devices = self._cluster.devices_per_host
         hosts = tuple(tuple(range(first, min(first + devices, size))) for first in range(0, size, devices))
-        return ALGORITHMS[algorithm](hosts if algorithm == "hierarchical" else hosts_alone(size))
+        return ALGORITHMS[algorithm](hosts)
 
 
 def _of_rows(made: Collective, ranks: Indices, times: int = 1) -> tuple[Stage, ...]:

@@ -101,7 +101,7 @@ def throughput(model: str, network: str, method: str, gpus: int, assumptions: As
         _cluster(network, gpus),
         network=_network(model, network, method, gpus, assumptions.software_s),
         conditions=Conditions(interference_ratio=assumptions.interference_ratio, optimizer_s=optimizer_s),
-    )
+    ).prediction
     return gpus * job.batch / found.step_s
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from laconic.architecture import AllReduce, Gossip, ParameterServer
+from laconic.architecture import AllReduce, Choco, Gossip, ParameterServer
 from laconic.strategy.legality.combination import Parts, Refusal
-from laconic.synchronization import Asynchronous
 
 
 def without_a_barrier(parts: Parts) -> Refusal | None:
     """Going on without waiting needs somebody who answers at any time, and waiting for some needs clocks."""
     when, whom = parts.synchronization, parts.architecture
-    if not isinstance(when, Asynchronous):
+    if when.barrier:
         return None
     if not whom.asynchronous:
         return Refusal(
@@ -28,6 +27,12 @@ def without_a_barrier(parts: Parts) -> Refusal | None:
         return Refusal(
             f"architecture: {whom} has other neighbours in every round, and without a barrier there are no rounds",
             dataclasses.replace(parts, architecture=Gossip()),
+        )
+    if whom.compensates and whom.copy_rate is None:
+        return Refusal(
+            f"architecture: {whom.name} makes up in rounds of all for what compression loses, and does not say how "
+            "pairs do that without a barrier (copy_rate)",
+            dataclasses.replace(parts, architecture=Choco()),
         )
     unused = next((key for key in when.changed_settings() if key in when.for_servers), None)
     if unused is not None and not whom.has_servers:

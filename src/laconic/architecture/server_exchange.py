@@ -1,0 +1,108 @@
+"""An exchange through a server: a worker sends its payload and gets the sum of all.
+
+For any architecture that has servers. A compressor whose payload cannot be read alone has its sums formed by the server
+instead, round by round.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from laconic.architecture.contract import Codec
+from laconic.core.exchange import Answer, Exchange, Move, Servers, Wire
+from laconic.core.moment import Moment
+from laconic.core.payload import Payload
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState
+from laconic.core.transport import DoneWork, Work
+
+
+def sum_at_server(
+    flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
+) -> Exchange:
+    """Send this rank's payload, get the sum of all; in several rounds where the compressor needs them."""
+    assert wire.servers is not None, "the architecture declares no servers"
+    if not compression.traits.decodes_alone:
+        group = _AtServer(wire.servers, wire, state.moment)
+        yield from compression.exchange(flat, state, group, own)
+        return
+    payload = compression.encode(flat, state)
+    if own is not None:
+        compression.decode(payload, own, state)
+    answer = wire.servers.reduce(wire.bucket, payload.tensors, decoded=True, moment=state.moment, what=wire.what)
+    if wire.halves:
+        yield DoneWork()  # what the server answers is taken later
+    yield answer
+    compression.back().decode(Payload(answer.tensors), flat, state)
+
+
+def bytes_to_server(bucket: Bucket, compression: Codec, moment: Moment) -> int:
+    """What a worker sends: one payload, or what each round sums."""
+    if compression.traits.decodes_alone:
+        return compression.payload_bytes(bucket, moment)
+    return sum(size for round in compression.rounds(bucket, moment) for size in round.sizes)
+
+
+def moves_to_server(bucket: Bucket, compression: Codec, moment: Moment) -> tuple[Move, ...]:
+    """To the server and back, once or as often as the compressor has rounds."""
+    if compression.traits.decodes_alone:
+        sent = compression.payload_bytes(bucket, moment)
+        back = compression.back().payload_bytes(bucket, moment)
+        return (Move("serve", (sent,), answer_bytes=back),)
+    rounds = compression.rounds(bucket, moment)
+    return tuple(Move("serve", round.sizes, answer_bytes=sum(round.sizes)) for round in rounds)
+
+
+def waits_for_server(bucket: Bucket, compression: Codec, moment: Moment) -> int:
+    """One, or as often as the compressor."""
+    return 1 if compression.traits.decodes_alone else compression.num_waits(bucket, moment)
+
+
+class _AtServer:
+    """A group whose sums a server forms; it knows nothing else."""
+
+    def __init__(self, servers: Servers, wire: Wire, moment: Moment) -> None:
+        self._servers = servers
+        self._wire = wire
+        self._moment = moment
+
+    @property
+    def size(self) -> int:
+        return self._moment.world_size
+
+    @property
+    def rank(self) -> int:
+        return self._moment.rank
+
+    def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
+        wire = self._wire
+        answer = self._servers.reduce(wire.bucket, tensors, decoded=False, moment=self._moment, what=wire.what)
+        return _IntoPlace(answer, tensors)
+
+    def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
+        yield self.sum(tensors)
+
+    def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
+        raise AssertionError("refused by the rules of legality")
+
+    def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
+        raise AssertionError("refused by the rules of legality")
+
+    def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
+        raise AssertionError("refused by the rules of legality")
+
+
+class _IntoPlace:
+    """Work that ends with the answer in the tensors that were sent."""
+
+    def __init__(self, answer: Answer, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._answer = answer
+        self._tensors = tensors
+
+    def wait(self) -> None:
+        self._answer.wait()
+        for tensor, total in zip(self._tensors, self._answer.tensors, strict=True):
+            tensor.copy_(total.view(tensor.shape))
+
+    def done(self) -> bool:
+        return self._answer.done()
