@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -55,6 +56,7 @@ def attach(
     find_unused_parameters: bool | None = None,
     init_sync: bool = True,
     timeout_s: float | None = None,
+    grad_scaler: GradScaler | None = None,
     events: EventSink | None = None,
     clock: Clock | None = None,
 ) -> Session:
@@ -72,6 +74,8 @@ def attach(
         already, as DDP's argument of this name does: a large model then starts at once behind a slow link.
     timeout_s: how long any wait for other ranks may take before it raises an error that names them; 300 if left out.
         A transport given as `transport` has its own.
+    grad_scaler: the loop's GradScaler, for strategies that remember gradients. It is found by itself at the first step;
+        pass it to continue from a checkpoint.
     events: where to record steps and exchanges, e.g. an EventLog.
 
     Gradients are views of exchange buffers while attached, if the strategy exchanges gradients. Replicas that may
@@ -103,7 +107,8 @@ def attach(
         engine = Engine(wire, stopwatch)
         cleanup.callback(engine.stop)
         unused = find_unused_parameters is not False
-        job = Job(model, parameters, optimizers, chosen, wire, engine, clock, events, stopwatch, unused)
+        scale = LossScale(chosen, grad_scaler)
+        job = Job(model, parameters, optimizers, chosen, wire, engine, clock, events, stopwatch, unused, scale)
         return _start(job, cleanup, init_sync=init_sync)
     except BaseException as error:
         wire.announce_failure(f"raised {type(error).__name__} while attaching: {one_line(error)}")
@@ -118,7 +123,6 @@ def _start(job: Job, cleanup: ExitStack, *, init_sync: bool) -> Session:
     _warn(job)
     device = next(iter(job.parameters.values())).device
     job.strategy = strategy = settle(job.strategy, transport, job.clock, device)
-    job.loss_scale = LossScale(strategy)
     hooks: TrainingHooks | None = None
     buffers: ModuleBuffers | None = None
     pool: ServerPool | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -41,6 +41,7 @@ class Job:
     events: EventSink
     stopwatch: Stopwatch
     find_unused_parameters: bool
+    loss_scale: LossScale
     step: int = 0
     accumulating: bool = False
     servers: Servers | None = None
@@ -48,7 +49,6 @@ class Job:
     """Tells servers about other buckets, where there are servers that form sums."""
     updates_in_parts: bool = True
     """Whether the optimizers' steps may be made for some parameters at a time, for schedules that want that."""
-    loss_scale: LossScale = field(default_factory=lambda: LossScale(wanted=False))
     staleness: int = 0
     """The most gradients of others that were applied between two visits of this worker to a server."""
     lead: int = 0

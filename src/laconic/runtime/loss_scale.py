@@ -2,7 +2,8 @@
 
 Gradients arrive multiplied by the scaler's scale, and so does what compressors remember of them. When the scale has
 changed since the pass before, what is remembered is multiplied by the ratio: it is then in the unit of the new
-gradients. The scaler is found when it first calls optimizer.step().
+gradients. Saved states are in the unit of gradients without a scale. The scaler is found when it first calls
+optimizer.step(), or given to attach().
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import weakref
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from laconic.errors import CheckpointError, warn_user
+from laconic.strategy import Strategy
+
 _FRAMES = 12
 """How far up the stack a GradScaler is looked for: a few wrappers of step() lie between it and the hook."""
 
@@ -20,14 +24,19 @@ _FRAMES = 12
 class LossScale:
     """The scale of the loop's GradScaler, if there is one."""
 
-    def __init__(self, *, wanted: bool) -> None:
-        self._wanted = wanted
-        self._scaler: weakref.ref[GradScaler] | None = None
-        self._known: torch.Tensor | None = None
+    def __init__(self, strategy: Strategy, scaler: GradScaler | None = None) -> None:
+        self._strategy = strategy
+        self._remembers = strategy.exchanges_gradients() and bool(strategy.scaled_fields())
+        self._scaler = None if scaler is None else weakref.ref(scaler)
+        self._unit: torch.Tensor | None = None
+        """The scale in whose unit gradients are remembered now; None: without a scale."""
+        self._passes = 0
+        """Before the scaler was found."""
+        self._forgets = False
 
     def notice(self) -> None:
         """Called inside optimizer.step(): find out whether a GradScaler makes this call."""
-        if not self._wanted or self._scaler is not None:
+        if self._scaler is not None or not self._strategy.exchanges_gradients():
             return
         frame = sys._getframe(1)
         for _ in range(_FRAMES):
@@ -38,20 +47,52 @@ class LossScale:
             found = frame.f_locals.get("self")
             if isinstance(found, GradScaler) and found.is_enabled():
                 self._scaler = weakref.ref(found)
-                self._known = self._scale()
+                self._unit = self._scale()
+                # Passes whose step was skipped had other scales, which nobody knows now.
+                self._forgets = self._passes > 1
+                self._warn()
                 return
+
+    def _warn(self) -> None:
+        if not self._strategy.scale_equivariant():
+            warn_user(
+                f'"{self._strategy}" treats gradients by their absolute size, and a GradScaler multiplies them by a '
+                "scale that changes. Train in bfloat16 without a GradScaler, or use another compression."
+            )
 
     def _scale(self) -> torch.Tensor | None:
         scaler = self._scaler() if self._scaler is not None else None
-        scale = scaler._scale if scaler is not None else None
-        return None if scale is None else scale.detach().clone()
-
-    def ratio(self) -> torch.Tensor | None:
-        """At the beginning of a pass: by how much the scale has grown since the pass before; None if it has not."""
-        now = self._scale()
-        before, self._known = self._known, now
-        if now is None or before is None:
+        if scaler is None or not scaler.is_enabled():
             return None
-        ratio = now / before
+        # Before its first call of scale() a scaler has only a number.
+        return torch.tensor(scaler.get_scale()) if scaler._scale is None else scaler._scale.detach().clone()
+
+    def begin_pass(self) -> torch.Tensor | None:
+        """By how much what is remembered must be multiplied for the gradients that come now; None: by nothing."""
+        if not self._remembers:
+            return None
+        now = self._scale()
+        before, self._unit = self._unit, now
+        self._passes += self._scaler is None
+        if self._forgets:
+            self._forgets = False
+            return torch.zeros(())
+        if now is None:
+            return None
+        ratio = now if before is None else now / before
         # On a GPU the host does not wait to learn that nothing has changed.
         return None if ratio.device.type == "cpu" and float(ratio) == 1.0 else ratio
+
+    @property
+    def unit(self) -> float:
+        """The scale in whose unit gradients are remembered now."""
+        return 1.0 if self._unit is None else float(self._unit)
+
+    def loaded(self, *, scaled: bool) -> None:
+        """A saved state was loaded, which is without a scale; `scaled`: a GradScaler was in use when it was saved."""
+        if scaled and self._remembers and self._scaler is None:
+            raise CheckpointError(
+                "the checkpoint was written while a GradScaler was in use, and no scaler is known here yet: remembered "
+                "gradients would meet scaled ones. Pass it: attach(..., grad_scaler=scaler)."
+            )
+        self._unit = None

@@ -173,6 +173,9 @@ class GradientHooks(TrainingHooks):
         if self._new_plan is not None:
             # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
             self._adopt_plan(self._buckets.state_by_parameter())
+        ratio = self._job.loss_scale.begin_pass()
+        if ratio is not None:
+            self._buckets.rescale(ratio)
         self._open = True
         self._filled.clear()
         self._graphs.clear()
