@@ -28,8 +28,12 @@ _JOIN_S = 5.0
 _CLOSED = "is no longer called: the connection was closed here"
 
 
+class RequestFailed(CommunicationError):
+    """The listener has answered that it cannot serve this request; the connection goes on."""
+
+
 class Reply:
-    """What a call will bring; a Work."""
+    """The answer to a call, once it is here; a Work."""
 
     def __init__(self, caller: Caller, number: int, what: str, timeout_s: float) -> None:
         self.what = what
@@ -233,10 +237,10 @@ class Caller:
         try:
             # False means that the connection ends right now; then its end also ends this reply.
             self._connection.send(Frame(kind, self.rank, number, key, note, tuple(tensors)))
-        except FrameRefused:
+        except FrameRefused as exc:
             with self._lock:
                 self._pending.pop(number, None)
-            raise
+            raise FrameRefused(f"{what} on rank {self.rank} cannot be sent to {self.server}: {exc}") from exc
         return reply
 
     def _take(self, connection: Connection, frame: Frame) -> None:
@@ -248,7 +252,7 @@ class Caller:
             return  # its wait has timed out and said so
         if frame.kind == ERROR:
             reply._finish(
-                CommunicationError(f"{reply.what} on rank {self.rank} failed at {self.server}: {one_line(frame.note)}.")
+                RequestFailed(f"{reply.what} on rank {self.rank} failed at {self.server}: {one_line(frame.note)}.")
             )
         else:
             reply._finish(frame)

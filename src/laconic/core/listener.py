@@ -18,7 +18,7 @@ from laconic.core.admission import Unauthenticated
 from laconic.core.connection import LAST_PORT, LEFT, Address, Connection, Count
 from laconic.core.frames import FIRST_RESERVED_KIND, HELLO, LIMIT_BYTES, TOKEN_BYTES, Frame
 from laconic.core.paced import PacedLink
-from laconic.errors import CommunicationError, FrameRefused, one_line
+from laconic.errors import CommunicationError, FrameRefused, LaconicError, one_line
 
 _LOG = logging.getLogger("laconic")
 _JOIN_S = 5.0
@@ -198,8 +198,9 @@ class Listener:
         try:
             self._handler.frame(frame, reply)
         except Exception as exc:  # noqa: BLE001 - the request failed, not the listener; the rank that asked is told
-            problem = f"{type(exc).__name__}: {one_line(exc)}"
-            self._complaints.add(f"{self.name} failed to serve rank {frame.sender}: {problem}", exc)
+            ours = isinstance(exc, LaconicError)
+            problem = one_line(exc).rstrip(".") if ours else f"{type(exc).__name__}: {one_line(exc)}"
+            self._complaints.add(f"{self.name} failed to serve rank {frame.sender}: {problem}", None if ours else exc)
             connection.send(frame.error(problem))
 
     def _ended(self, connection: Connection, peer: str, reason: str, refused: bool) -> None:
