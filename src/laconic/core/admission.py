@@ -1,7 +1,7 @@
 """Connections that have not shown the job's token yet: few in all, and few from one address.
 
-Whoever comes too many is not turned away: the oldest connection of the busiest address gives way instead. A rank shows
-its token within milliseconds, so peers that connect and send nothing cannot keep it out.
+A new connection is never turned away: when there are too many, the oldest one of the busiest address is closed. A rank
+shows its token within milliseconds, so peers that connect and send nothing cannot keep it out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Unauthenticated:
         return len(self._hosts)
 
     def add(self, connection: Connection, host: str) -> Connection | None:
-        """Take in a connection from `host`; returns the one that has to give way, if there are too many."""
+        """Take in a connection from `host`; returns the one to be closed for it, if there are too many."""
         per_host = Counter(self._hosts.values())
         busiest: str | None = None
         if per_host[host] >= self._at_most_per_address:

@@ -162,14 +162,14 @@ class Listener:
             if self._closing.is_set():
                 sock.close()
                 return
-            gives_way = self._unauthenticated.add(connection, host)
+            crowded_out = self._unauthenticated.add(connection, host)
             try:
                 connection.start()
             except RuntimeError:
                 self._unauthenticated.remove(connection)
                 raise
-        if gives_way is not None:
-            gives_way.end("had not shown its token when newer connections needed its place")
+        if crowded_out is not None:
+            crowded_out.end("had not shown its token when newer connections needed its place")
 
     def _take(self, connection: Connection, frame: Frame) -> None:
         with self._lock:

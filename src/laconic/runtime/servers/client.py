@@ -105,10 +105,10 @@ class Client:
         job: str,
         token: bytes,
         timeout_s: float,
-        beside: bool,
+        started_by_ranks: bool,
         link: PacedLink | None = None,
     ) -> None:
-        """`job`: a name no other job has. `beside`: the ranks have started the servers, in turn."""
+        """`job`: a name no other job has. `started_by_ranks`: each rank in turn has started one."""
         self._transport = transport
         self.failure: CommunicationError | None = None
         """Why servers cannot be used any more, if a request has found that out."""
@@ -125,7 +125,8 @@ class Client:
                         token=token,
                         rank=transport.rank,
                         timeout_s=timeout_s,
-                        name=f"server {number}" + (f" of rank {number % transport.world_size}" if beside else ""),
+                        name=f"server {number}"
+                        + (f" of rank {number % transport.world_size}" if started_by_ranks else ""),
                         connect_timeout_s=min(60.0, timeout_s),
                         count=lambda payload, overhead: traffic.count("control", "frames", overhead),
                         link=link,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,7 +23,8 @@ def load_libraries() -> None:
     """Import what an optimizer's first step and the first compiled kernel import, whatever the job."""
     import_module("torch._dynamo")
     if find_spec("numba") is not None:
-        import_module("laconic.compression.kernels.compiled").compiled("topk_numba")
+        with contextlib.suppress(ImportError):  # made for another numpy: the kernels say so when they are needed
+            import_module("numba")
 
 
 def prepare(strategy: Strategy, dtypes: Iterable[torch.dtype], *, holds: bool) -> None:

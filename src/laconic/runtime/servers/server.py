@@ -171,7 +171,8 @@ class Server:
         if not about.optimizer:  # else each bucket starts with the RESTORE that brings its parameters
             for number, bucket in about.buckets.items():
                 parts[number] = SumServer(bucket, compression, world_size=about.world_size, server=about.server)
-        prepare(strategy, {bucket.dtype for bucket in about.buckets.values()}, holds=bool(about.optimizer))
+        if self._about is None:  # what the first requests would wait for
+            prepare(strategy, {bucket.dtype for bucket in about.buckets.values()}, holds=bool(about.optimizer))
         with self._lock:
             # Buckets may change where sums are formed; a server that holds parameters keeps its own.
             told = self._about

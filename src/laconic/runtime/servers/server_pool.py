@@ -71,7 +71,7 @@ class ServerPool:
                 job=name,
                 token=token,
                 timeout_s=transport.timeout_s,
-                beside=not architecture.hosts,
+                started_by_ranks=not architecture.hosts,
                 link=transport.link if isinstance(transport, PacedTransport) else None,
             )
             self._meet("ranks joining servers")
