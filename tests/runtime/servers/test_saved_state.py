@@ -113,3 +113,25 @@ def test_a_parameter_that_has_had_no_gradient_has_nothing_to_lose() -> None:
 
 def test_the_size_of_the_names_does_not_depend_on_them() -> None:
     assert names_of([]).shape == names_of(["step|0", "exp_avg|2", "exp_avg_sq|2", "max_exp_avg_sq|2"]).shape
+
+
+def test_a_state_for_another_number_of_workers_loads() -> None:
+    def save(transport: InProcessTransport) -> tuple[dict, dict[str, torch.Tensor]]:
+        model, session = trained(transport, ASP)
+        with session:
+            return copy.deepcopy(session.state_dict()), snapshot(model)
+
+    saved = laconic.InProcessCluster(2, timeout_s=10).run(save)
+    states = laconic.runtime.redistribute([state for state, _ in saved], 3)
+
+    def load(transport: InProcessTransport) -> dict:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with laconic.attach(model, optimizer, ASP, transport=transport) as session:
+            model.load_state_dict(saved[0][1])
+            session.load_state_dict(states[transport.rank])
+            return copy.deepcopy(session.state_dict())["ranks"][str(transport.rank)]
+
+    found = laconic.InProcessCluster(3, timeout_s=10).run(load)[0]
+    for name, fields in saved[0][0]["ranks"]["0"].items():
+        assert_equal(found[name], fields)

@@ -125,15 +125,16 @@ class Client:
                         token=token,
                         rank=transport.rank,
                         timeout_s=timeout_s,
-                        name=f"server {number}"
-                        + (f" of rank {number % transport.world_size}" if started_by_ranks else ""),
+                        name=f"server {number} of rank {number % transport.world_size}"
+                        if started_by_ranks
+                        else f"server {number}",
                         connect_timeout_s=min(60.0, timeout_s),
                         count=lambda payload, overhead: traffic.count("control", "frames", overhead),
                         link=link,
                     )
                 )
             self._ask_all(JOIN, job, what="joining")
-        except CommunicationError:
+        except BaseException:
             self.hang_up()
             raise
 
