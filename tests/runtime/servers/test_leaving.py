@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -21,6 +22,7 @@ STRATEGIES = ["bsp / parameter_server", "bsp / parameter_server / none / wfbp", 
 def test_detaching_after_a_server_is_lost_keeps_the_first_error(strategy: str) -> None:
     """`finally: session.detach()`, as most training loops have it."""
     left_s: list[float] = []
+    all_have_trained = threading.Barrier(3)
 
     def one(transport: InProcessTransport) -> PeerLost:
         model = mlp()
@@ -31,6 +33,7 @@ def test_detaching_after_a_server_is_lost_keeps_the_first_error(strategy: str) -
         first: PeerLost | None = None
         try:
             steps(model, optimizer, 2, rank=transport.rank)
+            all_have_trained.wait(10)
             if transport.rank == 0:
                 for server in pool._started:
                     server.stop(at_once=True)
