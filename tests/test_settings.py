@@ -323,7 +323,7 @@ def test_changed_settings_read_back(values: dict[str, object]) -> None:
 
 
 @given(
-    st.sampled_from(["count", "number", "share", "size", "duration", "flag", "choice", "pattern", "method"]),
+    st.sampled_from(["count", "number", "share", "size", "duration", "flag", "choice", "pattern", "hosts", "method"]),
     st.none()
     | st.booleans()
     | st.integers()
@@ -343,3 +343,20 @@ def test_reading_anything_gives_a_valid_value_or_an_invalid_setting(kind: str, r
         refusal = ""
         assert setting.read(setting.show(value), "here") == value
     assert len(refusal.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "00000"])
+def test_hosts_have_ports_that_exist(port: str) -> None:
+    with pytest.raises(InvalidSetting, match=f'here must have ports from 1 to 65535, got "a:{port}"'):
+        Setting(kind="hosts").check(f"b:1|a:{port}", "here")
+
+
+@pytest.mark.parametrize("host", ["0", "0.0", "000.0.0.0", "0.0.0.0", "0x0"])
+def test_hosts_are_single_hosts(host: str) -> None:
+    with pytest.raises(InvalidSetting, match=f'here must name one host each, got "{host}:29600"'):
+        Setting(kind="hosts").check(f"{host}:29600", "here")
+
+
+def test_hosts_that_are_allowed() -> None:
+    for text in ("", "10.0.0.5:29600", "a-b.example:1|localhost:65535", "10:5"):
+        Setting(kind="hosts").check(text, "here")

@@ -14,6 +14,7 @@ import dataclasses
 import inspect
 import math
 import re
+import socket
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from laconic.units import format_size, format_time, parse_quantity
 Value: TypeAlias = "bool | int | float | str | Method"
 Kind = Literal["count", "number", "share", "size", "duration", "flag", "choice", "pattern", "hosts", "method"]
 Chosen = TypeVar("Chosen", bound="Method")
+_LAST_PORT = 65535
 _TEXTS = {
     "pattern": re.compile(r"[\w.*?!|\[\]-]{0,500}"),
     "hosts": re.compile(r"([\w.-]{1,253}:\d{1,5}(\|[\w.-]{1,253}:\d{1,5})*)?", re.ASCII),
@@ -130,6 +132,8 @@ class Setting:
                 or (self.kind == "method" and isinstance(value, Method))
             ):
                 raise InvalidSetting(f"{where} must be {self.allowed()}, got {found(value)}.")
+            if self.kind == "hosts":
+                _check_hosts(str(value), where)
             return
         wanted = int if self.kind in ("count", "size") else int | float
         if not isinstance(value, wanted) or isinstance(value, bool) or not _is_finite(value):
@@ -140,6 +144,22 @@ class Setting:
         if too_small or (self.at_most is not None and value > self.at_most):
             advice = f" {self.advice}" if self.advice else ""
             raise InvalidSetting(f"{where} must be {self.allowed()}, got {one_line(self.show(value), 60)}.{advice}")
+
+
+def _check_hosts(text: str, where: str) -> None:
+    """Raise InvalidSetting for a port that does not exist, or an address that is no single host's."""
+    for one in text.split("|") if text else ():
+        host, _, port = one.rpartition(":")
+        if not 1 <= int(port) <= _LAST_PORT:
+            raise InvalidSetting(f'{where} must have ports from 1 to {_LAST_PORT}, got "{one_line(one, 60)}".')
+        try:
+            wildcard = socket.inet_aton(host) == bytes(4)  # "0" and "0.0" mean 0.0.0.0 too
+        except OSError:
+            wildcard = False  # a name
+        if wildcard:
+            raise InvalidSetting(
+                f'{where} must name one host each, got "{one_line(one, 60)}", which means all interfaces of any host.'
+            )
 
 
 def found(value: object) -> str:

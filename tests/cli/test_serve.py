@@ -36,7 +36,9 @@ def test_a_new_token_every_time(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--token-file", "nowhere"], "", "--token-file nowhere cannot be read"),
         (["serve", "--port", "70000"], "", "--port must be from 0 to 65535, got 70000"),
         (["serve", "--new-token", "--once"], "", "--new-token starts no server"),
-        (["serve", "--host", "0.0.0.0"], new_token().hex(), 'the address of one interface, got "0.0.0.0"'),
+        (["serve", "--host", "0.0.0.0"], new_token().hex(), 'all interfaces of this host, got the address "0.0.0.0"'),
+        (["serve", "--host", "0"], new_token().hex(), 'all interfaces of this host, got the address "0"'),
+        (["serve", "--host", "no.such.host.invalid"], new_token().hex(), "cannot listen on no.such.host.invalid:29600"),
     ],
 )
 def test_what_cannot_be_served(
@@ -103,7 +105,7 @@ def test_two_jobs_in_a_row_and_ctrl_c() -> None:
         )
         for result in wrong:
             assert f"server 0 at {where}" in result.value
-            assert "refused a frame of another job" in result.value
+            assert "a frame carries another token than this job's" in result.value
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     said = [line for line in lines if not line.startswith("server")]

@@ -97,7 +97,7 @@ class TestCalls:
             assert time.monotonic() - began_s > 0.15
             replies[1].wait()
             assert time.monotonic() - began_s > 0.25
-        assert counted == [(0, 58), (100_000, 67), (100_000, 67)]
+        assert counted == [(0, 60), (100_000, 69), (100_000, 69)]
 
 
 class TestFailures:
@@ -142,13 +142,31 @@ class TestFailures:
 
     def test_another_token(self) -> None:
         with nothing_left(), listener() as server:
-            with pytest.raises(PeerLost, match=r"joining on rank 1 cannot finish: server 7 .* frame of another job"):
+            began_s = time.monotonic()
+            with pytest.raises(CommunicationError, match=r"joining on rank 1 failed at server 7 .*: .* another token"):
                 caller(server, 1, token=b"another token...")
+            assert time.monotonic() - began_s < 2, "it is told at once and does not try again"
             assert eventually(lambda: server.num_connections == 0)
 
     def test_a_token_of_another_length(self) -> None:
         with pytest.raises(CommunicationError, match="token for server must have 16 bytes, got 1"):
             Caller(("127.0.0.1", 1), token=b"x", rank=0)
+
+    @pytest.mark.parametrize("port", [0, 99999])
+    def test_a_port_that_does_not_exist(self, port: int) -> None:
+        with pytest.raises(CommunicationError, match=rf"rank 0 cannot reach server at 127.0.0.1:{port}: a port is"):
+            Caller(("127.0.0.1", port), token=TOKEN, rank=0)
+
+    def test_a_host_that_does_not_exist(self) -> None:
+        for host in ("no.such.host.invalid", "a" * 70):
+            with nothing_left(), pytest.raises(PeerLost, match="rank 0 cannot reach server at"):
+                Caller((host, 5), token=TOKEN, rank=0, connect_timeout_s=1)
+
+    def test_a_frame_over_the_limit_is_refused_before_it_is_sent(self) -> None:
+        with listener(limit_bytes=1000) as server, caller(server, limit_bytes=1000) as one:
+            with pytest.raises(FrameRefused, match="at most 1000 bytes, got 4000"):
+                one.call(ECHO, tensors=[torch.zeros(1000)])
+            assert one.call(ECHO, note="goes on").frame.note == "goes on"
 
     def test_nobody_listens(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.core import frames
-from laconic.core.frames import ERROR, MAX_NOTE_BYTES, Frame, new_token, pack, receive_frame, send_frame
+from laconic.core.frames import ERROR, MAX_NOTE_BYTES, MAX_TENSORS, Frame, new_token, pack, receive_frame, send_frame
 from laconic.errors import CommunicationError, FrameRefused
 from tests.core.sockets import TOKEN
 
@@ -35,7 +35,7 @@ DTYPES = (
     torch.bool,
 )
 # Offsets in the header, by the layout its docstring gives.
-VERSION_AT, TOKEN_AT, NOTE_BYTES_AT, NUM_TENSORS_AT, PAYLOAD_BYTES_AT, TABLE_AT = 4, 8, 44, 48, 50, 58
+VERSION_AT, TOKEN_AT, NOTE_BYTES_AT, NUM_TENSORS_AT, PAYLOAD_BYTES_AT, TABLE_AT = 4, 8, 44, 48, 52, 60
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ class TestRoundTrip:
 
     def test_the_layout_is_the_one_that_is_documented(self) -> None:
         frame = Frame(1, 2, 3, 4, "é", (torch.tensor([1.0]),))
-        expected = b"LCNC" + struct.pack("!HH", 1, 1) + TOKEN + struct.pack("!IQQIHQ", 2, 3, 4, 2, 1, 4)
+        expected = b"LCNC" + struct.pack("!HH", 2, 1) + TOKEN + struct.pack("!IQQIIQ", 2, 3, 4, 2, 1, 4)
         assert raw(frame) == expected + struct.pack("!BQ", 8, 1) + "é".encode() + struct.pack("<f", 1.0)
 
     def test_a_large_frame_and_many_tensors(self, pair: tuple[socket.socket, socket.socket]) -> None:
@@ -153,10 +153,10 @@ class TestRefusedOnReceipt:
     @pytest.mark.parametrize(
         ("place", "form", "value", "message"),
         [
-            (VERSION_AT, "!H", 2, "has version 2, this side reads 1"),
-            (NOTE_BYTES_AT, "!I", MAX_NOTE_BYTES + 1, "note of 16777217 bytes, allowed are 16777216"),
+            (VERSION_AT, "!H", 3, "has version 3, this side reads 2"),
+            (NOTE_BYTES_AT, "!I", MAX_NOTE_BYTES + 1, "note of 134217729 bytes, allowed are 134217728"),
             (NOTE_BYTES_AT, "!I", 9_957, "a note and payload of 10001 bytes, allowed are 10000"),
-            (NUM_TENSORS_AT, "!H", 1025, "1025 tensors, allowed are 1024"),
+            (NUM_TENSORS_AT, "!I", MAX_TENSORS + 1, "1048577 tensors, allowed are 1048576"),
             (PAYLOAD_BYTES_AT, "!Q", 2**63, "allowed are 10000"),
             (PAYLOAD_BYTES_AT, "!Q", 45, "need 44 bytes, but its header announces 45"),
             (TABLE_AT, "!B", 0, "tensor 0 of a frame has dtype code 0, known are 1 to 10"),
@@ -193,7 +193,7 @@ class TestRefusedOnReceipt:
             read(data)
 
     def test_no_memory(self) -> None:
-        refused = pytest.raises(FrameRefused, match="no memory for 4 bytes that a frame announces")
+        refused = pytest.raises(FrameRefused, match="no memory for the 4 bytes that a frame announces")
         with mock.patch.object(np, "empty", side_effect=MemoryError), refused:
             read(raw(FRAME))
 
@@ -209,7 +209,7 @@ class TestRefusedOnReceipt:
     def test_a_frame_that_stops_half_way(self, pair: tuple[socket.socket, socket.socket], length: int) -> None:
         pair[0].sendall(raw(FRAME)[:length])
         began_s = time.monotonic()
-        with pytest.raises(FrameRefused, match=r"came too slowly or not at all: \d+ bytes are missing after \d"):
+        with pytest.raises(FrameRefused, match=r"arrives too slowly or not at all: \d+ bytes are missing after \d"):
             receive_frame(pair[1], TOKEN, timeout_s=0.1)
         assert time.monotonic() - began_s < 5
 
@@ -224,7 +224,7 @@ class TestRefusedOnReceipt:
 
         thread = threading.Thread(target=drip)
         thread.start()
-        with pytest.raises(FrameRefused, match="header of a frame came too slowly"):
+        with pytest.raises(FrameRefused, match="header of a frame arrives too slowly"):
             receive_frame(pair[1], TOKEN, timeout_s=0.15)
         stop.set()
         thread.join()
@@ -245,7 +245,7 @@ class TestRefusedOnReceipt:
         assert got.payload_bytes == 50_000
 
     def test_nothing_at_all(self, pair: tuple[socket.socket, socket.socket]) -> None:
-        with pytest.raises(FrameRefused, match=r"no frame came in 0.05 s"):
+        with pytest.raises(FrameRefused, match=r"no frame arrived in 0.05 s"):
             receive_frame(pair[1], TOKEN, idle_timeout_s=0.05)
 
 
@@ -265,8 +265,8 @@ class TestRefusedBeforeSending:
             (Frame(2**16, 0, 0), "must fit 16, 32, 64 and 64 bits without a sign, got 65536"),
             (Frame(1, -1, 0), "got 1, -1, 0 and 0"),
             (Frame(1, 0, 0, note="a\udcff"), "note is UTF-8, got one with surrogates not allowed at character 1"),
-            (Frame(1, 0, 0, note="x" * (MAX_NOTE_BYTES + 1)), "at most 16777216 bytes, got 16777217"),
-            (Frame(1, 0, 0, tensors=(torch.zeros(1),) * 1025), "at most 1024 tensors, got 1025"),
+            (Frame(1, 0, 0, note="x" * (MAX_NOTE_BYTES + 1)), "at most 134217728 bytes, got 134217729"),
+            (Frame(1, 0, 0, tensors=(torch.zeros(1),) * (MAX_TENSORS + 1)), "at most 1048576 tensors, got 1048577"),
         ],
     )
     def test_frames_that_cannot_travel(self, frame: Frame, message: str) -> None:

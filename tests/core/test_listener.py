@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -17,10 +18,10 @@ import torch
 from benchmarks.fuzz_server import fuzz
 
 from laconic.core import listener as listener_module
-from laconic.core.frames import HELLO, Frame, pack, receive_frame, send_frame
+from laconic.core.frames import ERROR, HELLO, VERSION, Frame, pack, receive_frame, send_frame
 from laconic.core.listener import Listener
 from laconic.core.paced import PacedLink
-from laconic.errors import CommunicationError
+from laconic.errors import CommunicationError, PeerLost
 from tests.core.sockets import ECHO, KEEP, LOCAL, TOKEN, Recorder, caller, eventually, listener, nothing_left
 
 pytestmark = pytest.mark.timeout(30)
@@ -38,9 +39,20 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 class TestAddress:
-    @pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+    @pytest.mark.parametrize("host", ["", "0", "0.0", "000.0.0.0", "0x0", "0.0.0.0", "::"])
     def test_never_on_all_interfaces(self, host: str) -> None:
-        with pytest.raises(CommunicationError, match=f'server 7 must listen on the address of one .*, got "{host}"'):
+        message = f'server 7 would listen on all interfaces of this host, got the address "{host}"'
+        with nothing_left(), pytest.raises(CommunicationError, match=message):
+            listener(address=(host, 0))
+
+    @pytest.mark.parametrize("port", [-1, 65536, 99999])
+    def test_never_on_a_port_that_does_not_exist(self, port: int) -> None:
+        with pytest.raises(CommunicationError, match=f"server 7 cannot listen on port {port}: .* from 0 to 65535"):
+            listener(address=("127.0.0.1", port))
+
+    @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "::1"])
+    def test_a_host_that_cannot_be_bound(self, host: str) -> None:
+        with nothing_left(), pytest.raises(CommunicationError, match="server 7 cannot listen on"):
             listener(address=(host, 0))
 
     def test_only_on_the_address_given(self) -> None:
@@ -108,12 +120,69 @@ class TestRefusals:
             assert idle.call(ECHO, note="still here").frame.note == "still here"
             assert not handler.gone
 
-    def test_more_connections_than_allowed(self, caplog: pytest.LogCaptureFixture) -> None:
-        with listener(max_connections=2) as server, caller(server, 0) as first, caller(server, 1):
-            with connected(server) as sock:
-                assert is_closed(sock)
+    def test_more_ranks_than_connections(self, caplog: pytest.LogCaptureFixture) -> None:
+        handler = Recorder()
+        with listener(handler, max_connections=2) as server, caller(server, 0) as first, caller(server, 1):
+            message = r"rank 2 cannot join server 7 at .* within 0.5 s: it closed \d+ connections without an answer"
+            with pytest.raises(PeerLost, match=message) as failed:
+                caller(server, 2, connect_timeout_s=0.5)
+            assert "token" not in str(failed.value)
             assert first.call(ECHO, note="x").frame.note == "x"
-        assert "it has 2 connections, which is all it may" in caplog.text
+            assert not handler.gone, "a rank that was never served cannot be missed"
+        assert "rank 2 at 127.0.0.1:" in caplog.text
+        assert "was turned away: all 2 connections are in use" in caplog.text
+
+    def test_a_rank_waits_for_a_place(self) -> None:
+        with listener(max_connections=1) as server:
+            first = caller(server, 0)
+            timer = threading.Timer(0.2, first.close)
+            timer.start()
+            with caller(server, 1, connect_timeout_s=5) as second:
+                assert second.call(ECHO, note="x").frame.note == "x"
+            timer.join()
+
+    def test_connections_without_a_token_keep_no_rank_out(self, caplog: pytest.LogCaptureFixture) -> None:
+        with listener(max_connections=3) as server:
+            held = [connected(server) for _ in range(70)]
+            for sock in held[::2]:
+                sock.sendall(b"LCNC")  # and no more
+            began_s = time.monotonic()
+            with contextlib.ExitStack() as stack:
+                ranks = [stack.enter_context(caller(server, rank)) for rank in range(3)]
+                assert time.monotonic() - began_s < 2
+                assert server.num_connections <= 3 + 32, "they are few, and so are their threads"
+                assert all(one.call(ECHO, note="x").frame.note == "x" for one in ranks)
+            assert is_closed(held[0])
+            for sock in held:
+                sock.close()
+        assert "had not shown its token when newer connections needed its place" in caplog.text
+
+    def test_a_peer_that_shows_no_token_is_closed_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(listener_module, "_FIRST_FRAME_S", 0.2)
+        with listener(frame_timeout_s=30) as server, connected(server) as silent, connected(server) as begun:
+            begun.sendall(b"LCNC")
+            began_s = time.monotonic()
+            assert is_closed(silent)
+            assert is_closed(begun)
+            assert time.monotonic() - began_s < 3
+
+    def test_a_wrong_token_is_answered_without_the_right_one(self) -> None:
+        with listener() as server, connected(server) as sock:
+            send_frame(sock, Frame(HELLO, 3, 9), b"another token...")
+            answer = receive_frame(sock, b"another token...")
+            assert answer is not None
+            assert (answer.kind, answer.number) == (ERROR, 9)
+            assert answer.note == "a frame carries another token than this job's"
+            assert is_closed(sock)
+
+    def test_another_version_is_answered_with_this_one(self) -> None:
+        with listener() as server, connected(server) as sock:
+            frame = bytearray(b"".join(pack(Frame(HELLO, 3, 9), TOKEN)))
+            frame[4:6] = (1).to_bytes(2, "big")
+            sock.sendall(frame)
+            answer = sock.recv(1000)
+            assert answer[:6] == b"LCNC" + VERSION.to_bytes(2, "big")
+            assert TOKEN not in answer
 
     def test_a_flood_does_not_flood_the_log(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -281,4 +350,4 @@ def test_bytes_are_counted_and_paced() -> None:
         send_frame(sock, Frame(ECHO, 0, 0, note="ab", tensors=(torch.zeros(50_000),)), TOKEN)
         assert receive_frame(sock, TOKEN) is not None
         assert time.monotonic() - began_s > 0.2
-    assert counted == [(200_000, 58 + 9 + 2)]
+    assert counted == [(200_000, 60 + 9 + 2)]

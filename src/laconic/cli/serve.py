@@ -38,6 +38,7 @@ def run(arguments: Arguments) -> int:
     """Serve jobs; 1 if the only one ended before its time."""
     from laconic.core.frames import new_token
     from laconic.core.interface import local_address
+    from laconic.runtime.servers.preparation import load_libraries
 
     if arguments.new_token:
         if arguments != Arguments(new_token=True):
@@ -47,6 +48,7 @@ def run(arguments: Arguments) -> int:
     if not 0 <= arguments.port <= 65535:
         raise UsageError(f"serve: --port must be from 0 to 65535, got {arguments.port}.")
     token = _token(arguments)
+    load_libraries()
     address = (arguments.host or local_address(), arguments.port)
     while True:
         lost, port = _serve_one(address, token)

@@ -11,24 +11,29 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from laconic.core.connection import LEFT, Address, Connection, Count
+from laconic.core.connection import LAST_PORT, LEFT, Address, Connection, Count
 from laconic.core.frames import ERROR, FIRST_RESERVED_KIND, HELLO, LIMIT_BYTES, TOKEN_BYTES, Frame
 from laconic.core.paced import PacedLink
 from laconic.errors import CommunicationError, FrameRefused, PeerLost, one_line
 
 _RETRY_S = 0.05
-"""How long to wait before the next attempt to connect."""
+"""Pause before the second attempt to connect; it doubles with every further one."""
+_LONGEST_RETRY_S = 1.0
 _JOIN_S = 5.0
 """How long close() waits for its threads; they need milliseconds."""
 _CLOSED = "is no longer called: the connection was closed here"
 
 
+class RequestFailed(CommunicationError):
+    """The listener has answered that it cannot serve this request; the connection goes on."""
+
+
 class Reply:
-    """What a call will bring; a Work."""
+    """The answer to a call, once it is here; a Work."""
 
     def __init__(self, caller: Caller, number: int, what: str, timeout_s: float) -> None:
         self.what = what
@@ -51,7 +56,7 @@ class Reply:
     def wait(self) -> None:
         """Return when the answer is here; CommunicationError if it is an error or late, PeerLost if it cannot come."""
         if not self._come.wait(max(0.0, self._deadline_s - time.monotonic())):
-            # An answer that comes right now is still taken.
+            # An answer that arrives right now is still taken.
             self._caller._give_up(
                 self._number,
                 CommunicationError(
@@ -94,6 +99,11 @@ class Caller:
     ) -> None:
         if len(token) != TOKEN_BYTES:
             raise CommunicationError(f"the token for {name} must have {TOKEN_BYTES} bytes, got {len(token)}.")
+        if not 0 < address[1] <= LAST_PORT:
+            raise CommunicationError(
+                f"rank {rank} cannot reach {name} at {address[0]}:{address[1]}: a port is a number from 1 to "
+                f"{LAST_PORT}."
+            )
         self.rank = rank
         self.server = f"{name} at {address[0]}:{address[1]}"
         """Name and address, for messages."""
@@ -102,27 +112,57 @@ class Caller:
         self._pending: dict[int, Reply] = {}
         self._next_number = 0
         self._ended: str | None = None
+        self._refused = False
         self._closed = False
-        deadline_s = time.monotonic() + connect_timeout_s
-        self._connection = Connection(
-            self._connect(address, deadline_s, connect_timeout_s),
-            token=token,
-            limit_bytes=limit_bytes,
-            frame_timeout_s=frame_timeout_s,
-            first_frame_timeout_s=None,
-            name=f"laconic-{name}-caller",
-            on_frame=self._take,
-            on_end=self._lose,
-            count=count,
-            link=link,
-        )
-        self._connection.start()
-        try:
-            # Says who calls, and finds out now and not in the first step whether the listener takes this job's token.
-            self._send(HELLO, what="joining", timeout_s=max(0.0, deadline_s - time.monotonic())).wait()
-        except CommunicationError:
-            self.close()
-            raise
+
+        def connect(left_s: float) -> Connection:
+            return Connection(
+                self._connect(address, left_s, connect_timeout_s),
+                token=token,
+                limit_bytes=limit_bytes,
+                frame_timeout_s=frame_timeout_s,
+                first_frame_timeout_s=None,
+                answers_strangers=False,
+                name=f"laconic-{name}-caller",
+                on_frame=self._take,
+                on_end=self._lose,
+                count=count,
+                link=link,
+            )
+
+        self._connection = self._join(connect, connect_timeout_s)
+
+    def _join(self, connect: Callable[[float], Connection], timeout_s: float) -> Connection:
+        """A connection on which the listener has answered.
+
+        The first frame says which rank calls, and finds out now, not in the first step, whether the listener takes the
+        token. A listener that closes the connection without an answer may have had no place, so it is asked again.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        pause_s, attempts = _RETRY_S, 0
+        while True:
+            attempts += 1
+            self._connection = connect(deadline_s - time.monotonic())
+            self._connection.start()
+            try:
+                self._send(HELLO, what="joining", timeout_s=max(0.0, deadline_s - time.monotonic())).wait()
+            except CommunicationError as exc:
+                turned_away = isinstance(exc, PeerLost) and not self._refused
+                self.close()
+                if not turned_away:
+                    raise
+                if time.monotonic() + pause_s >= deadline_s:
+                    raise PeerLost(
+                        f"rank {self.rank} cannot join {self.server} within {timeout_s:g} s: it closed {attempts} "
+                        "connections without an answer. It is ending, or all its connections are in use; its log says "
+                        "which."
+                    ) from exc
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+                with self._lock:
+                    self._ended, self._closed = None, False
+            else:
+                return self._connection
 
     def __enter__(self) -> Caller:
         return self
@@ -162,12 +202,13 @@ class Caller:
         self._connection.end(_CLOSED)
         self._connection.join(_JOIN_S)
 
-    def _connect(self, address: Address, deadline_s: float, timeout_s: float) -> socket.socket:
+    def _connect(self, address: Address, left_s: float, timeout_s: float) -> socket.socket:
+        deadline_s = time.monotonic() + left_s
         while True:
             left_s = deadline_s - time.monotonic()
             try:
                 sock = socket.create_connection(address, timeout=max(left_s, 0.001))
-            except OSError as exc:
+            except (OSError, UnicodeError) as exc:  # names that cannot be looked up raise the latter
                 # A server that was started a moment ago may not listen yet.
                 if not isinstance(exc, ConnectionError) or left_s <= _RETRY_S:
                     raise PeerLost(
@@ -196,10 +237,10 @@ class Caller:
         try:
             # False means that the connection ends right now; then its end also ends this reply.
             self._connection.send(Frame(kind, self.rank, number, key, note, tuple(tensors)))
-        except FrameRefused:
+        except FrameRefused as exc:
             with self._lock:
                 self._pending.pop(number, None)
-            raise
+            raise FrameRefused(f"{what} on rank {self.rank} cannot be sent to {self.server}: {exc}") from exc
         return reply
 
     def _take(self, connection: Connection, frame: Frame) -> None:
@@ -208,10 +249,10 @@ class Caller:
                 raise FrameRefused(f"an answer has number {frame.number}, but only {self._next_number} were asked for.")
             reply = self._pending.pop(frame.number, None)
         if reply is None:
-            return  # nobody waits for it any more: its wait has timed out and said so
+            return  # its wait has timed out and said so
         if frame.kind == ERROR:
             reply._finish(
-                CommunicationError(f"{reply.what} on rank {self.rank} failed at {self.server}: {one_line(frame.note)}.")
+                RequestFailed(f"{reply.what} on rank {self.rank} failed at {self.server}: {one_line(frame.note)}.")
             )
         else:
             reply._finish(frame)
@@ -224,7 +265,7 @@ class Caller:
 
     def _lose(self, connection: Connection, reason: str, refused: bool) -> None:
         with self._lock:
-            self._ended = reason
+            self._ended, self._refused = reason, refused
             pending = list(self._pending.values())
             self._pending.clear()
         for reply in pending:
@@ -235,5 +276,5 @@ class Caller:
         if reason == _CLOSED:
             return CommunicationError(text)
         if reason == LEFT:
-            text += " It has ended, or refused a frame of another job or version, or one too large; its log says which."
+            text += " It has ended, or refused a frame; its log says which."
         return PeerLost(text)

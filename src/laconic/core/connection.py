@@ -1,7 +1,7 @@
 """One connected socket: frames come in on one thread and go out without ever blocking who sends them.
 
-A small frame leaves at once, on the thread that sends it, if nothing waits before it; others are queued for a writing
-thread, which begins with the first of them. On a paced link a frame leaves when it would have arrived.
+A small frame leaves at once, on the thread that sends it, if no other frame is queued; otherwise it is queued for a
+writing thread, which starts with the first of them. On a paced link a frame leaves when it would have arrived.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from laconic.core.frames import Frame, pack, receive_frame, send_all, send_some
+from laconic.core.frames import Frame, StrangerRefused, pack, receive_frame, send_all, send_some
 from laconic.core.paced import PacedLink
 from laconic.errors import CommunicationError, FrameRefused
 
 Address = tuple[str, int]
+LAST_PORT = 65535
 Count = Callable[[int, int], None]
 """Told payload bytes and overhead bytes of every frame sent; called from any thread."""
 LEFT = "closed the connection"
@@ -26,7 +27,7 @@ LEFT = "closed the connection"
 _AT_ONCE_BYTES = 2**16
 """Frames up to this size leave on the thread that sends them: copying them is cheaper than waking another."""
 _SLICE_S = 0.5
-"""How long the writing thread sleeps before it looks at the link's clock again."""
+"""How often the writing thread reads the clock of a paced link."""
 
 
 class Connection:
@@ -44,12 +45,17 @@ class Connection:
         limit_bytes: int,
         frame_timeout_s: float,
         first_frame_timeout_s: float | None,
+        answers_strangers: bool,
         name: str,
         on_frame: Callable[[Connection, Frame], None],
         on_end: Callable[[Connection, str, bool], None],
         count: Count | None,
         link: PacedLink | None,
     ) -> None:
+        """`first_frame_timeout_s`: how long the peer may take to say who it is; None: as long as it likes.
+
+        `answers_strangers`: a peer with another token or version is told so before the connection ends.
+        """
         _watch_peer(sock, frame_timeout_s)
         self.sender: int | None = None
         """The rank at the other side, once its first frame has said so."""
@@ -58,6 +64,7 @@ class Connection:
         self._limit_bytes = limit_bytes
         self._timeout_s = frame_timeout_s
         self._first_timeout_s = first_frame_timeout_s
+        self._answers_strangers = answers_strangers
         self._name = name
         self._on_frame = on_frame
         self._on_end = on_end
@@ -79,8 +86,8 @@ class Connection:
             raise
 
     def send(self, frame: Frame) -> bool:
-        """Send a frame, now or when its turn comes; False if the connection has ended and the frame goes nowhere."""
-        pieces = pack(frame, self._token)
+        """Send a frame, now or when its turn comes; False if the connection has ended: then it is dropped."""
+        pieces = pack(frame, self._token, limit_bytes=self._limit_bytes)
         payload_bytes, header_bytes = frame.payload_bytes, frame.header_bytes
         with self._state:
             if self._ended is not None:
@@ -104,7 +111,7 @@ class Connection:
         return True
 
     def end(self, reason: str) -> None:
-        """End the connection from this side; frames that still wait are dropped. The first reason given stays."""
+        """End the connection from this side; frames not yet sent are dropped. The first reason given stays."""
         with self._state:
             self._end(reason)
 
@@ -131,6 +138,8 @@ class Connection:
             reason = LEFT
         except FrameRefused as exc:
             self._refused = True
+            if isinstance(exc, StrangerRefused) and self._answers_strangers:
+                self._answer_stranger(exc)
             reason = f"sent what this side refuses: {str(exc).rstrip('.')}"
         except OSError as exc:
             reason = _broken(exc)
@@ -142,13 +151,19 @@ class Connection:
             assert self._ended is not None
             self._on_end(self, self._ended, self._refused)
 
+    def _answer_stranger(self, refused: StrangerRefused) -> None:
+        """Tell the peer why it is refused, if that takes no waiting."""
+        with contextlib.suppress(OSError):  # it may be gone
+            send_some(self._sock, pack(refused.header.error(str(refused).rstrip(".")), refused.token))
+
     def _next_frame(self) -> Frame | None:
+        first_timeout_s = self._first_timeout_s if self.sender is None else None
         frame = receive_frame(
             self._sock,
             self._token,
             limit_bytes=self._limit_bytes,
-            timeout_s=self._timeout_s,
-            idle_timeout_s=self._first_timeout_s if self.sender is None else None,
+            timeout_s=self._timeout_s if first_timeout_s is None else first_timeout_s,
+            idle_timeout_s=first_timeout_s,
         )
         if frame is not None:
             if self.sender not in (None, frame.sender):

@@ -1,12 +1,13 @@
 """What travels on a socket: a fixed binary header, a table of tensors, a note and raw tensor bytes; never pickle.
 
-    header    magic, version, kind, token, sender, number, key, note_bytes, num_tensors, payload_bytes     58 bytes
+    header    magic, version, kind, token, sender, number, key, note_bytes, num_tensors, payload_bytes     60 bytes
     table     dtype code and numel of each tensor                                                           9 bytes each
     note      UTF-8 text
     payload   the bytes of the tensors, little-endian, one after the other
 
-Numbers are in network byte order. Everything a header announces is checked before memory is taken for it. A refused
-frame leaves the stream at an unknown place, so whoever catches FrameRefused closes the connection.
+Numbers are in network byte order. The token is checked first, then everything a header announces, before memory is
+taken for it. A refused frame leaves the stream at an unknown place, so whoever catches FrameRefused closes the
+connection.
 """
 
 from __future__ import annotations
@@ -29,19 +30,21 @@ import torch
 from laconic.errors import CommunicationError, FrameRefused
 
 MAGIC = b"LCNC"
-VERSION = 1
+VERSION = 2
 TOKEN_BYTES = 16
-MAX_NOTE_BYTES = 16 * 2**20
-MAX_TENSORS = 1024
-LIMIT_BYTES = 2**32
-"""Note and payload of one frame, unless the owner of the socket sets another limit."""
+MAX_TENSORS = 2**20
+MAX_NOTE_BYTES = 2**27
+"""Enough for the names of MAX_TENSORS tensors."""
+LIMIT_BYTES = 2**40
+"""Note and payload of one frame, unless the owner of the socket sets another limit. Larger than any bucket: it catches
+sizes that make no sense. It does not protect memory: pages are taken as bytes arrive, from a peer with the token."""
 HELLO = 0xFFFE
 """Reserved kind: the first frame of a caller, answered by the listener itself."""
 ERROR = 0xFFFF
 """Reserved kind: the request failed and the note says why."""
 FIRST_RESERVED_KIND = 0xFF00
 
-_HEADER = struct.Struct("!4sHH16sIQQIHQ")
+_HEADER = struct.Struct("!4sHH16sIQQIIQ")
 _ENTRY = struct.Struct("!BQ")
 _DTYPES = {
     1: torch.uint8,
@@ -57,7 +60,7 @@ _DTYPES = {
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _SLOWEST_BPS = 1e5
-"""A payload that comes more slowly than this is taken for an attack or a broken link."""
+"""A payload that arrives more slowly than this is treated as an attack or a broken link."""
 _BUFFERS_PER_CALL = 64
 """Linux takes up to 1024 buffers in one call; past a few dozen it gains nothing."""
 
@@ -99,12 +102,23 @@ class Frame:
         return self.answer(note=text.encode(errors="replace").decode(), kind=ERROR)
 
 
+class StrangerRefused(FrameRefused):
+    """The peer has another token or another version of laconic."""
+
+    def __init__(self, text: str, header: Frame, token: bytes) -> None:
+        super().__init__(text)
+        self.header = header
+        """The header of its frame, to be answered with an error."""
+        self.token = token
+        """The token for this answer: the peer's own, never the job's."""
+
+
 def new_token() -> bytes:
     """A token for a new job, from the system's source of randomness."""
     return secrets.token_bytes(TOKEN_BYTES)
 
 
-def pack(frame: Frame, token: bytes) -> deque[memoryview]:
+def pack(frame: Frame, token: bytes, *, limit_bytes: int = LIMIT_BYTES) -> deque[memoryview]:
     """The frame as buffers to be sent in order, tensors uncopied; FrameRefused if no frame can carry it."""
     if len(token) != TOKEN_BYTES:
         raise FrameRefused(f"a token has {TOKEN_BYTES} bytes, got {len(token)}.")
@@ -113,9 +127,13 @@ def pack(frame: Frame, token: bytes) -> deque[memoryview]:
     except UnicodeEncodeError as exc:
         raise FrameRefused(f"a note is UTF-8, got one with {exc.reason} at character {exc.start}.") from exc
     if len(note) > MAX_NOTE_BYTES:
-        raise FrameRefused(f"a note has at most {MAX_NOTE_BYTES} bytes, got {len(note)}. Send it as a uint8 tensor.")
+        raise FrameRefused(f"a note has at most {MAX_NOTE_BYTES} bytes, got {len(note)}.")
     if len(frame.tensors) > MAX_TENSORS:
-        raise FrameRefused(f"a frame has at most {MAX_TENSORS} tensors, got {len(frame.tensors)}. Join some of them.")
+        raise FrameRefused(f"a frame has at most {MAX_TENSORS} tensors, got {len(frame.tensors)}.")
+    if len(note) + frame.payload_bytes > limit_bytes:
+        raise FrameRefused(
+            f"a frame has a note and payload of at most {limit_bytes} bytes, got {len(note) + frame.payload_bytes}."
+        )
     table = b"".join(_ENTRY.pack(_code(tensor), tensor.numel()) for tensor in frame.tensors)
     sizes = (len(note), len(frame.tensors), frame.payload_bytes)
     try:
@@ -171,7 +189,7 @@ def receive_frame(
     stand still for `timeout_s`. Before the first byte the wait is `idle_timeout_s`, or without limit.
     """
     if idle_timeout_s is not None and not _ready(sock, select.POLLIN, idle_timeout_s):
-        raise FrameRefused(f"no frame came in {idle_timeout_s:g} s.")
+        raise FrameRefused(f"no frame arrived in {idle_timeout_s:g} s.")
     header = bytearray(_HEADER.size)
     got = sock.recv_into(header)
     if not got:
@@ -183,9 +201,15 @@ def receive_frame(
     if magic != MAGIC:
         raise FrameRefused(f"a frame begins with {magic!r} instead of {MAGIC!r}: this is not laconic.")
     if version != VERSION:
-        raise FrameRefused(f"a frame has version {version}, this side reads {VERSION}. Run one laconic everywhere.")
+        # Its header may have other fields; it learns the version of this side from the answer's header.
+        raise StrangerRefused(
+            f"a frame has version {version}, this side reads {VERSION}. Run the same laconic on all hosts.",
+            Frame(HELLO, 0, 0),
+            bytes(TOKEN_BYTES),
+        )
     if not hmac.compare_digest(found, token):
-        raise FrameRefused("a frame carries another token than this job's.")
+        header_only = Frame(kind, sender, number, key)
+        raise StrangerRefused("a frame carries another token than this job's.", header_only, found)
     if note_bytes > MAX_NOTE_BYTES:
         raise FrameRefused(f"a frame announces a note of {note_bytes} bytes, allowed are {MAX_NOTE_BYTES}.")
     if num_tensors > MAX_TENSORS:
@@ -238,7 +262,7 @@ def _room(nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     try:
         return np.empty(nbytes, dtype=np.uint8)
     except MemoryError as exc:
-        raise FrameRefused(f"there is no memory for {nbytes} bytes that a frame announces.") from exc
+        raise FrameRefused(f"there is no memory for the {nbytes} bytes that a frame announces.") from exc
 
 
 class _Rest:
@@ -261,8 +285,8 @@ class _Rest:
                 left_s = self._deadline_s - time.monotonic()
                 if left_s <= 0 or not _ready(self._sock, select.POLLIN, min(left_s, self._timeout_s)):
                     raise FrameRefused(
-                        f"the {part} of a frame came too slowly or not at all: {len(buffer)} bytes are missing after "
-                        f"{time.monotonic() - self._began_s:.3g} s."
+                        f"the {part} of a frame arrives too slowly or not at all: {len(buffer)} bytes are missing "
+                        f"after {time.monotonic() - self._began_s:.3g} s."
                     ) from None
                 continue
             if not got:
@@ -290,7 +314,7 @@ def _code(tensor: torch.Tensor) -> int:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     if sys.byteorder != "little":
-        raise CommunicationError("frames are little-endian and so must be this processor; it is not.")
+        raise CommunicationError("frames carry little-endian tensors; a big-endian processor cannot send them.")
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:

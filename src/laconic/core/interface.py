@@ -62,7 +62,7 @@ def _address_towards(host: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect((host, _ANY_PORT))
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:  # names that cannot be looked up raise the latter
             raise AttachError(
                 f'no route to the master host "{host}" over IPv4: {one_line(exc)}. Set {_VARIABLES[0]} to the '
                 "interface the job uses."

@@ -1,8 +1,8 @@
 """The side that is called: a socket on one interface of this host, a thread per connection, a handler for all of them.
 
-A handler may keep `reply` and call it later from any thread, so a barrier or a wait for slow ranks blocks nobody.
-Whatever comes in, the listener lives on: a frame that is refused ends its connection, an exception of the handler is
-sent to who asked.
+A handler may keep `reply` and call it later from any thread, so a barrier or a wait for slow ranks blocks no thread.
+Whatever arrives, the listener goes on: a frame that is refused ends its connection, and an exception of the handler is
+sent to the rank that asked. A connection counts as one of the job's when its first frame has shown the job's token.
 """
 
 from __future__ import annotations
@@ -14,14 +14,21 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from laconic.core.connection import LEFT, Address, Connection, Count
+from laconic.core.admission import Unauthenticated
+from laconic.core.connection import LAST_PORT, LEFT, Address, Connection, Count
 from laconic.core.frames import FIRST_RESERVED_KIND, HELLO, LIMIT_BYTES, TOKEN_BYTES, Frame
 from laconic.core.paced import PacedLink
-from laconic.errors import CommunicationError, FrameRefused, one_line
+from laconic.errors import CommunicationError, FrameRefused, LaconicError, one_line
 
 _LOG = logging.getLogger("laconic")
 _JOIN_S = 5.0
 """How long close() waits for threads that a handler keeps busy."""
+_FIRST_FRAME_S = 5.0
+"""How long a new connection may take to show the token; a rank sends it at once."""
+_UNAUTHENTICATED = 128
+"""Connections that may be without a token at a time; each has a thread."""
+_UNAUTHENTICATED_PER_ADDRESS = 32
+_BACKLOG = 128
 _LINES_PER_PERIOD = 5
 _PERIOD_S = 10.0
 
@@ -36,13 +43,16 @@ class Handler(Protocol):
     def frame(self, frame: Frame, reply: ReplyTo) -> None:
         """Serve one request and see to it that `reply` is called once, now or later.
 
-        Requests of one connection come one after the other, those of different connections at the same time. An
-        exception is sent to who asked as the error of this request.
+        Requests of one connection arrive one after the other, those of different connections at the same time. An
+        exception is sent to the rank that asked as the error of this request.
         """
         ...
 
     def left(self, sender: int, reason: str) -> None:
-        """A connection of rank `sender` has ended; `reason` reads on after its name. Not called by close()."""
+        """A connection of rank `sender` has ended; `reason` continues a sentence that begins with the rank's name.
+
+        Not called by close().
+        """
         ...
 
 
@@ -62,9 +72,7 @@ class Listener:
         count: Count | None = None,
         link: PacedLink | None = None,
     ) -> None:
-        host, port = address
-        if host in ("", "0.0.0.0", "::"):
-            raise CommunicationError(f'{name} must listen on the address of one interface, got "{host}".')
+        """`max_connections`: of ranks that have the token; those without are limited by themselves."""
         if len(token) != TOKEN_BYTES:
             raise CommunicationError(f"the token of {name} must have {TOKEN_BYTES} bytes, got {len(token)}.")
         self.name = name
@@ -78,11 +86,11 @@ class Listener:
         self._complaints = _Complaints()
         self._lock = threading.Lock()
         self._connections: set[Connection] = set()
+        self._unauthenticated = Unauthenticated(
+            at_most=_UNAUTHENTICATED, at_most_per_address=_UNAUTHENTICATED_PER_ADDRESS
+        )
         self._closing = threading.Event()
-        try:
-            self._socket = socket.create_server((host, port), backlog=128)
-        except OSError as exc:
-            raise CommunicationError(f"{name} cannot listen on {host}:{port}: {one_line(exc)}.") from exc
+        self._socket = _listening(address, name)
         bound = self._socket.getsockname()
         self.address: Address = (bound[0], bound[1])
         """Where callers reach it."""
@@ -97,16 +105,16 @@ class Listener:
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open now."""
+        """Connections that are open now, also those that have not shown the token."""
         with self._lock:
-            return len(self._connections)
+            return len(self._connections) + len(self._unauthenticated)
 
     def close(self) -> None:
         """End all connections and threads; closing twice is fine. Answers that wait in a queue are dropped."""
         with self._lock:
             first = not self._closing.is_set()
             self._closing.set()
-            connections = list(self._connections)
+            connections = [*self._connections, *self._unauthenticated.all()]
         if first:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
         for connection in connections:
@@ -130,39 +138,50 @@ class Listener:
                     self._closing.wait(0.1)  # out of descriptors or memory: some may become free
                 continue
             try:
-                self._admit(sock, f"{peer[0]}:{peer[1]}")
+                self._admit(sock, peer[0], peer[1])
             except (OSError, RuntimeError) as exc:  # it is gone already, or no thread can be started
                 sock.close()
                 self._complaints.add(f"{self.name} cannot serve {peer[0]}:{peer[1]}: {one_line(exc)}.")
 
-    def _admit(self, sock: socket.socket, peer: str) -> None:
+    def _admit(self, sock: socket.socket, host: str, port: int) -> None:
+        peer = f"{host}:{port}"
         connection = Connection(
             sock,
             token=self._token,
             limit_bytes=self._limit_bytes,
             frame_timeout_s=self._frame_timeout_s,
-            first_frame_timeout_s=self._frame_timeout_s,
+            first_frame_timeout_s=min(_FIRST_FRAME_S, self._frame_timeout_s),
+            answers_strangers=True,
             name=f"laconic-{self.name}-{peer}",
-            on_frame=self._serve,
+            on_frame=self._take,
             on_end=lambda connection, reason, refused: self._ended(connection, peer, reason, refused),
             count=self._count,
             link=self._link,
         )
         with self._lock:
-            full = len(self._connections) >= self._max_connections
-            if full or self._closing.is_set():
+            if self._closing.is_set():
                 sock.close()
-            else:
+                return
+            crowded_out = self._unauthenticated.add(connection, host)
+            try:
+                connection.start()
+            except RuntimeError:
+                self._unauthenticated.remove(connection)
+                raise
+        if crowded_out is not None:
+            crowded_out.end("had not shown its token when newer connections needed its place")
+
+    def _take(self, connection: Connection, frame: Frame) -> None:
+        with self._lock:
+            first = self._unauthenticated.remove(connection)
+            if first and len(self._connections) < self._max_connections:
                 self._connections.add(connection)
-                try:
-                    connection.start()
-                except RuntimeError:
-                    self._connections.discard(connection)
-                    raise
-        if full:
-            self._complaints.add(
-                f"{self.name} turned {peer} away: it has {self._max_connections} connections, which is all it may."
-            )
+            admitted = connection in self._connections
+        if admitted:
+            self._serve(connection, frame)
+        else:
+            # No answer: the caller tries again for as long as it may, and others may leave meanwhile.
+            connection.end(f"was turned away: all {self._max_connections} connections are in use")
 
     def _serve(self, connection: Connection, frame: Frame) -> None:
         if frame.kind == HELLO:
@@ -178,30 +197,60 @@ class Listener:
 
         try:
             self._handler.frame(frame, reply)
-        except Exception as exc:  # noqa: BLE001 - the request failed, not the listener; who asked is told
-            problem = f"{type(exc).__name__}: {one_line(exc)}"
-            self._complaints.add(f"{self.name} failed to serve rank {frame.sender}: {problem}", exc)
+        except Exception as exc:  # noqa: BLE001 - the request failed, not the listener; the rank that asked is told
+            ours = isinstance(exc, LaconicError)
+            problem = one_line(exc).rstrip(".") if ours else f"{type(exc).__name__}: {one_line(exc)}"
+            self._complaints.add(f"{self.name} failed to serve rank {frame.sender}: {problem}", None if ours else exc)
             connection.send(frame.error(problem))
 
     def _ended(self, connection: Connection, peer: str, reason: str, refused: bool) -> None:
         sender = connection.sender
         who = peer if sender is None else f"rank {sender} at {peer}"
+        with self._lock:
+            admitted = connection in self._connections
         try:
             if self._closing.is_set():
                 return
-            if refused or (sender is None and reason != LEFT):
+            if refused or (not admitted and reason != LEFT):
                 self._complaints.add(f"{self.name}: {who} {reason}. The connection is closed.")
-            if sender is not None:
+            if sender is not None and admitted:
                 self._handler.left(sender, reason)
         except Exception as exc:  # noqa: BLE001 - nobody waits for an answer; the log is all there is
             self._complaints.add(f"{self.name} failed when {who} left: {one_line(exc)}.", exc)
         finally:
             with self._lock:
                 self._connections.discard(connection)
+                self._unauthenticated.remove(connection)
+
+
+def _listening(address: Address, name: str) -> socket.socket:
+    """A socket that listens there; raises CommunicationError for an address that is not one interface's."""
+    host, port = address
+    if not 0 <= port <= LAST_PORT:
+        raise CommunicationError(f"{name} cannot listen on port {port}: a port is a number from 0 to {LAST_PORT}.")
+    sock = socket.socket(socket.AF_INET)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host != "::":
+            sock.bind((host, port))
+        # The bound address decides, not the text: "", "0" and "0.0" stand for all interfaces as well.
+        if host == "::" or sock.getsockname()[0] == "0.0.0.0":
+            raise CommunicationError(
+                f'{name} would listen on all interfaces of this host, got the address "{host}". Give the address of '
+                "one interface."
+            )
+        sock.listen(_BACKLOG)
+    except (OSError, UnicodeError) as exc:  # names that cannot be looked up raise the latter
+        sock.close()
+        raise CommunicationError(f"{name} cannot listen on {host}:{port}: {one_line(exc)}.") from exc
+    except CommunicationError:
+        sock.close()
+        raise
+    return sock
 
 
 class _Complaints:
-    """Log lines, a few per period: who sends garbage must not fill the disk."""
+    """Log lines, a few per period: a peer that sends garbage must not fill the disk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

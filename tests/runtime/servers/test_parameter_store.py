@@ -267,5 +267,5 @@ def test_states_that_do_not_fit_change_nothing() -> None:
 def test_a_worker_that_does_not_wait_for_its_answer_is_refused() -> None:
     server = ShelfByHand("ssp(staleness=0) / parameter_server", 2)
     server.push(0, gradient(0))
-    with pytest.raises(CommunicationError, match="rank 0 pushes again before it was answered"):
+    with pytest.raises(CommunicationError, match="rank 0 pushes again before its last push was answered"):
         server.push(0, gradient(1), 1)

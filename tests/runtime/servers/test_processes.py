@@ -68,6 +68,7 @@ def test_a_server_in_a_child_process_and_what_it_leaves_behind() -> None:
         for name, fields in value["saved"].items():
             assert_equal(value["again"][name], fields)
     fields = {field for fields in results[0].value["saved"].values() for field in fields}
-    assert fields == {f"server.{name}" for name in ("step|0", "exp_avg|1", "exp_avg|2", "exp_avg_sq|1", "exp_avg_sq|2")}
+    expected = ("fields|1", "step|0", "exp_avg|1", "exp_avg|2", "exp_avg_sq|1", "exp_avg_sq|2")
+    assert fields == {f"server.{name}" for name in expected}
     assert all(fields["server.step|0"].item() == 10 for fields in results[0].value["saved"].values())
     assert results[1].value["saved"] == {}

@@ -48,7 +48,11 @@ class Job:
         about = configuration(strategy, world_size, timeout_s=timeout_s, **groups)  # type: ignore[arg-type]
         for caller in self.callers:
             caller.call(JOIN, note="this job").wait()
-        self.callers[0].call(CONFIGURE, tensors=[START] if held else [], note=about.write()).wait()
+        self.callers[0].call(CONFIGURE, note=about.write()).wait()
+        if held:
+            with pytest.raises(CommunicationError, match="holds no parameters of bucket 0"):
+                self.callers[0].call(PULL).wait()
+            self.callers[0].call(RESTORE, tensors=[START], note="[]").wait()
 
     def caller(self, rank: int) -> Caller:
         return Caller(self.listener.address, token=TOKEN, rank=rank, timeout_s=10)
@@ -76,13 +80,17 @@ NONSENSE = [
     (REDUCE, 0, SUM, [START], "forms no sums of bucket 0"),
     (PUSH, 5, STEP, [START], "holds no parameters of bucket 5"),
     (PUSH, 0, "", [START], "not JSON"),
-    (PUSH, 0, STEP, [START[:3]], "a payload of rank 1 has 12 bytes, expected are 44"),
+    (PUSH, 0, STEP, [START[:3]], "a payload of rank 1 has 12 bytes, expected were 44"),
     (PUSH, 0, STEP, [], "a payload of rank 1 has 0 bytes"),
     (STATE, 3, "", [], "has no bucket 3"),
-    (RESTORE, 0, "{", [], "cannot read"),
-    (RESTORE, 0, "[1]", [], "no names"),
-    (RESTORE, 0, "[]", [START[:3]], "has 11 values, a saved one 3"),
-    (CONFIGURE, 0, "[]", [], "no table"),
+    (RESTORE, 0, "{", [], "names of a saved state are not JSON"),
+    (RESTORE, 0, "[1]", [], "must name its fields"),
+    (RESTORE, 0, "[]", [START[:3]], "a bucket of 11 torch.float32 parameters was sent 3"),
+    (RESTORE, 0, "[]", [], "has 0 fields and 0 tensors"),
+    (RESTORE, 5, "[]", [START], "has no bucket 5"),
+    (CONFIGURE, 0, "[]", [], "must be a JSON object"),
+    (CONFIGURE, 0, configuration("bsp / parameter_server", 2).write(), [], "already serves a job"),
+    (CONFIGURE, 0, configuration("asp / parameter_server", 2).write(), [], "another kind of job"),
     (CONFIGURE, 0, configuration("bsp / nonsense", 2).write(), [], "nonsense"),
     (JOIN, 0, "another job", [], "serves another job"),
 ]
@@ -112,7 +120,7 @@ def test_a_rank_that_is_none_and_one_that_has_not_joined() -> None:
         with pytest.raises(CommunicationError, match="rank 0 has not joined"):
             early.call(PULL).wait()
         early.call(JOIN, note="a job").wait()
-        with pytest.raises(CommunicationError, match="has not been told about the job yet"):
+        with pytest.raises(CommunicationError, match="has not been configured by rank 0 yet"):
             early.call(PULL).wait()
 
 

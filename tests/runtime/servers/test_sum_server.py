@@ -84,12 +84,16 @@ def test_what_is_owed_can_be_saved_and_put_back() -> None:
     other.aggregator.restore(tuple(saved.values()), list(saved))
     for name, value in other.aggregator.state().items():
         assert torch.equal(value, saved[name])
-    for tensors, keys in (
-        ((torch.ones(6),), ["c|error_feedback.residual|1"]),
-        ((torch.ones(6),), ["a|another.field|1"]),
-        ((torch.ones(5),), ["a|error_feedback.residual|1"]),
+    a, b = "a|error_feedback.residual|1", "b|error_feedback.residual|1"
+    for tensors, keys, told in (
+        ((torch.ones(6), torch.ones(5), torch.ones(6)), [a, b, "c|error_feedback.residual|1"], "this server does not"),
+        ((torch.ones(6),), [a], "lacks .*b.error_feedback.residual"),
+        ((torch.ones(6),), [a, b], "has 2 fields and 1 tensors"),
+        ((torch.ones(5), torch.ones(5)), [a, b], "has 5 .* values of .*a.error_feedback.* needed are 6"),
+        ((torch.ones(6).double(), torch.ones(5)), [a, b], "float64 values of .*a.error_feedback"),
+        ((torch.full((6,), float("nan")), torch.ones(5)), [a, b], "NaN or infinite values in .*a.error_feedback"),
     ):
-        with pytest.raises(CommunicationError, match="which this server has not"):
+        with pytest.raises(CommunicationError, match=told):
             other.aggregator.restore(tensors, keys)
     for name, value in other.aggregator.state().items():
         assert torch.equal(value, saved[name])
@@ -150,5 +154,5 @@ def test_a_rank_cannot_fill_the_memory_of_a_server() -> None:
     server = AggregatorByHand("bsp / parameter_server", 2)
     for step in range(8):
         server.add(1, torch.ones(BUCKET.numel), step)
-    with pytest.raises(CommunicationError, match="rank 1 asks for one sum after the other"):
+    with pytest.raises(CommunicationError, match="rank 1 has asked for 8 sums of one bucket without waiting"):
         server.add(1, torch.ones(BUCKET.numel), 8)

@@ -1,27 +1,43 @@
-"""Servers started beside the workers: child processes of a job's ranks, or threads where ranks are threads too."""
+"""Servers that a rank starts: child processes, or threads where ranks are threads too."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 from laconic.core.connection import Address
 from laconic.core.listener import Listener
 from laconic.errors import CommunicationError, one_line
 from laconic.runtime.servers.server import Server
 
+_LOG = logging.getLogger("laconic")
 _START_S = 120.0
-"""A process must first import torch, and many may do so at the same time."""
+"""A process must first import torch and compile kernels, and many may do so at the same time."""
 _END_S = 10.0
-"""What a process needs to end when nobody is connected any more."""
+"""What a process needs to end when no rank is connected any more."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a server will have to do, so that it can load and compile what that needs before it listens."""
+
+    strategy: str
+    dtypes: Sequence[torch.dtype]
+    holds: bool
+    """It holds parameters; otherwise it forms sums."""
 
 
 class LocalServer(Protocol):
-    """A server that this rank has started; `holds`: it is to hold parameters, not only to form sums."""
+    """A server that this rank has started."""
 
     @property
     def address(self) -> Address:
@@ -33,14 +49,14 @@ class LocalServer(Protocol):
         ...
 
     def stop(self, *, at_once: bool) -> None:
-        """End it: now, or when all ranks, which have said goodbye, have gone."""
+        """End it: now, or when all ranks, which have said goodbye, have disconnected."""
         ...
 
 
 class ThreadServer:
-    """A server in threads of this process."""
+    """A server in threads of this process, which loads what it needs when it is configured."""
 
-    def __init__(self, host: str, name: str, token: bytes, *, max_connections: int, holds: bool) -> None:
+    def __init__(self, host: str, name: str, token: bytes, *, max_connections: int, work: Assignment) -> None:
         self._service = Server(name)
         self._listener = Listener(
             self._service, address=(host, 0), token=token, name=name, max_connections=max_connections
@@ -62,13 +78,14 @@ class ThreadServer:
 class ProcessServer:
     """A server in a child process."""
 
-    def __init__(self, host: str, name: str, token: bytes, *, max_connections: int, holds: bool) -> None:
+    def __init__(self, host: str, name: str, token: bytes, *, max_connections: int, work: Assignment) -> None:
         self._name = name
         self._host = host
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "laconic.runtime.servers.process", host, name, str(max_connections)),
-                "holds" if holds else "sums",
+                *("holds" if work.holds else "sums", work.strategy),
+                ",".join(str(dtype).removeprefix("torch.") for dtype in work.dtypes),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -101,7 +118,9 @@ class ProcessServer:
         if self._first_line and self._first_line[0].isdigit():
             return True
         if self._first_line:
-            raise CommunicationError(f"{self._name}, a child process, ended before it listened; it has said why.")
+            raise CommunicationError(
+                f"{self._name}, a child process, ended before it listened; its standard error says why."
+            )
         if time.monotonic() - self._began_s > _START_S:
             raise CommunicationError(f"{self._name}, a child process, did not listen in {_START_S:g} s.")
         return False
@@ -112,9 +131,12 @@ class ProcessServer:
             if not at_once:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_END_S)
-            # Everybody who needs it has said goodbye, or the job is over: nothing is lost with it.
+            # Every rank that needs it has said goodbye, or the job is over: nothing is lost with it.
             self._process.kill()
-            self._process.wait(_END_S)
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                _LOG.warning("%s, process %d, was killed and still runs.", self._name, self._process.pid)
             self._reader.join(_END_S)
         finally:
             for pipe in (self._process.stdin, self._process.stdout):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from laconic.core.caller import Caller, Reply
+from laconic.core.caller import Caller, Reply, RequestFailed
 from laconic.core.connection import Address
+from laconic.core.frames import Frame
 from laconic.core.moment import Moment
 from laconic.core.paced import PacedLink
 from laconic.core.plan import Bucket
@@ -33,26 +34,26 @@ from laconic.runtime.servers.protocol import (
     GroupSettings,
 )
 
+_CPU = torch.device("cpu")
+
 
 class ServerAnswer:
     """A request to a server; see core/exchange.py."""
 
-    def __init__(self, reply: Reply, device: torch.device, transport: Transport) -> None:
+    def __init__(self, reply: Reply, device: torch.device, client: Client) -> None:
         self._reply = reply
         self._device = device
-        self._transport = transport
+        self._client = client
 
     def wait(self) -> None:
         """See Work."""
         try:
             self._reply.wait()
         except CommunicationError as exc:
-            if not isinstance(exc, PeerLost) and LOST not in str(exc):
+            error = self._client.explain(exc)
+            if error is exc:
                 raise
-            lost = PeerLost(str(exc))
-            # Who is gone may have said why, and a server ends with the rank that started it.
-            gone = isinstance(exc, PeerLost) or GONE in str(exc)
-            raise (with_last_words(lost, self._transport) if gone else lost) from exc
+            raise error from exc
 
     def done(self) -> bool:
         """See Work."""
@@ -61,13 +62,19 @@ class ServerAnswer:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """See Answer."""
-        return tuple(tensor.to(self._device) for tensor in self._reply.frame.tensors)
+        return tuple(tensor.to(self._device) for tensor in self.frame.tensors)
 
     @property
     def note(self) -> dict[str, int]:
         """What the server says about its answer."""
-        found: dict[str, int] = json.loads(self._reply.frame.note)
+        found: dict[str, int] = json.loads(self.frame.note)
         return found
+
+    @property
+    def frame(self) -> Frame:
+        """The answer as it was sent; waits for it."""
+        self.wait()
+        return self._reply.frame
 
 
 @dataclass(frozen=True)
@@ -98,11 +105,13 @@ class Client:
         job: str,
         token: bytes,
         timeout_s: float,
-        beside: bool,
+        started_by_ranks: bool,
         link: PacedLink | None = None,
     ) -> None:
-        """`job`: a name no other job has. `beside`: servers were started by the ranks, in turn."""
+        """`job`: a name no other job has. `started_by_ranks`: each rank in turn has started one."""
         self._transport = transport
+        self.failure: CommunicationError | None = None
+        """Why servers cannot be used any more, if a request has found that out."""
         self.placement = placement
         """Where each bucket is served."""
         self._callers: list[Caller] = []
@@ -116,41 +125,72 @@ class Client:
                         token=token,
                         rank=transport.rank,
                         timeout_s=timeout_s,
-                        name=f"server {number}" + (f" of rank {number % transport.world_size}" if beside else ""),
+                        name=f"server {number} of rank {number % transport.world_size}"
+                        if started_by_ranks
+                        else f"server {number}",
                         connect_timeout_s=min(60.0, timeout_s),
                         count=lambda payload, overhead: traffic.count("control", "frames", overhead),
                         link=link,
                     )
                 )
             self._ask_all(JOIN, job, what="joining")
-        except CommunicationError:
+        except BaseException:
             self.hang_up()
             raise
 
+    def _ask(
+        self,
+        server: int,
+        kind: int,
+        key: int = 0,
+        tensors: Sequence[torch.Tensor] = (),
+        note: str = "",
+        *,
+        what: str,
+        device: torch.device = _CPU,
+    ) -> ServerAnswer:
+        try:
+            reply = self._callers[server].call(kind, key, tensors, note, what=what)
+        except CommunicationError as exc:
+            error = self.explain(exc)
+            if error is exc:
+                raise
+            raise error from exc
+        return ServerAnswer(reply, device, self)
+
     def _ask_all(self, kind: int, note: str = "", *, what: str) -> None:
-        replies = [caller.call(kind, note=note, what=what) for caller in self._callers]
-        for reply in replies:
-            reply.wait()
+        answers = [self._ask(server, kind, note=note, what=what) for server in range(len(self._callers))]
+        for answer in answers:
+            answer.wait()
 
-    def configure(self, about: Sequence[Configuration], values: Mapping[int, torch.Tensor]) -> None:
-        """Tell every server about the job; one rank does."""
-        replies = [
-            caller.call(
-                CONFIGURE,
-                tensors=[values[number].cpu() for number in one.buckets] if values else [],
-                note=one.write(),
-                what="telling servers about the job",
-            )
-            for caller, one in zip(self._callers, about, strict=True)
-        ]
-        for reply in replies:
-            reply.wait()
+    def explain(self, error: CommunicationError) -> CommunicationError:
+        """The error of a request, with the reason of the rank that caused it if that rank has given one."""
+        lost = isinstance(error, PeerLost) or LOST in str(error)
+        if isinstance(error, RequestFailed) and not lost:
+            return error
+        if self.failure is None:
+            self.failure = error
+            # A rank that has ended may have said why, and a server ends with the rank that started it.
+            if isinstance(error, PeerLost) or GONE in str(error):
+                self.failure = with_last_words(PeerLost(str(error)), self._transport)
+            elif lost:
+                self.failure = PeerLost(str(error))
+        return self.failure
 
-    def _caller(self, bucket: int) -> Caller:
-        return self._callers[self.placement.owners[bucket]]
+    def configure(self, about: Sequence[Configuration]) -> None:
+        """Describe the job to every server; one rank does."""
+        what = "configuration of servers"
+        answers = [self._ask(server, CONFIGURE, note=one.write(), what=what) for server, one in enumerate(about)]
+        for answer in answers:
+            answer.wait()
 
     def _count(self, operation: str, tensors: Sequence[torch.Tensor]) -> None:
         self._transport.traffic.count("payload", operation, sum(tensor.nbytes for tensor in tensors))
+
+    def _send(self, kind: int, bucket: int, tensors: tuple[torch.Tensor, ...], note: str, what: str) -> ServerAnswer:
+        sent = [tensor.reshape(-1).cpu() for tensor in tensors]
+        device = tensors[0].device if tensors else _CPU
+        return self._ask(self.placement.owners[bucket], kind, bucket, sent, note, what=what, device=device)
 
     def reduce(
         self, bucket: int, tensors: tuple[torch.Tensor, ...], *, decoded: bool, moment: Moment, what: str
@@ -158,12 +198,7 @@ class Client:
         """See Servers."""
         note = json.dumps({"step": moment.step, "round": moment.round, "decoded": decoded})
         self._count("reduce", tensors)
-        sent = [tensor.reshape(-1).cpu() for tensor in tensors]
-        return ServerAnswer(
-            self._caller(bucket).call(REDUCE, key=bucket, tensors=sent, note=note, what=f"sum of {what}"),
-            tensors[0].device if tensors else torch.device("cpu"),
-            self._transport,
-        )
+        return self._send(REDUCE, bucket, tensors, note, f"sum of {what}")
 
     def push(
         self,
@@ -178,28 +213,21 @@ class Client:
         """Start sending the gradient of a bucket to the server that holds its parameters, which answers with these."""
         note = json.dumps({"step": step, "groups": list(groups), "unused": list(unused)})
         self._count("push", tensors)
-        sent = [tensor.reshape(-1).cpu() for tensor in tensors]
-        return ServerAnswer(
-            self._caller(bucket).call(PUSH, key=bucket, tensors=sent, note=note, what=f"push of {what}"),
-            tensors[0].device if tensors else torch.device("cpu"),
-            self._transport,
-        )
+        return self._send(PUSH, bucket, tensors, note, f"push of {what}")
 
     def pull(self, bucket: int) -> torch.Tensor:
         """The parameters of a bucket as its server has them."""
-        reply = self._caller(bucket).call(PULL, key=bucket, what=f"pull of bucket {bucket}")
-        return reply.frame.tensors[0]
+        return self._send(PULL, bucket, (), "", f"pull of bucket {bucket}").frame.tensors[0]
 
     def state(self, bucket: int) -> dict[str, torch.Tensor]:
         """What the server of a bucket remembers about it, keyed "parameter|field|dimensions"."""
-        frame = self._caller(bucket).call(STATE, key=bucket, what=f"state of bucket {bucket}").frame
+        frame = self._send(STATE, bucket, (), "", f"state of bucket {bucket}").frame
         return dict(zip(json.loads(frame.note), frame.tensors, strict=True))
 
-    def restore(self, bucket: int, state: Mapping[str, torch.Tensor], values: torch.Tensor | None) -> None:
-        """Have the server of a bucket continue from `state` and, where it holds parameters, from `values`."""
-        tensors = [*([] if values is None else [values.cpu()]), *(value.reshape(-1).cpu() for value in state.values())]
-        what = f"restoring bucket {bucket}"
-        self._caller(bucket).call(RESTORE, key=bucket, tensors=tensors, note=json.dumps(list(state)), what=what).wait()
+    def restore(self, bucket: int, state: Mapping[str, torch.Tensor], values: torch.Tensor | None) -> ServerAnswer:
+        """Start giving the server of a bucket its `state` and, where it holds parameters, their `values`."""
+        tensors = (*(() if values is None else (values,)), *state.values())
+        return self._send(RESTORE, bucket, tensors, json.dumps(list(state)), f"restoring bucket {bucket}")
 
     def rest(self) -> None:
         """Tell every server that this rank is about to wait for the others elsewhere."""
@@ -210,8 +238,8 @@ class Client:
         self._ask_all(BYE, what="goodbye")
 
     def missing(self, server: int) -> tuple[list[int], float]:
-        """Ranks that have not said goodbye to a server, and for how many seconds it has heard of nobody."""
-        note = json.loads(self._callers[server].call(MISSING, what="goodbye of the others").frame.note)
+        """Ranks that have not said goodbye to a server, and for how many seconds no rank has sent it a request."""
+        note = json.loads(self._ask(server, MISSING, what="goodbye of the others").frame.note)
         return note["ranks"], note["quiet_s"]
 
     def hang_up(self) -> None:

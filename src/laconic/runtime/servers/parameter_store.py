@@ -84,7 +84,7 @@ class ParameterStore:
             if self._over is not None:
                 raise CommunicationError(self._over)
             if any(waiting.frame.sender == frame.sender for waiting in self._waiting):
-                raise CommunicationError(f"rank {frame.sender} pushes again before it was answered.")
+                raise CommunicationError(f"rank {frame.sender} pushes again before its last push was answered.")
             # Whatever can be wrong is looked at before anything changes.
             settings = self._held.read_groups(note.get("groups"))
             staleness = self._version - worker.version

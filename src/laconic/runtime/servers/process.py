@@ -1,15 +1,14 @@
 """A server in a process of its own, as a worker starts it:
 
-    python -m laconic.runtime.servers.process HOST NAME MAX_CONNECTIONS holds|sums
+    python -m laconic.runtime.servers.process HOST NAME MAX_CONNECTIONS holds|sums STRATEGY DTYPES
 
 The token comes as the first line of standard input, in hex, so that no list of processes shows it. The first line of
-standard output says at which port the server listens. It ends when all ranks have said goodbye, or soon after the
-worker that started it, which shows in the end of standard input.
+standard output says at which port the server listens; all that its work needs is loaded and compiled by then. It ends
+when all ranks have said goodbye, or soon after the worker that started it, which shows in the end of standard input.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import select
 import signal
@@ -21,8 +20,10 @@ import torch
 from laconic.core.listener import Listener
 from laconic.core.paced import link_from_environment
 from laconic.errors import LaconicError
+from laconic.runtime.servers.preparation import prepare
 from laconic.runtime.servers.protocol import GONE
 from laconic.runtime.servers.server import Server
+from laconic.strategy import Strategy
 
 _LOOK_S = 1.0
 
@@ -33,13 +34,11 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     parent = os.getppid()
-    host, name, most, work = sys.argv[1:5]
+    host, name, most, work, strategy, dtypes = sys.argv[1:7]
     token = bytes.fromhex(sys.stdin.readline().strip())
-    if work == "holds":
-        # The first optimizer would load it, for as long as torch itself takes, while all ranks wait.
-        importlib.import_module("torch._dynamo")
     service = Server(name)
     try:
+        prepare(Strategy.parse(strategy), [getattr(torch, dtype) for dtype in dtypes.split(",")], holds=work == "holds")
         link = link_from_environment(os.environ)
         listener = Listener(service, address=(host, 0), token=token, name=name, max_connections=int(most), link=link)
     except LaconicError as exc:
@@ -58,7 +57,7 @@ def _until_parent_ends(service: Server, parent: int) -> None:
         pass
     if service.about is None:
         service.finished.set()
-    # Else it stays for a moment: others may still have to be told.
+    # Else it stays for a moment: other ranks may still have to be told.
     service.lose(f"{service.name} ends, because that rank has ended, {GONE}")
 
 

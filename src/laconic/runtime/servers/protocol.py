@@ -1,17 +1,19 @@
 """What workers and servers say to each other: kinds of frames, and what their notes hold.
 
     JOIN        every rank, first     note: the job's name
-    CONFIGURE   rank 0, once          note: Configuration     tensors: parameters of each bucket, if servers hold them
+    CONFIGURE   rank 0, once          note: Configuration
+    RESTORE     rank 0, per bucket    tensors: parameters, if servers hold them, and what the optimizer, or the sum,
+                                      remembers of them; note: the names of the latter
     REDUCE      every rank, a round   note: step, decoded     tensors: a payload; the answer: the sum
     PUSH        a rank, a step        note: step, groups ...  tensors: a payload; the answer: parameters
     REST        every rank            it waits for the others elsewhere, so nobody needs to wait for it here
-    STATE       rank 0                the answer: what the optimizer, or the sum, remembers
-    RESTORE     rank 0                tensors: parameters, if servers hold them, and the same
-    PULL        a rank                the answer: parameters as they are
+    STATE       rank 0, per bucket    the answer: what the optimizer, or the sum, remembers
+    PULL        a rank, per bucket    the answer: parameters as they are
     BYE         every rank, at last
-    MISSING     a rank, afterwards    the answer's note: who has not said goodbye, and how long nobody has come
+    MISSING     a rank, afterwards    the answer's note: which ranks have not said goodbye, and how long none has asked
 
-A note is JSON and checked field by field: what comes from a network is not to be trusted, even with the right token.
+A request is about one bucket, so that no model is too large for a message. A note is JSON and checked field by field:
+what arrives from a network is not to be trusted, even with the right token.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from laconic.errors import CommunicationError, one_line
 JOIN, CONFIGURE, REDUCE, PUSH, REST, STATE, RESTORE, PULL, BYE, MISSING = range(1, 11)
 
 LOST = "job lost: "
-"""How an error begins that tells of a rank without which the job cannot go on."""
+"""How an error begins that names a rank without which the job cannot go on."""
 GONE = "before the end of training"
 """How it ends if that rank is gone."""
 _MOST_RANKS = 2**16
@@ -73,7 +75,7 @@ class Configuration:
     world_size: int
     server: int
     buckets: dict[int, Bucket]
-    """Those this server looks after."""
+    """Those of this server."""
     optimizer: str = ""
     """The optimizer it runs; empty: it only forms sums."""
     groups: tuple[GroupSettings, ...] = ()
@@ -123,7 +125,7 @@ class Configuration:
                 float(document["timeout_s"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
-            raise CommunicationError(f"a server was given a configuration it cannot read: {one_line(exc)}.") from exc
+            raise CommunicationError(f"a server cannot read its configuration: {one_line(exc)}.") from exc
         configuration._check()
         return configuration
 
@@ -131,21 +133,21 @@ class Configuration:
         if self.optimizer and self.optimizer not in OPTIMIZERS:
             raise CommunicationError(f'a server cannot run the optimizer "{one_line(self.optimizer, 60)}".')
         if not 0 < self.timeout_s < math.inf:
-            raise CommunicationError(f"a server was given a time limit of {self.timeout_s:g} s; it must be > 0.")
+            raise CommunicationError(f"timeout_s of a server must be > 0 and finite, got {self.timeout_s:g}.")
         for number, bucket in self.buckets.items():
             if not bucket.tensors or len({tensor.dtype for tensor in bucket.tensors}) > 1:
-                raise CommunicationError(f"a server was given bucket {number} without tensors, or with several dtypes.")
+                raise CommunicationError(f"bucket {number} of a server must have tensors, all of one dtype.")
         known = dict(self.group_of)
         held = [tensor.name for bucket in self.buckets.values() for tensor in bucket.tensors] if self.optimizer else []
         for name in held:
             if not -1 <= known.get(name, -2) < len(self.groups):
-                raise CommunicationError(f'a server was not told the parameter group of "{one_line(name, 60)}".')
+                raise CommunicationError(f'the configuration lacks the parameter group of "{one_line(name, 60)}".')
 
 
 def _spec(name: str, shape: list[int], dtype: str, part_of: str, start: int) -> TensorSpec:
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise ValueError(f'"{one_line(dtype, 40)}" is no type of parameter')
+        raise ValueError(f'"{one_line(dtype, 40)}" is not a dtype of parameters')
     sizes = tuple(int(size) for size in shape)
     if any(size < 0 for size in sizes) or math.prod(sizes) > _LATEST:
         raise ValueError(f'parameter "{one_line(name, 40)}" has the shape {one_line(sizes, 60)}')
@@ -153,13 +155,13 @@ def _spec(name: str, shape: list[int], dtype: str, part_of: str, start: int) -> 
 
 
 def read_note(note: str) -> Mapping[str, Any]:
-    """A note as a table; raises CommunicationError if it is something else."""
+    """A note as a dictionary; raises CommunicationError if it is something else."""
     try:
         document = json.loads(note)
     except (ValueError, RecursionError) as exc:
-        raise CommunicationError(f"a server was sent a note that is not JSON: {one_line(exc)}.") from exc
+        raise CommunicationError(f"the note of a request is not JSON: {one_line(exc)}.") from exc
     if not isinstance(document, dict):
-        raise CommunicationError(f"a server was sent a note that is no table: {one_line(note, 60)}.")
+        raise CommunicationError(f"the note of a request must be a JSON object, got {one_line(note, 60)}.")
     return document
 
 
@@ -198,7 +200,7 @@ def decode_payload(
     found = sum(tensor.nbytes for tensor in tensors)
     # Before decoding: compiled loops trust the size of what they read.
     if found != expected:
-        raise CommunicationError(f"a payload of rank {rank} has {found} bytes, expected are {expected}.")
+        raise CommunicationError(f"a payload of rank {rank} has {found} bytes, expected were {expected}.")
     try:
         compression.decode(Payload(tensors), out, state)
     except UNDECODABLE as exc:

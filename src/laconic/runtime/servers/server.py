@@ -1,7 +1,7 @@
-"""One server: it is told about the job, then serves every rank until the last has said goodbye.
+"""One server: it is configured by rank 0, then serves every rank until the last has said goodbye.
 
-A rank that goes without a word, or keeps others waiting beyond the job's time limit, ends the job for all of them. The
-server then stays for a moment, so that everybody can be told who it was.
+A rank that leaves without a goodbye, or keeps others waiting beyond the job's time limit, ends the job for all of them.
+The server then stays for a moment, so that every rank can be told which rank it was.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from laconic.core.frames import Frame
 from laconic.core.listener import ReplyTo
 from laconic.errors import CommunicationError, one_line
 from laconic.runtime.servers.parameter_store import ParameterStore
+from laconic.runtime.servers.preparation import prepare
 from laconic.runtime.servers.protocol import (
     BYE,
     CONFIGURE,
@@ -32,6 +33,7 @@ from laconic.runtime.servers.protocol import (
     STATE,
     Configuration,
 )
+from laconic.runtime.servers.server_optimizer import check_values
 from laconic.runtime.servers.sum_server import SumServer
 from laconic.strategy import Strategy
 
@@ -50,6 +52,7 @@ class Server:
         self._lock = threading.Lock()
         self._job = ""
         self._about: Configuration | None = None
+        self._strategy: Strategy | None = None
         self._parts: dict[int, SumServer | ParameterStore] = {}
         self._present: set[int] = set()
         self._strangers: Counter[int] = Counter()
@@ -58,9 +61,9 @@ class Server:
         self._lost_s = 0.0
         self._heard_s = time.monotonic()
         self.configured = threading.Event()
-        """Set when rank 0 has told about the job."""
+        """Set when rank 0 has described the job."""
         self.finished = threading.Event()
-        """Set when every rank has said goodbye and gone, or nothing more can be done."""
+        """Set when every rank has said goodbye and disconnected, or the job was lost."""
         self._serve: dict[int, Callable[[Frame, ReplyTo], None]] = {
             JOIN: self._join,
             CONFIGURE: self._configure,
@@ -102,14 +105,14 @@ class Server:
         if sender not in self._present:
             raise CommunicationError(f"rank {sender} has not joined the job of {self.name}.")
         if about is None and frame.kind != CONFIGURE:
-            raise CommunicationError(f"{self.name} has not been told about the job yet.")
+            raise CommunicationError(f"{self.name} has not been configured by rank 0 yet.")
         if self._lost is not None and frame.kind != BYE:
             raise CommunicationError(LOST + self._lost)
         if sender in self._goodbyes and frame.kind not in (BYE, MISSING):
             raise CommunicationError(f"rank {sender} has said goodbye to {self.name} already.")
 
     def left(self, sender: int, reason: str) -> None:
-        """See Handler; a rank that goes without a word takes the others with it."""
+        """See Handler; a rank that leaves without a goodbye ends the job for the others."""
         with self._lock:
             if self._strangers[sender]:
                 self._strangers[sender] -= 1
@@ -125,16 +128,21 @@ class Server:
             self.finished.set()
 
     def lose(self, reason: str) -> None:
-        """Tell everybody, now or when they come, that the job cannot go on; the first reason stays."""
+        """Tell every rank, now or at its next request, that the job cannot go on; the first reason stays."""
         with self._lock:
             if self._lost is not None:
                 return
             self._lost, self._lost_s = reason, time.monotonic()
         _LOG.error("%s: %s", self.name, reason)
-        for part in self._parts.values():
+        for _, part in self._all_parts():
             part.fail(LOST + reason)
         if not self._present:
             self.finished.set()
+
+    def _all_parts(self) -> list[tuple[int, SumServer | ParameterStore]]:
+        """What it serves, by number of bucket; the table may grow meanwhile."""
+        with self._lock:
+            return list(self._parts.items())
 
     def _awaited(self) -> list[int]:
         """Ranks that have not said goodbye."""
@@ -154,34 +162,26 @@ class Server:
 
     def _configure(self, frame: Frame, reply: ReplyTo) -> None:
         about = Configuration.read(frame.note)
-        parts = self._make_parts(about, frame)
+        strategy = Strategy.parse(about.strategy)
+        rule, compression = strategy.synchronization, strategy.compression
+        if rule.barrier == bool(about.optimizer):
+            raise CommunicationError(f'the strategy "{one_line(about.strategy)}" is configured as another kind of job.')
+        parts: dict[int, SumServer | ParameterStore] = {}
+        if not about.optimizer:  # else each bucket starts with the RESTORE that brings its parameters
+            for number, bucket in about.buckets.items():
+                parts[number] = SumServer(bucket, compression, world_size=about.world_size, server=about.server)
+        if self._about is None:  # what the first requests would wait for
+            prepare(strategy, {bucket.dtype for bucket in about.buckets.values()}, holds=bool(about.optimizer))
         with self._lock:
-            # Sums may be told anew which buckets there are; who holds parameters keeps them.
+            # Buckets may change where sums are formed; a server that holds parameters keeps its own.
             told = self._about
             if told is not None and (told.optimizer or about.strategy != told.strategy):
                 raise CommunicationError(f"{self.name} already serves a job.")
-            self._about, self._parts = about, parts
+            self._about, self._strategy, self._parts = about, strategy, parts
         if told is None:
             threading.Thread(target=self._watch, name=f"laconic-{self.name}-watch", daemon=True).start()
             self.configured.set()
         reply(frame.answer())
-
-    def _make_parts(self, about: Configuration, frame: Frame) -> dict[int, SumServer | ParameterStore]:
-        strategy = Strategy.parse(about.strategy)
-        rule, compression = strategy.synchronization, strategy.compression
-        parts: dict[int, SumServer | ParameterStore] = {}
-        held = 0 if rule.barrier else len(about.buckets)
-        if len(frame.tensors) != held or rule.barrier == bool(about.optimizer):
-            raise CommunicationError(f"{self.name} is to hold {held} buckets and was sent {len(frame.tensors)}.")
-        for place, (number, bucket) in enumerate(about.buckets.items()):
-            if not rule.barrier:
-                values = frame.tensors[place]
-                if values.numel() != bucket.numel or values.dtype != bucket.dtype:
-                    raise CommunicationError(f"bucket {number} has {bucket.numel} values, got {values.numel()}.")
-                parts[number] = ParameterStore(number, about, compression, rule, values)
-            else:
-                parts[number] = SumServer(bucket, compression, world_size=about.world_size, server=about.server)
-        return parts
 
     def _watch(self) -> None:
         """End waits that are too long, and a job that was lost a while ago."""
@@ -193,7 +193,7 @@ class Server:
                 if time.monotonic() - self._lost_s > _STAY_S:
                     self.finished.set()
                 continue
-            for number, part in self._parts.items():
+            for number, part in self._all_parts():
                 waited_s, ranks = part.waiting_for()
                 if waited_s > patience_s:
                     who = ", ".join(map(str, ranks))
@@ -220,7 +220,7 @@ class Server:
         return self._parts[frame.key]
 
     def _rest(self, frame: Frame, reply: ReplyTo) -> None:
-        for part in self._parts.values():
+        for _, part in self._all_parts():
             part.rest(frame.sender)
         reply(frame.answer())
 
@@ -232,16 +232,32 @@ class Server:
         try:
             keys = json.loads(frame.note)
         except (ValueError, RecursionError) as exc:
-            raise CommunicationError(f"{self.name} was sent a state it cannot read: {one_line(exc)}.") from exc
+            raise CommunicationError(f"the names of a saved state are not JSON: {one_line(exc)}.") from exc
         if not isinstance(keys, list) or not all(isinstance(key, str) and key.count("|") >= 2 for key in keys):
-            raise CommunicationError(f"{self.name} was sent a state whose fields have no names.")
-        self._part(frame).restore(frame.tensors, keys)
+            raise CommunicationError("a saved state must name its fields as a list of parameter|field|dimensions.")
+        part = self._parts.get(frame.key) or self._new_store(frame)
+        part.restore(frame.tensors, keys)
+        with self._lock:
+            self._parts[frame.key] = part
         reply(frame.answer())
+
+    def _new_store(self, frame: Frame) -> ParameterStore:
+        """What holds the parameters of a bucket, made when they arrive."""
+        about, strategy = self._about, self._strategy
+        assert about is not None
+        assert strategy is not None
+        rule = strategy.synchronization
+        if frame.key not in about.buckets or rule.barrier:
+            raise CommunicationError(f"{self.name} has no bucket {frame.key}.")
+        if not frame.tensors:
+            raise CommunicationError(f"bucket {frame.key} comes without its parameters.")
+        check_values(about.buckets[frame.key], frame.tensors[0])
+        return ParameterStore(frame.key, about, strategy.compression, rule, frame.tensors[0])
 
     def _bye(self, frame: Frame, reply: ReplyTo) -> None:
         with self._lock:
             self._goodbyes.add(frame.sender)
-        for part in self._parts.values():
+        for _, part in self._all_parts():
             part.leave(frame.sender)
         reply(frame.answer())
 

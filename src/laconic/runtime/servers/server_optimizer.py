@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from laconic.core.plan import Bucket
 from laconic.errors import CommunicationError, one_line
 from laconic.runtime.servers.protocol import OPTIMIZERS, Configuration, GroupSettings, group_settings
 
@@ -49,7 +50,7 @@ class HeldParameters:
             if groups:
                 self._optimizer = kind(groups)  # pyrefly: ignore[missing-argument] - every kind has its own
         except (TypeError, ValueError, KeyError) as exc:
-            raise CommunicationError(f"a server cannot make a {about.optimizer}: {one_line(exc)}.") from exc
+            raise CommunicationError(f"a server cannot construct {about.optimizer}: {one_line(exc)}.") from exc
 
     def read_groups(self, groups: object) -> dict[int, GroupSettings]:
         """Settings of this bucket's parameter groups, by place; raises CommunicationError for one that does not fit."""
@@ -60,7 +61,7 @@ class HeldParameters:
         found: dict[int, GroupSettings] = {}
         for group, place in self._places.items():
             if not isinstance(groups[group], dict):
-                raise CommunicationError(f"the settings of parameter group {group} are no table.")
+                raise CommunicationError(f"the settings of parameter group {group} must be a JSON object.")
             settings = group_settings(groups[group])
             now = self._optimizer.param_groups[place]
             # What is not the optimizer's is a scheduler's, which has done its work on the worker.
@@ -105,25 +106,34 @@ class HeldParameters:
 
     def restore(self, values: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from other parameters and what the optimizer remembered; raises, with nothing changed, if unfit."""
-        if values.numel() != self.values.numel() or values.dtype != self.values.dtype:
-            raise CommunicationError(f"a bucket has {self.values.numel()} values, a saved one {values.numel()}.")
+        check_values(self._bucket, values)
         found: dict[str, dict[str, torch.Tensor]] = {}
         for key, value in state.items():
             name, field, dims = key.rsplit("|", 2)
-            numel = 1 if dims == "0" else self._parameters[name].numel() if name in self._parameters else -1
-            if value.numel() != numel:
-                raise CommunicationError(
-                    f'a saved state has {value.numel()} values of "{one_line(key, 80)}", which this server has not.'
-                )
+            if name not in self._parameters:
+                raise CommunicationError(f'a saved state has "{one_line(key, 80)}", of a parameter that is not here.')
             shape = torch.Size() if dims == "0" else self._parameters[name].shape
+            if value.numel() != shape.numel() or (dims != "0" and value.dtype != self.values.dtype):
+                raise CommunicationError(
+                    f'a saved state has {value.numel()} {value.dtype} values of "{one_line(key, 80)}", needed are '
+                    f"{shape.numel()} of {self.values.dtype}."
+                )
+            if not bool(torch.isfinite(value).all()):
+                raise CommunicationError(f'a saved state has NaN or infinite values in "{one_line(key, 80)}".')
             found.setdefault(name, {})[field] = value.clone().view(shape)
-        if not found.keys() <= self._parameters.keys():
-            raise CommunicationError("a saved state is of parameters this server does not hold.")
         self.values.copy_(values)
         if self._optimizer is not None:
             self._optimizer.state.clear()
             for name, fields in found.items():
                 self._optimizer.state[self._parameters[name]] = fields
+
+
+def check_values(bucket: Bucket, values: torch.Tensor) -> None:
+    """Raise CommunicationError unless `values` can be the parameters of a bucket."""
+    if values.numel() != bucket.numel or values.dtype != bucket.dtype:
+        raise CommunicationError(
+            f"a bucket of {bucket.numel} {bucket.dtype} parameters was sent {values.numel()} of {values.dtype}."
+        )
 
 
 def _alike(old: object, new: object) -> bool:

@@ -1,11 +1,14 @@
-"""All servers of a job, from the point of view of one rank: started, told about the job, asked for state, ended."""
+"""All servers of a job as one rank sees them: started, configured, asked for their state, ended."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
 
@@ -17,22 +20,25 @@ from laconic.core.interface import local_address
 from laconic.core.plan import Bucket
 from laconic.core.stateful import ParameterState
 from laconic.core.tensor import TensorSpec
-from laconic.errors import AttachError, CommunicationError
+from laconic.errors import AttachError, CheckpointError, CommunicationError, one_line
 from laconic.runtime.agreement import gather_addresses, gather_bytes, read_address
 from laconic.runtime.job import Job
-from laconic.runtime.servers.child_process import LocalServer, ProcessServer, ThreadServer
-from laconic.runtime.servers.client import Client, Placement
+from laconic.runtime.servers.child_process import Assignment, LocalServer, ProcessServer, ThreadServer
+from laconic.runtime.servers.client import Client, Placement, ServerAnswer
 from laconic.runtime.servers.protocol import OPTIMIZERS, Configuration, group_settings
+from laconic.runtime.servers.saved_state import NAMES, PREFIX, check_optimizer_state, check_sum_state, names_of
 
 TOKEN_VARIABLE = "LACONIC_TOKEN"
-"""The environment variable with the token of servers that run already, in hex."""
-_LOOK_S = 0.2
-"""How long to wait before the next look whether all ranks have said goodbye."""
-_START_LOOK_S = 1.0
-_SPARE_CONNECTIONS = 64
-"""More than there are ranks: some may come from elsewhere, and are refused one by one."""
-_FIELD = "server."
-"""What a field of a server's state is called among a rank's own."""
+"""The environment variable with the token of external servers, in hex."""
+_LOG = logging.getLogger("laconic")
+_POLL_S = 0.2
+"""How often a server is asked whether all ranks have said goodbye."""
+_START_POLL_S = 1.0
+_SPARE_CONNECTIONS = 8
+"""Of a rank that connects again before the end of its last connection has been noticed."""
+_RESTORES_IN_FLIGHT = 4
+"""Buckets on their way to servers at a time: enough to hide the latency, few enough to fit in memory."""
+_PROBLEM_BYTES = 1024
 
 
 class ServerPool:
@@ -44,7 +50,7 @@ class ServerPool:
         transport = job.transport
         self._architecture = architecture
         self._placement = self._place([bucket for plan in job.fixed_plans() for bucket in plan.buckets])
-        self._beside: list[LocalServer] = []
+        self._started: list[LocalServer] = []
         self._mine = range(0)
         self.client: Client | None = None
         optimizer = "" if self._rule.barrier else _check_optimizer(job)
@@ -63,13 +69,13 @@ class ServerPool:
                 job=name,
                 token=token,
                 timeout_s=transport.timeout_s,
-                beside=not architecture.hosts,
+                started_by_ranks=not architecture.hosts,
                 link=transport.link,
             )
             self._meet("ranks joining servers")
             if transport.rank == 0:
                 self._configure(len(addresses), optimizer)
-            self._meet("servers being told about the job")
+            self._meet("configuration of servers")
         except BaseException:
             self.abandon()
             raise
@@ -79,17 +85,19 @@ class ServerPool:
         host = "127.0.0.1" if transport.in_process else local_address(os.environ.get("MASTER_ADDR"))
         kind = ThreadServer if transport.in_process else ProcessServer
         self._mine = range(transport.rank, num_servers, transport.world_size)
+        dtypes = sorted({bucket.dtype for bucket in self._placement.buckets}, key=str)
+        work = Assignment(str(self._job.strategy), dtypes, holds)
         for number in self._mine:
             name = f"server {number} of rank {transport.rank}"
             most = transport.world_size + _SPARE_CONNECTIONS
-            self._beside.append(kind(host, name, token, max_connections=most, holds=holds))
-        # Processes take seconds to start, maybe more than ranks may wait for each other: so they meet again and again.
-        look_s = min(_START_LOOK_S, transport.timeout_s / 4)
+            self._started.append(kind(host, name, token, max_connections=most, work=work))
+        # A process may take longer to start than ranks may wait for each other, so ranks meet again and again.
+        poll_s = min(_START_POLL_S, transport.timeout_s / 4)
         while True:
-            ready = all(server.listens(look_s) for server in self._beside)
+            ready = all(server.listens(poll_s) for server in self._started)
             if all(row == b"y" for row in gather_bytes(transport, b"y" if ready else b"n", "servers that start")):
                 break
-        return gather_addresses(transport, [server.address for server in self._beside], num_servers)
+        return gather_addresses(transport, [server.address for server in self._started], num_servers)
 
     def _configure(self, num_servers: int, optimizer: str) -> None:
         job = self._job
@@ -109,16 +117,25 @@ class ServerPool:
             for number in range(num_servers)
         ]
         assert self.client is not None
-        held = range(len(self._placement.buckets)) if optimizer else ()
-        self.client.configure(about, {bucket: self._values(bucket) for bucket in held})
-        for bucket in held:
-            remembered = self._remembered(bucket)
-            if remembered:
-                self.client.restore(bucket, remembered, self._values(bucket))
+        self.client.configure(about)
+        if optimizer:
+            numbers = range(len(self._placement.buckets))
+            self._send_to_servers((number, self._remembered(number), self._values(number)) for number in numbers)
 
     def _place(self, buckets: Sequence[Bucket]) -> Placement:
         world_size = self._job.transport.world_size
         return Placement(tuple(buckets), tuple(self._architecture.owners(list(buckets), world_size)))
+
+    def _send_to_servers(self, buckets: Iterable[tuple[int, Mapping[str, torch.Tensor], torch.Tensor | None]]) -> None:
+        """Give servers the state and, where they hold them, the parameters of buckets."""
+        assert self.client is not None
+        in_flight: deque[ServerAnswer] = deque()
+        for bucket in buckets:
+            in_flight.append(self.client.restore(*bucket))
+            if len(in_flight) == _RESTORES_IN_FLIGHT:
+                in_flight.popleft().wait()
+        for answer in in_flight:
+            answer.wait()
 
     def replan(self, buckets: Sequence[Bucket]) -> None:
         """Have servers form sums of other buckets from now on; every rank calls it between two steps."""
@@ -130,7 +147,7 @@ class ServerPool:
         self._placement = self.client.placement = self._place(buckets)
         if self._job.transport.rank == 0:
             self._configure(self._architecture.num_servers(self._job.transport.world_size), "")
-        self.load(state)
+        self._restore(state)
 
     def _values(self, number: int) -> torch.Tensor:
         """The parameters of a bucket as this rank has them."""
@@ -167,7 +184,11 @@ class ServerPool:
                 tensors = {tensor.name: tensor for tensor in bucket.tensors}
                 for key, value in self.client.state(number).items():
                     name, field, dims = key.rsplit("|", 2)
-                    self._put_together(found, tensors[name], f"{_FIELD}{field}|{dims}", value)
+                    self._put_together(found, tensors[name], f"{PREFIX}{field}|{dims}", value)
+            if not self._rule.barrier:
+                for name in self._job.parameters:
+                    fields = found.setdefault(name, {})
+                    fields[NAMES] = names_of(field.removeprefix(PREFIX) for field in fields)
         return found
 
     def _put_together(self, found: ParameterState, tensor: TensorSpec, field: str, value: torch.Tensor) -> None:
@@ -180,29 +201,68 @@ class ServerPool:
             fields[field] = value
 
     def load(self, saved: ParameterState) -> None:
-        """Have servers continue from what they remembered and, where they hold parameters, from rank 0's."""
+        """Have servers continue from what they remembered and, where they hold parameters, from rank 0's.
+
+        Raises CheckpointError on every rank, with nothing changed, if rank 0's part of the servers' state is unfit.
+        """
         assert self.client is not None
         if not self._rule.barrier:
             self.client.rest()
             self._meet("the end of steps")
+        self._raise_everywhere(self._problem(saved) if self._job.transport.rank == 0 else "")
+        self._restore(saved)
+
+    def _problem(self, saved: ParameterState) -> str:
+        """What is wrong with the servers' part of a saved state; empty if nothing is."""
+        now = self.state() if self._rule.barrier else {}
+        try:
+            for name, parameter in self._job.parameters.items():
+                if not self._rule.barrier:
+                    check_optimizer_state(name, saved.get(name, {}), parameter)
+                else:
+                    check_sum_state(name, saved.get(name, {}), now.get(name, {}))
+        except CheckpointError as exc:
+            return str(exc)
+        return ""
+
+    def _raise_everywhere(self, problem: str) -> None:
+        """Raise CheckpointError on all ranks if rank 0 has found a problem."""
+        transport, what = self._job.transport, "the check of a saved state of servers"
+        text = torch.frombuffer(bytearray(problem.encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES)), dtype=torch.uint8)
+        said = text.to(transport.control_device)
+        self._job.engine.call(
+            what,
+            lambda: one_round(transport.broadcast(said, source=0, purpose="control", what=what)),
+            step=self._job.step,
+            device=said.device,
+        )
+        found = bytes(said.tolist()).decode(errors="replace").strip()
+        if found:
+            raise CheckpointError(found)
+
+    def _restore(self, saved: ParameterState) -> None:
         if self._job.transport.rank == 0:
-            for number, bucket in enumerate(self._placement.buckets):
-                state = {
-                    f"{tensor.name}|{field.removeprefix(_FIELD)}": (
-                        value[tensor.start : tensor.start + tensor.numel] if tensor.part_of else value
-                    )
-                    for tensor in bucket.tensors
-                    for field, value in saved.get(tensor.owner, {}).items()
-                    if field.startswith(_FIELD)
-                }
-                values = None if self._rule.barrier else self._values(number)
-                self.client.restore(number, state, values)
-        self._meet("servers being given a saved state")
+            self._send_to_servers(self._saved_buckets(saved))
+        self._meet("the restoring of servers")
         if not self._rule.barrier:
             self.pull()
 
+    def _saved_buckets(
+        self, saved: ParameterState
+    ) -> Iterable[tuple[int, Mapping[str, torch.Tensor], torch.Tensor | None]]:
+        for number, bucket in enumerate(self._placement.buckets):
+            state = {
+                f"{tensor.name}|{field.removeprefix(PREFIX)}": (
+                    value.reshape(-1)[tensor.start : tensor.start + tensor.numel] if tensor.part_of else value
+                )
+                for tensor in bucket.tensors
+                for field, value in saved.get(tensor.owner, {}).items()
+                if field.startswith(PREFIX) and field != NAMES
+            }
+            yield number, state, None if self._rule.barrier else self._values(number)
+
     def _meet(self, what: str) -> None:
-        """Return when every rank has come here; in turn with exchanges, of which some may still be under way."""
+        """Return when every rank has come here; in turn with exchanges, of which some may still be in flight."""
         transport = self._job.transport
         here = torch.ones(1, device=transport.control_device)
         self._job.engine.call(
@@ -215,12 +275,12 @@ class ServerPool:
     def meet_and_pull(self) -> None:
         """Take the parameters that servers hold once no rank is in a step; every rank calls it."""
         assert self.client is not None
-        # Or a rank that is ahead, and waits at a server, would wait for one that waits for it here.
+        # Otherwise a rank that is ahead, and waits at a server, would wait for one that waits for it here.
         self.client.rest()
         self._meet("the end of steps")
         self.pull()
-        # Nobody changes what others have not pulled yet.
-        self._meet("all ranks having the servers' parameters")
+        # No rank may push before all have pulled.
+        self._meet("the pull of parameters by all ranks")
 
     def pull(self) -> None:
         """Overwrite this rank's parameters by those that servers hold."""
@@ -232,45 +292,71 @@ class ServerPool:
                     self._job.parameters[tensor.name].copy_(values[place].view(tensor.shape))
 
     def leave(self) -> None:
-        """Say goodbye, and end the servers beside this rank once everybody has."""
+        """Say goodbye, and end the servers this rank has started once every rank has.
+
+        After a failure that is known here it says no goodbye and waits for nothing: see abandon().
+        """
         try:
-            if self.client is not None:
-                if not self._rule.barrier:
-                    self._hand_back(self.client)
-                self.client.leave()
-                for number in self._mine:
-                    self._wait_for_goodbyes(self.client, number)
-                self.client.hang_up()
-            self._end(at_once=False)
+            if self.client is None:
+                return
+            failure = self._known_failure(self.client)
+            if failure is None:
+                self._say_goodbye(self.client)
+                self._end(at_once=False)
+            elif not self._rule.barrier:
+                _LOG.warning(
+                    "rank %d detaches after a failure, so its optimizer does not get back the state that servers hold: "
+                    "%s",
+                    self._job.transport.rank,
+                    one_line(failure),
+                )
         finally:
             self.abandon()
 
+    def _known_failure(self, client: Client) -> str | None:
+        """Why the job cannot go on, if that is known here."""
+        error = client.failure or self._job.transport.known_failure()
+        if error is not None:
+            return str(error)
+        return "communication has failed" if self._job.engine.failed() else None
+
+    def _say_goodbye(self, client: Client) -> None:
+        if not self._rule.barrier:
+            self._hand_back(client)
+        client.leave()
+        for number in self._mine:
+            self._wait_for_goodbyes(client, number)
+        client.hang_up()
+
     def _wait_for_goodbyes(self, client: Client, number: int) -> None:
-        """Others may have steps to make yet: as long as they make them, this rank's servers stay."""
-        limit_s = self._job.transport.timeout_s
+        """Other ranks may have steps to make yet: as long as they make them, this rank's servers stay."""
+        transport = self._job.transport
         while True:
             ranks, quiet_s = client.missing(number)
             if not ranks:
                 return
-            if quiet_s > limit_s:
+            known = transport.known_failure()
+            if known is not None:
+                raise known
+            if quiet_s > transport.timeout_s:
                 raise CommunicationError(
-                    f"detaching on rank {self._job.transport.rank}: server {number} has heard nothing for {limit_s:g} "
-                    f"s, and rank {', '.join(map(str, ranks))} has not detached."
+                    f"detaching on rank {transport.rank}: no rank has sent server {number} a request for "
+                    f"{transport.timeout_s:g} s, and rank {', '.join(map(str, ranks))} has not detached."
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def abandon(self) -> None:
-        """End at once what this rank has started."""
-        try:
-            self._end(at_once=True)
-        finally:
+        """End at once what this rank has started, and close its connections; what is asked of servers fails."""
+        with ExitStack() as stack:
             if self.client is not None:
-                self.client.hang_up()
+                stack.callback(self.client.hang_up)
+            stack.callback(self._end, at_once=True)
 
     def _end(self, *, at_once: bool) -> None:
-        beside, self._beside = self._beside, []
-        for server in beside:
-            server.stop(at_once=at_once)
+        started, self._started = self._started, []
+        with ExitStack() as stack:
+            for server in started:
+                stack.callback(server.stop, at_once=at_once)
 
 
 def _check_optimizer(job: Job) -> str:
@@ -291,7 +377,7 @@ def _token_from_environment() -> bytes:
         token = b""
     if len(token) != TOKEN_BYTES:
         raise AttachError(
-            f"servers that run already ask for their token: set {TOKEN_VARIABLE} to the {2 * TOKEN_BYTES} hex digits "
-            'that "laconic serve" was started with.'
+            f"external servers require a token: set the environment variable {TOKEN_VARIABLE} to the "
+            f'{2 * TOKEN_BYTES} hex digits that "laconic serve" was started with.'
         )
     return token

@@ -72,7 +72,9 @@ class SumServer:
             if self._over is not None:
                 raise CommunicationError(self._over)
             if len(self._came[frame.sender]) >= _MOST_WAITING:
-                raise CommunicationError(f"rank {frame.sender} asks for one sum after the other and waits for none.")
+                raise CommunicationError(
+                    f"rank {frame.sender} has asked for {_MOST_WAITING} sums of one bucket without waiting for any."
+                )
             never = next((rank for rank in sorted(self._gone) if not self._came[rank]), None)
             if never is not None:
                 raise CommunicationError(_gone(never))
@@ -128,18 +130,28 @@ class SumServer:
 
     def restore(self, tensors: tuple[torch.Tensor, ...], keys: list[str]) -> None:
         """Continue from what was owed then; raises CommunicationError, with nothing changed, if it does not fit."""
+        if len(tensors) != len(keys):
+            raise CommunicationError(f"a saved state has {len(keys)} fields and {len(tensors)} tensors.")
         with self._lock:
-            owed = self._write.by_parameter()
-            places: list[torch.Tensor] = []
-            for key, value in zip(keys, tensors, strict=True):
-                name, field, _ = key.rsplit("|", 2)
-                if field not in owed.get(name, {}) or owed[name][field].numel() != value.numel():
+            owed = {
+                f"{name}|{field}|1": value
+                for name, fields in self._write.by_parameter().items()
+                for field, value in fields.items()
+            }
+            saved = dict(zip(keys, tensors, strict=True))
+            for key in owed.keys() ^ saved.keys():
+                problem = "lacks" if key in owed else "has, but this server does not,"
+                raise CommunicationError(f'a saved state {problem} "{one_line(key, 80)}".')
+            for key, value in saved.items():
+                if value.numel() != owed[key].numel() or value.dtype != owed[key].dtype:
                     raise CommunicationError(
-                        f'a saved state has {value.numel()} values of "{one_line(key, 80)}", which this server has not.'
+                        f'a saved state has {value.numel()} {value.dtype} values of "{one_line(key, 80)}", needed are '
+                        f"{owed[key].numel()} of {owed[key].dtype}."
                     )
-                places.append(owed[name][field])
-            for place, value in zip(places, tensors, strict=True):
-                place.copy_(value.view(place.shape))
+                if not bool(torch.isfinite(value).all()):
+                    raise CommunicationError(f'a saved state has NaN or infinite values in "{one_line(key, 80)}".')
+            for key, value in saved.items():
+                owed[key].copy_(value.view(owed[key].shape))
 
     def _sum(self, parts: list[_Part]) -> tuple[torch.Tensor, ...]:
         first = parts[0]
