@@ -47,8 +47,8 @@ class Synchronization(Method):
     fields: ClassVar[Mapping[str, Resize]] = {}
     """What it remembers per element, and what becomes of that when the number of workers changes."""
     scale_equivariant: ClassVar[bool] = True
-    """Twice the gradients give twice the result. False where only a direction comes out: a GradScaler divides the result
-    by its scale and would then shrink every step."""
+    """Twice the gradients give twice the result. False where only a direction comes out: a GradScaler divides that by
+    its scale, so every step would shrink."""
     scaled_fields: ClassVar[frozenset[str]] = frozenset()
     """Those fields that are in the unit of the gradients: they follow when a GradScaler changes its scale."""
 
