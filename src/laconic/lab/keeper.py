@@ -167,9 +167,12 @@ def _teach_fast_rates() -> None:
     from pyroute2.netlink.rtnl.tcmsg import plugins, sched_tbf
     from pyroute2.netlink.rtnl.tcmsg.common import get_rate_parameters
 
-    class Options(sched_tbf.options):
+    known: Any = sched_tbf.options
+    kinds: Any = plugins
+
+    class Options(known):
         # The position in this list is the kernel's number of the attribute (linux/pkt_sched.h).
-        nla_map = (*sched_tbf.options.nla_map[:4], ("TCA_TBF_RATE64", "uint64"))
+        nla_map = (*known.nla_map[:4], ("TCA_TBF_RATE64", "uint64"))
 
     class TokenBucket:
         """In the shape of pyroute2's module sched_tbf."""
@@ -189,7 +192,7 @@ def _teach_fast_rates() -> None:
             # The kernel takes the larger of the two rates.
             return {"attrs": [*attributes, *([["TCA_TBF_RATE64", rate]] if rate > _LARGEST_32_BITS else [])]}
 
-    plugins["tbf"] = TokenBucket
+    kinds["tbf"] = TokenBucket
 
 
 def _shape(links: Any, index: int, link: dict[str, float]) -> None:
