@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.experiments.contest_ranks import COMPILING_S, FakeDevice
 from tests.processes import run_processes
 

@@ -35,7 +35,7 @@ class Row:
     steps: int
     """Steps it trained, warm-up included."""
     step_ms: float
-    """Median of the timed steps; step_ms_low and step_ms_high are the quartiles."""
+    """Median of the timed steps, on a GPU the wall clock of whole turns; step_ms_low and _high are the quartiles."""
     step_ms_low: float
     step_ms_high: float
     compute_ms: float
