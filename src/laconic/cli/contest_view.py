@@ -225,8 +225,8 @@ def _table(rows: Sequence[Row], without: Sequence[str]) -> Table:
     columns += ["loss", "to target"] if learns else []
     columns.append("vs DDP")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    # The longest names give way before numbers do.
-    table.add_column("strategy", overflow="ellipsis", no_wrap=True)
+    # The longest names take several lines before numbers do: strategies differ at their ends.
+    table.add_column("strategy", overflow="fold")
     for column in columns:
         if column not in without:
             table.add_column(column, justify="right", no_wrap=True)
