@@ -26,7 +26,7 @@ from laconic.cli import main
 from laconic.core.event import read_events
 from laconic.experiments import contest, run
 from laconic.experiments.config_file import load
-from laconic.lab.launch import Place
+from laconic.lab.launch import Place, RankFailed
 
 SMALL = ["--size", "tiny", "--steps", "6", "--batch", "2", "--hosts", "2"]
 # For what goes wrong on one rank: another would only be waited for.
@@ -375,3 +375,61 @@ def test_replay_takes_compute_or_communication_whichever_is_longer(
     assert float(str(sequential["exposed_ms"])) > 60
     assert float(str(overlapped["step_ms"])) < float(str(sequential["step_ms"])) - 20
     assert json.loads((out / "results.json").read_text())["kind"] == "replay"
+
+
+TOO_LARGE = "bsp / all_reduce / powersgd(rank=4000) + error_feedback / fusion"
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("command", ["compare", "replay"])
+def test_a_strategy_that_attach_refuses_is_reported_and_the_others_run(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # Beside a parameter server, whose last words were shown instead of the reason.
+    out, strategies = tmp_path / "run", ["--strategy", "bsp-ps", "--strategy", TOO_LARGE, "--strategy", "bsp-a2a"]
+    words = ["--size", "tiny", "--batch", "1", "--bandwidth", "unlimited"]
+    if command == "replay":
+        workload = tmp_path / "job.json"
+        vector = {"name": "layer.bias", "shape": [250]}
+        layers = [{"name": "layer", "forward_s": 0.001, "backward_s": 0.002, "tensors": [vector]}]
+        workload.write_text(json.dumps({"name": "job", "batch": 1, "source": "made up", "layers": layers}))
+        words = ["--workload", str(workload), "--bandwidth", "1gbit", "--links", "paced"]
+    with patch.object(run, "run_ranks", forked_ranks):
+        assert main([command, *words, "--hosts", "2", "--steps", "3", *strategies, "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    told = "powersgd.rank=4000 compresses no parameter of this model"
+    assert "is left out" in captured.err
+    for text in (captured.err, " ".join(captured.out.split()), (out / "report.html").read_text()):
+        assert told in text
+    assert [row["strategy"] for row in rows_of(out)] == [
+        "torch DDP",
+        "bsp / parameter_server / none / sequential",
+        "bsp / all_reduce / none / sequential",
+    ]
+    assert {row["steps"] for row in rows_of(out)} == {3}
+    document = json.loads((out / "results.json").read_text())
+    assert document["problem"] is None
+    assert [refused["strategy"] for refused in document["refused"]] == [TOO_LARGE]
+    assert told in document["refused"][0]["reason"]
+    assert main(["report", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["refused"] == document["refused"]
+
+
+def test_the_first_failure_is_the_one_that_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def failing(
+        command: Sequence[str],
+        places: Sequence[Place],
+        *,
+        timeout_s: float,
+        environment: Mapping[str, str],
+        on_line: Callable[[int, str], None],
+    ) -> None:
+        for rank, time_s, error in ((0, 9.0, "PeerLost: rank 1 is gone"), (1, 8.5, "UsageError: the disk is full")):
+            on_line(rank, json.dumps({"failure": {"rank": rank, "time_s": time_s, "error": error}}))
+        on_line(1, "server 0 of rank 1: server 0 of rank 1 ends, because that rank has ended")
+        raise RankFailed("rank 0 of 2 ended with signal SIGABRT; it last said: goodbye", exit_code=134)
+
+    with patch.object(run, "run_ranks", failing):
+        assert main(["compare", *SMALL, "--bandwidth", "unlimited", "--out", str(tmp_path / "run")]) == 2
+    assert "laconic: error: rank 1 of 2 failed: UsageError: the disk is full\n" in capsys.readouterr().err

@@ -16,13 +16,14 @@ from laconic.errors import LaconicError
 
 FIXED = {"kind", "time_s", "rank", "step", "duration_s"}
 NUMBERS = st.floats(allow_nan=False)
+TIMES = st.floats(allow_nan=False, allow_infinity=False)
 EVENTS = st.builds(
     Event,
     kind=st.text(),
-    time_s=NUMBERS,
+    time_s=TIMES,
     rank=st.integers(0, 10**6),
     step=st.integers(0, 10**12),
-    duration_s=NUMBERS,
+    duration_s=TIMES,
     data=st.dictionaries(
         st.text().filter(lambda key: key not in FIXED),
         st.none() | st.booleans() | st.integers(-(2**63), 2**63) | NUMBERS | st.text(),
@@ -61,6 +62,15 @@ def test_data_cannot_replace_a_fixed_key(key: str) -> None:
         '{"kind":"a","time_s":0,"rank":0,"step":0}',
         '{"kind":"a","time_s":0,"rank":0,"duration_s":0}',
         '{"kind":"a","time_s":0,"rank":0,"step":0,"duration_s":0',
+        '{"kind":3,"time_s":0,"rank":0,"step":0,"duration_s":0}',
+        '{"kind":"a","time_s":"0","rank":0,"step":0,"duration_s":0}',
+        '{"kind":"a","time_s":1e999,"rank":0,"step":0,"duration_s":0}',
+        '{"kind":"a","time_s":0,"rank":0.5,"step":0,"duration_s":0}',
+        '{"kind":"a","time_s":0,"rank":0,"step":true,"duration_s":0}',
+        '{"kind":"a","time_s":0,"rank":0,"step":0,"duration_s":null}',
+        '{"kind":"a","time_s":0,"rank":0,"step":0,"duration_s":0,"bucket":[1]}',
+        '{"kind":"a","time_s":0,"rank":0,"step":0,"duration_s":0,"strategy":"\\ud800"}',
+        f'{{"kind":"a","time_s":0,"rank":0,"step":{10**30},"duration_s":0}}',
         '{"kind":"a","time_s":0,"rank":0,"step":0,"duration_s":0}{}',
         "[" * 100_000,
         '{"a":' * 100_000,

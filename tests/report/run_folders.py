@@ -83,6 +83,7 @@ def make_run(
         target_loss=3.0 if learns else None,
         rows=tuple(rows),
         curves=tuple(curves),
+        refused=(),
         advice=tuple(_advice(link, rows) for link in links),
     )
     path.mkdir(parents=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from laconic.core.event import Event
 from laconic.report import measures
-from laconic.report.results import TORCH_DDP
+from laconic.report.results import TORCH_DDP, Refused
 
 
 def contest(strategy: str, step_s: list[float], losses: list[float | None], *, link: str = "1gbit") -> list[Event]:
@@ -50,6 +51,28 @@ def test_a_row_says_where_the_time_went() -> None:
     assert other.speedup_over_ddp == pytest.approx(500 / 220)
     assert (ddp.final_loss, other.final_loss) == (1.0, 1.5)
     assert ddp.seconds_to_target == pytest.approx(9 + 9 + 0.5 + 0.4), "the first step at or below 2.5 is the fourth"
+
+
+def test_on_a_gpu_the_wall_clock_of_whole_turns_decides() -> None:
+    *events, turn = contest("bsp", [9.0, 9.0, 0.22, 0.2, 0.3], [5.0, 4.0, 3.0, 2.0, 1.5])
+    # The device needed 0.5 s more for what was on its way after the last of the five steps.
+    wall_s = sum((9.0, 9.0, 0.22, 0.2, 0.3)) + 0.5
+    turn = replace(turn, data={**turn.data, "wall_s": wall_s})
+    (row,) = measures.rows(measures.recordings([*events, turn]), links="shaped", target_loss=None)
+    assert row.step_ms == pytest.approx((0.22 + 0.2 + 0.3) / 3 * 1e3 + 100)
+    assert row.compute_ms + row.encode_ms + row.exposed_ms == pytest.approx(row.step_ms)
+    assert (row.step_ms_low, row.step_ms_high) == (pytest.approx(200), pytest.approx(300))
+
+
+def test_what_was_refused() -> None:
+    data = {"strategy": "powersgd", "link": "1gbit", "reason": "no matrix"}
+    events = [*contest("bsp", [1.0], [1.0]), Event("refused", 0.0, 0, 0, data={**data})]
+    assert [row.strategy for row in measures.rows(measures.recordings(events), links="shaped", target_loss=None)] == [
+        "bsp"
+    ]
+    assert measures.refusals(events) == [
+        Refused(strategy="powersgd", name="powersgd", link="1gbit", reason="no matrix")
+    ]
 
 
 def test_every_wait_of_a_step_counts_where_layers_wait_one_by_one() -> None:

@@ -22,6 +22,7 @@ RESULTS = Results(
     target_loss=1.0,
     rows=(DDP,),
     curves=(Curve(strategy="torch DDP", link="100mbit", step=[1], loss=[None], seconds=[0.1], wire_bytes=[9]),),
+    refused=(),
     advice=("use it.",),
 )
 

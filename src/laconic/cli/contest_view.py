@@ -15,7 +15,8 @@ from rich.text import Text
 
 from laconic.cli.terminal import plain_table, printable, stdout_console
 from laconic.experiments.comparison import Comparison, short_name
-from laconic.experiments.contest import BLOCK_STEPS, Progress
+from laconic.experiments.contest import BLOCK_STEPS
+from laconic.experiments.rank_messages import Progress, Refusal
 from laconic.experiments.run import Watcher
 from laconic.report.results import Links, Results, Row
 from laconic.units import human_bytes
@@ -35,6 +36,8 @@ class _Contest:
     links: Links
     began_s: float
     latest: dict[int, Progress] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+    """Contenders that do not take part."""
     current: int | None = None
     """The contender whose turn it is."""
 
@@ -45,7 +48,7 @@ class _Contest:
 
     def seconds_left(self, comparison: Comparison) -> float | None:
         """An estimate, once every contender has had a turn."""
-        if len(self.latest) < len(comparison.contenders):
+        if len(self.latest) + len(self.refused) < len(comparison.contenders):
             return None
         left = 0.0
         for progress in self.latest.values():
@@ -83,6 +86,11 @@ class _PlainWatcher:
         parts += [f"{left_s:.0f} s left"] if left_s is not None else []
         self.note("  ".join([*parts, short_name(self._comparison.contenders[progress.contender])]))
 
+    def refuse(self, link: str, refusal: Refusal) -> None:
+        """A line with the reason."""
+        self._contest.refused.add(refusal.contender)
+        self.note(_left_out(link, short_name(self._comparison.contenders[refusal.contender]), refusal.reason))
+
     def note(self, text: str) -> None:
         """One line."""
         print(printable(text), file=sys.stderr, flush=True)
@@ -105,6 +113,12 @@ class _LiveWatcher:
         assert self._contest is not None
         self._contest.take(progress)
 
+    def refuse(self, link: str, refusal: Refusal) -> None:
+        """A line with the reason, and no place in the table."""
+        assert self._contest is not None
+        self._contest.refused.add(refusal.contender)
+        self.note(_left_out(link, short_name(self._comparison.contenders[refusal.contender]), refusal.reason))
+
     def note(self, text: str) -> None:
         """A line above the table."""
         self._console.print(printable(text))
@@ -117,6 +131,8 @@ class _LiveWatcher:
         numbers = ("step", "ms/step", "loss", "sent/step", "training time")
         table = plain_table("strategy", *numbers, numbers=numbers)
         for number, strategy in enumerate(comparison.contenders):
+            if number in contest.refused:
+                continue
             progress = contest.latest.get(number)
             name = Text(short_name(strategy), style="bold" if number == contest.current else "")
             if progress is None:
@@ -156,6 +172,10 @@ def watching(comparison: Comparison) -> Iterator[Watcher]:
         yield watcher
 
 
+def _left_out(link: str, name: str, reason: str) -> str:
+    return f"{link}: {name} is left out: {reason}"
+
+
 def tables(results: Results) -> list[Text | Table]:
     """A table per link with the sentence that says what to use, and one line that says what the columns mean."""
     console = stdout_console()
@@ -167,6 +187,9 @@ def tables(results: Results) -> list[Text | Table]:
         where = "" if link == "unlimited" else f" at {link}"
         headline = f"{results.title}{where} ({_LINKS[of_link[0].links]}), {how_many}"
         sections += [Text(headline, style="bold"), _fitting(of_link, console)]
+    sections += [
+        Text(_left_out(refused.link, refused.name, refused.reason), style="yellow") for refused in results.refused
+    ]
     sections += [Text(sentence, style="bold green") for sentence in results.advice]
     notes = (
         "ms/step: median of the timed steps. exposed: waiting for the network, beyond what the step computes alone. "
@@ -202,8 +225,8 @@ def _table(rows: Sequence[Row], without: Sequence[str]) -> Table:
     columns += ["loss", "to target"] if learns else []
     columns.append("vs DDP")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    # The longest names give way before numbers do.
-    table.add_column("strategy", overflow="ellipsis", no_wrap=True)
+    # The longest names take several lines before numbers do: strategies differ at their ends.
+    table.add_column("strategy", overflow="fold")
     for column in columns:
         if column not in without:
             table.add_column(column, justify="right", no_wrap=True)

@@ -84,11 +84,17 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
+_NO_HOSTNAME = "The hostname of the client socket cannot be retrieved"
+"""What torch warns of on every rank: virtual hosts have addresses and no names, and nothing needs them."""
+
+
 def _run_ranks(arguments: Arguments, places: list[Place], timeout_s: float) -> RankFailed | None:
     """Run the command on every rank and show what it says; how it failed, if it did."""
     lock = threading.Lock()
 
     def on_line(rank: int, line: str) -> None:
+        if _NO_HOSTNAME in line:
+            return
         with lock:
             emit(f"[{rank}] {printable(line)}\n")
 

@@ -2,9 +2,11 @@
 
 With --json, the rows instead, one entry per run in the order given:
 
-    {"runs": [{"run": str, "kind": str, "title": str, "began": str, "problem": str or null, "rows": [{...}]}]}
+    {"runs": [{"run": str, "kind": str, "title": str, "began": str, "problem": str or null, "rows": [{...}],
+               "refused": [{...}]}]}
 
-A row holds the fields of laconic.report.results.Row. A number that is not finite (a loss that diverged) is null.
+A row holds the fields of laconic.report.results.Row, what was refused those of Refused there. A number that is
+not finite (a loss that diverged) is null.
 """
 
 from __future__ import annotations
@@ -95,6 +97,7 @@ def _as_json(folder: RunFolder, results: Results) -> dict[str, object]:
         "began": results.began,
         "problem": results.problem,
         "rows": [strict(dataclasses.asdict(row)) for row in results.rows],
+        "refused": [dataclasses.asdict(refused) for refused in results.refused],
     }
 
 

@@ -115,11 +115,16 @@ def _headline(sweep: Sweep) -> Text:
 Cell = Callable[[Row, Prediction], str]
 
 
+def _rate(per_s: float) -> str:
+    """With three digits or more."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
 def _columns(sweep: Sweep, target: bool) -> dict[str, Cell]:
     columns: dict[str, Cell] = {
         "step": lambda _, found: _time(found.step_s),
         "exposed": lambda _, found: _time(found.exposed_s),
-        "samples/s": lambda _, found: f"{found.samples_per_s:,.0f}",
+        "samples/s": lambda _, found: _rate(found.samples_per_s),
         "efficiency": lambda _, found: f"{found.efficiency:.0%}",
         "sent/step": lambda _, found: human_bytes(found.wire_bytes),
         "busy": lambda _, found: _busy(found),

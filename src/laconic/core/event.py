@@ -7,6 +7,7 @@ and, for things that last, duration_s; what else a kind carries stands beside th
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from laconic.errors import LaconicError, one_line
 
 Scalar = str | int | float | bool | None
 _FIXED = ("kind", "time_s", "rank", "step", "duration_s")
+_LARGEST_WHOLE = 2**64
+"""No count of ours is larger, and a larger one may not fit into a float."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,26 @@ class Event:
         try:
             record = json.loads(line)
             fixed = {key: record.pop(key) for key in _FIXED}
+            _check_types(fixed, record)
             return cls(**fixed, data=record)
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as exc:
             raise LaconicError(f"not an event record: {one_line(line, 80)} ({one_line(exc, 80)}).") from exc
+
+
+def _check_types(fixed: dict[str, object], data: dict[str, object]) -> None:
+    """Raise TypeError for a value that none of this kind can have; those who use events need not look again."""
+    for key, value in (*fixed.items(), *data.items()):
+        wanted: tuple[type, ...] = (str, int, float, bool, type(None))
+        if key in fixed:
+            wanted = {"kind": (str,), "rank": (int,), "step": (int,)}.get(key, (int, float))
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            raise TypeError(f"{key} cannot be {json.dumps(value)}")
+        if isinstance(value, int) and abs(value) > _LARGEST_WHOLE:
+            raise TypeError(f"{key} is too large")
+        if isinstance(value, float) and key in fixed and not math.isfinite(value):
+            raise TypeError(f"{key} is not finite")
+        if isinstance(value, str):
+            value.encode()  # half a pair of surrogates can stand in JSON, but in no file
 
 
 class EventSink(Protocol):
@@ -132,5 +152,10 @@ class EventLog:
 
 
 def read_events(lines: Iterable[str]) -> Iterator[Event]:
-    """Every event of an open log, blank lines skipped."""
-    return (Event.from_json(line) for line in lines if line.strip())
+    """Every event of an open log, blank lines skipped; an error names the line."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield Event.from_json(line)
+            except LaconicError as exc:
+                raise LaconicError(f"line {number} is {exc}") from exc

@@ -11,17 +11,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.experiments.comparison import UNLIMITED, Comparison, Network, short_name
 from laconic.experiments.config_file import to_toml
-from laconic.experiments.contest import ContestConfig, Progress
+from laconic.experiments.contest import ContestConfig
+from laconic.experiments.rank_messages import Failure, Progress, Refusal, read
 from laconic.experiments.tasks import make_task
 from laconic.lab.capabilities import Capabilities, detect_capabilities
-from laconic.lab.launch import Place, places_here, run_ranks
+from laconic.lab.launch import Place, RankFailed, places_here, run_ranks
 from laconic.lab.machine import gpus, machine, versions
 from laconic.lab.pacing import choose_links, places_paced
 from laconic.lab.virtual_hosts import VirtualHosts, check_possible, places_on
@@ -41,6 +42,10 @@ class Watcher(Protocol):
 
     def step(self, link: str, progress: Progress) -> None:
         """A step has been made."""
+        ...
+
+    def refuse(self, link: str, refusal: Refusal) -> None:
+        """A strategy does not take part."""
         ...
 
     def note(self, text: str) -> None:
@@ -132,24 +137,42 @@ class _Run:
                 device=self._comparison.device,
             ).write(config_path)
 
-            def on_line(rank: int, line: str) -> None:
-                progress = Progress.from_line(line) if rank == 0 else None
-                if progress is not None:
-                    self._watcher.step(network.name, progress)
+            failures: list[Failure] = []
 
-            run_ranks(
-                [sys.executable, "-m", "laconic.experiments.contest", str(config_path)],
-                places,
-                timeout_s=self._comparison.timeout_s,
-                # One thread per rank: ranks that fight for cores would measure the scheduler, not the strategy.
-                environment={"OMP_NUM_THREADS": "1"},
-                on_line=on_line,
-            )
+            def on_line(rank: int, line: str) -> None:
+                message = read(line)
+                if isinstance(message, Failure):
+                    failures.append(message)
+                elif message is not None:
+                    self._show(network.name, message)
+
+            try:
+                run_ranks(
+                    [sys.executable, "-m", "laconic.experiments.contest", str(config_path)],
+                    places,
+                    timeout_s=self._comparison.timeout_s,
+                    # One thread per rank: ranks that fight for cores would measure the scheduler, not the strategy.
+                    environment={"OMP_NUM_THREADS": "1"},
+                    on_line=on_line,
+                )
+            except RankFailed as exc:
+                if not failures:
+                    raise
+                # Other ranks fail because the first did; it says why, and they only that it is gone.
+                first = min(failures, key=lambda failure: failure.time_s)
+                raise LaconicError(f"rank {first.rank} of {len(places)} failed: {first.error}") from exc
+
+    def _show(self, link: str, message: Progress | Refusal) -> None:
+        if isinstance(message, Progress):
+            self._watcher.step(link, message)
+        else:
+            self._watcher.refuse(link, message)
 
     def results(self, problem: str | None) -> Results:
         """What the events say that are there."""
         comparison = self._comparison
         found = measures.recordings(self._folder.events())
+        refused = measures.refusals(self._folder.events())
         target = comparison.target_loss if comparison.target_loss is not None else measures.default_target(found)
         names = {strategy: short_name(strategy) for strategy in comparison.contenders}
         rows = measures.rows(found, links=self._links, target_loss=target, names=names)
@@ -162,6 +185,7 @@ class _Run:
             target_loss=target,
             rows=tuple(rows),
             curves=tuple(measures.curve(recording) for recording in found),
+            refused=tuple(replace(refusal, name=names.get(refusal.strategy, refusal.name)) for refusal in refused),
             advice=tuple(advise(rows)),
         )
 

@@ -7,6 +7,8 @@
         encode      the time the step waited while its own communication thread encoded or decoded
 
 Where most steps exchange nothing (local SGD and the like), a step's time and bytes are means instead of medians.
+On a GPU a step's time is the wall clock of the turns without the first steps: a mean of what events in the training
+stream say, and a share of what was still on its way when a turn ended.
 Rank 0's times are used. A contest that was cut short gives rows from what there is.
 """
 
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from laconic.core.event import Event
 from laconic.errors import StrategyError
-from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS, Curve, Links, Row
+from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS, Curve, Links, Refused, Row
 from laconic.strategy import Strategy
 
 WARM_STEPS = 2
@@ -82,6 +84,16 @@ class Recording:
             if isinstance(value := turn.data.get(key), int)
         ]
 
+    def drained_s(self) -> float | None:
+        """On a GPU, per step: the wall clock of all turns beyond their steps, for what outlasts them; else None."""
+        walls_s = [turn.data.get("wall_s") for turn in self.turns]
+        if not walls_s or not all(isinstance(wall_s, float) for wall_s in walls_s):
+            return None
+        num_steps = sum(int(turn.data["num_steps"] or 0) for turn in self.turns)
+        of_turns = self.iterations[:num_steps]
+        wall_s = sum(float(wall_s or 0.0) for wall_s in walls_s)
+        return max(0.0, wall_s - sum(event.duration_s for event in of_turns)) / max(1, num_steps)
+
     def encode_s(self) -> float:
         """Median over steps of the waiting that was encoding and decoding."""
         shares = [
@@ -107,6 +119,16 @@ def recordings(events: Iterable[Event], rank: int = 0) -> list[Recording]:
             found.setdefault((link, strategy), Recording(strategy, link)).take(event)
     # A turn ends with its event, so iterations without one belong to a turn that was cut short: still steps done.
     return [recording for recording in found.values() if recording.iterations]
+
+
+def refusals(events: Iterable[Event]) -> list[Refused]:
+    """What could not be attached to the model."""
+    return [
+        Refused(strategy=strategy, name=strategy, link=str(event.data["link"]), reason=str(event.data["reason"]))
+        for event in events
+        if event.kind == "refused"
+        for strategy in [str(event.data["strategy"])]
+    ]
 
 
 def tail_mean(losses: Sequence[float]) -> float | None:
@@ -175,6 +197,8 @@ def _row(
         # Its few expensive steps are what it costs, and a median would not see them.
         typical = statistics.fmean
         step_s = typical(timed)
+    if (drained_s := recording.drained_s()) is not None:
+        step_s = statistics.fmean(timed) + drained_s
     optimizer_s = (baseline or recording).optimizer_s or [0.0]
     alone_s = statistics.median(recording.alone_s) if recording.alone_s else step_s
     waited_s = max(0.0, step_s - alone_s - statistics.median(optimizer_s))

@@ -105,6 +105,7 @@ def render(runs: Sequence[RunFolder]) -> str:
 def _load(folder: RunFolder, label: str, letter: str) -> _Run:
     results = folder.results()
     notices: list[str] = [f"The run ended early: {results.problem}"] if results.problem is not None else []
+    notices += [f"On {refused.link} {refused.name} was left out: {refused.reason}" for refused in results.refused]
     # A page without the figure or table in question is worth more than no page, if it says what is missing.
     timelines: tuple[StepTimeline, ...] = ()
     try:
@@ -114,7 +115,7 @@ def _load(folder: RunFolder, label: str, letter: str) -> _Run:
     environment: tuple[tuple[str, str], ...] = ()
     try:
         environment = _as_texts(folder.environment())
-    except (LaconicError, ValueError, AttributeError) as exc:
+    except LaconicError as exc:
         notices.append(f"The environment is missing, env.json cannot be read: {one_line(exc)}")
     has_config = (folder.path / "config.toml").exists()
     return _Run(
@@ -198,6 +199,8 @@ def _loss(value: float) -> str:
 
 def _duration(seconds: float) -> str:
     """A time for people: 9.3 s, 10 min 12 s, 3 h 5 min."""
+    if not math.isfinite(seconds):
+        return "for ever"
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes = int(seconds // 60)

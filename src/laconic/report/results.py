@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 from laconic.errors import UsageError, one_line
+from laconic.report import typed_json
 
 Links = Literal["shaped", "paced", "unlimited"]
 """shaped: real links of virtual hosts; paced: transports hold themselves back; unlimited: neither."""
@@ -18,7 +18,7 @@ NO_COMMUNICATION = "no communication"
 """Every replica trains alone: as fast as a step can be."""
 TORCH_HOOKS = {"fp16": "torch DDP + fp16 hook", "powersgd": "torch DDP + PowerSGD hook"}
 """torch's own communication hooks, which can run beside it: what to ask for, and the name in results."""
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Row:
     steps: int
     """Steps it trained, warm-up included."""
     step_ms: float
-    """Median of the timed steps; step_ms_low and step_ms_high are the quartiles."""
+    """Median of the timed steps, on a GPU the wall clock of whole turns; step_ms_low and _high are the quartiles."""
     step_ms_low: float
     step_ms_high: float
     compute_ms: float
@@ -76,6 +76,16 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A strategy that could not be attached to the model, and was left out."""
+
+    strategy: str
+    name: str
+    link: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Results:
     """Everything a run says about itself, as results.json holds it."""
 
@@ -91,6 +101,7 @@ class Results:
     target_loss: float | None
     rows: tuple[Row, ...]
     curves: tuple[Curve, ...]
+    refused: tuple[Refused, ...]
     advice: tuple[str, ...]
     """One sentence per link: which strategy to use there and what it costs."""
 
@@ -103,18 +114,15 @@ class Results:
         """Read what to_json wrote; `where` names the file in errors."""
         try:
             document = json.loads(text)
-            if document.pop("format") != FORMAT:
-                raise UsageError(f"{where} was written by another version of laconic.")
-            rows = tuple(_read(Row, row) for row in document.pop("rows"))
-            curves = tuple(_read(Curve, curve) for curve in document.pop("curves"))
-            advice = tuple(document.pop("advice"))
-            return _read(cls, {**document, "rows": rows, "curves": curves, "advice": advice})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        except (ValueError, RecursionError) as exc:
             raise UsageError(f"{where} does not hold the results of a run: {one_line(exc, 120)}.") from exc
-
-
-def _read(kind: type[Any], record: Mapping[str, object]) -> Any:
-    known = {field.name for field in fields(kind)}
-    if set(record) != known:
-        raise ValueError(f"keys {sorted(set(record) ^ known)} are missing or too many")
-    return kind(**record)
+        if not isinstance(document, dict) or "format" not in document:
+            raise UsageError(f"{where} does not hold the results of a run.")
+        if document.pop("format") != FORMAT:
+            raise UsageError(f"{where} was written by another version of laconic. Repeat the run from its config.toml.")
+        results = typed_json.record(cls, document, where)
+        for number, curve in enumerate(results.curves):
+            lengths = {len(curve.seconds), *(len(series) for series in (curve.loss, curve.wire_bytes) if series)}
+            if lengths != {len(curve.step)}:
+                raise UsageError(f"{where}: curves[{number}]: step, loss, seconds and wire_bytes differ in length.")
+        return results

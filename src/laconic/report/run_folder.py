@@ -19,6 +19,7 @@ from pathlib import Path
 
 from laconic.core.event import Event, read_events
 from laconic.errors import LaconicError, UsageError, one_line
+from laconic.report import typed_json
 from laconic.report.results import Results
 
 
@@ -82,6 +83,7 @@ class RunFolder:
             raise UsageError(f"{path} is not JSON: {one_line(exc, 100)}.") from exc
         if not isinstance(found, dict):
             raise UsageError(f"{path} does not describe a machine.")
+        typed_json.plain(found, str(path))
         return found
 
     def events(self) -> Iterator[Event]:

@@ -1,0 +1,284 @@
+"""One model under one strategy, trained a turn at a time beside the others of a contest."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.core.event import Event, EventList, EventSink, Scalar, TaggedEvents
+from laconic.core.paced import link_from_environment
+from laconic.core.paced_ddp import pace_ddp
+from laconic.core.tensor import TensorSpec
+from laconic.experiments.rank_messages import Progress, tell
+from laconic.experiments.step_timer import StepTimer
+from laconic.experiments.tasks import Task
+from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
+from laconic.runtime import Session, attach
+from laconic.runtime.stopwatch import Mark
+from laconic.strategy import Strategy
+from laconic.synchronization import LocalUpdates
+
+_TIMEOUT_S = 120.0
+
+
+class Contender:
+    """One model under one strategy.
+
+    number: its place among the contenders of the contest.
+    link: what the link is called in the events.
+    timer: makes what times its steps.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        strategy: str,
+        task: Task,
+        device: torch.device,
+        *,
+        link: str,
+        timer: Callable[[torch.device, EventSink, int], StepTimer] = StepTimer,
+    ) -> None:
+        self.strategy = strategy
+        self.num_steps = 0
+        self.seconds = 0.0
+        """Training time; on a GPU by the wall clock of whole turns."""
+        self._number = number
+        self._task = task
+        self._device = device
+        self._buffer = EventList()
+        self._link = link
+        events = TaggedEvents(self._buffer, strategy=strategy, link=link)
+        self._timer = timer(device, events, dist.get_rank())
+        self._model = task.model().to(device)
+        self._optimizer = task.optimizer(self._model)
+        self._session: Session | None = None
+        self._forward: nn.Module = self._model
+        if strategy in (TORCH_DDP, *TORCH_HOOKS.values()):
+            self._forward = _torch_ddp(self._model, strategy)
+        elif strategy != NO_COMMUNICATION:
+            self._session = attach(
+                self._model, self._optimizer, strategy, init_sync=False, timeout_s=_TIMEOUT_S, events=events
+            )
+        self._until: Mark = 0.0
+        self._rehearsed_s = 0.0
+        self._loss: float | None = None
+        self._wire_bytes: int | None = None
+
+    def rehearse(self) -> None:
+        """Make the first steps until all has been exchanged once, and take them back.
+
+        Kernels are then compiled, here and on servers, connections are open and memory is there before the clock
+        starts; model, optimizer, session and random numbers are as before.
+        """
+        if self.strategy == TORCH_HOOKS["powersgd"]:
+            return  # what this hook remembers cannot be taken back, and it compiles nothing
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            # The session first: where replicas part ways, the model's parameters are complete after that only.
+            session = None if self._session is None else self._session.state_dict()
+            # Replayed parameters never change; a copy of theirs would be the only one in memory.
+            model = copy.deepcopy(self._model.state_dict()) if self._task.learns else None
+            optimizer = copy.deepcopy(self._optimizer.state_dict())
+            for _ in range(self._steps_to_exchange_all()):
+                self._step(0)
+            self._settle()
+            if self._session is not None:
+                self._session.state_dict()  # applies what has arrived and was held back for the next forward pass
+            if model is not None:
+                self._model.load_state_dict(model)
+            self._optimizer.load_state_dict(optimizer)
+            if self._session is not None and session is not None:
+                self._session.load_state_dict(session)
+        self._settle()
+        dist.barrier()
+        self._rehearsed_s = self._now()
+
+    def _steps_to_exchange_all(self) -> int:
+        if self._session is None:
+            return 1
+        rule = self._session.strategy.synchronization
+        return rule.period + rule.delay if isinstance(rule, LocalUpdates) else 1
+
+    def turn(self, num_steps: int) -> list[Event]:
+        """Some steps; what happened in them."""
+        dist.barrier()
+        self._alone()
+        # What the kernel sent is read while nobody sends.
+        self._settle()
+        dist.barrier()
+        began_s, kernel_before, counted_before = self._now(), _kernel_sent_bytes(), self._counted_bytes()
+        seconds_before = self.seconds
+        self._until = self._timer.mark()
+        losses: list[torch.Tensor] = []
+        for _ in range(num_steps):
+            losses.append(self._iteration())
+            self._progress(seconds_before + self._now() - began_s)
+        self._settle()  # the next one must not share the link with what this one has left on its way
+        wall_s = self._now() - began_s if self._timer.runs_behind else None
+        if wall_s is not None:
+            self.seconds = seconds_before + wall_s
+        dist.barrier()
+        ended_s, kernel_after = self._now(), _kernel_sent_bytes()
+        kernel = None if kernel_before is None or kernel_after is None else kernel_after - kernel_before
+        counted = None if self._session is None else self._counted_bytes() - counted_before
+        means = self._mean_losses(losses)
+        self._agree_on_seconds()
+        recorded = [event for event in self._buffer.events if self._counts(event)]
+        self._buffer.events = []
+        iterations = [event for event in recorded if event.kind == "iteration"]
+        for event, loss in zip(iterations, means, strict=True):
+            event.data["loss"] = loss
+        about: dict[str, Scalar] = {
+            "strategy": self.strategy,
+            "link": self._link,
+            "num_steps": num_steps,
+            "wall_s": wall_s,
+            "kernel_bytes": kernel,
+            "counted_bytes": counted,
+            "predicted_bytes": self._predicted_bytes(),
+        }
+        self._loss = means[-1]
+        sent = counted if kernel is None else kernel
+        self._wire_bytes = None if sent is None else sent // num_steps
+        return [*recorded, Event("turn", began_s, dist.get_rank(), self.num_steps, ended_s - began_s, about)]
+
+    def finish(self) -> list[Event]:
+        """Take every hook off; what came to light after the last turn."""
+        if self._session is not None:
+            self._session.detach()
+        return self._buffer.events
+
+    def _counts(self, event: Event) -> bool:
+        """Whether it is no part of the rehearsal."""
+        return event.time_s >= self._rehearsed_s or event.kind == "attach"
+
+    def _now(self) -> float:
+        return time.perf_counter()
+
+    def _settle(self) -> None:
+        """Wait until nothing of this contender is on its way, neither on the network nor on a GPU."""
+        if self._session is not None:
+            self._session.wait()
+        self._timer.settle()
+
+    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = self._task.batch(step, dist.get_rank())
+        return inputs.to(self._device), targets.to(self._device)
+
+    def _without_communication(self) -> AbstractContextManager[object]:
+        if isinstance(self._forward, DistributedDataParallel):
+            return self._forward.no_sync()
+        return nullcontext() if self._session is None else self._session.accumulate()
+
+    def _alone(self) -> None:
+        """One forward and backward pass without communication, for what the others take beyond it."""
+        inputs, targets = self._batch(0)
+        began = self._timer.mark()
+        with self._without_communication():
+            self._task.loss(self._forward(inputs), targets).backward()
+        self._timer.note("alone", self.num_steps, began, self._timer.mark())
+        self._optimizer.zero_grad()
+
+    def _step(self, number: int) -> tuple[torch.Tensor, list[Mark]]:
+        """One training step; its loss on this rank, and the ends of forward, backward and optimizer."""
+        inputs, targets = self._batch(number)
+        loss = self._task.loss(self._forward(inputs), targets)
+        marks = [self._timer.mark()]
+        loss.backward()
+        marks.append(self._timer.mark())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss.detach(), [*marks, self._timer.mark()]
+
+    def _iteration(self) -> torch.Tensor:
+        """One recorded training step; its loss on this rank."""
+        counted = self._counted_bytes()
+        # A step begins where the last one ended: steps then add up to the time of the turn.
+        began = self._until
+        loss, (forward, backward, ended) = self._step(self.num_steps)
+        sent = None if self._session is None else self._counted_bytes() - counted
+        for kind, start, end in (
+            ("forward", began, forward),
+            ("backward", forward, backward),
+            ("optimizer", backward, ended),
+        ):
+            self._timer.note(kind, self.num_steps, start, end)
+        self._timer.note("iteration", self.num_steps, began, ended, sent_bytes=sent)
+        self.num_steps += 1
+        self._until = ended
+        return loss
+
+    def _progress(self, seconds: float) -> None:
+        """Take the time; rank 0 tells it."""
+        took_ms = (seconds - self.seconds) * 1e3
+        self.seconds = seconds
+        if dist.get_rank() == 0:
+            tell(Progress(self._number, self.num_steps, took_ms, self._loss, self._wire_bytes, seconds))
+
+    def _mean_losses(self, losses: list[torch.Tensor]) -> list[float | None]:
+        """Of every step, over all ranks."""
+        summed = torch.stack(losses).to(torch.float64)
+        dist.all_reduce(summed)
+        # JSON has no NaN.
+        means = (summed / dist.get_world_size()).tolist()
+        return [loss if self._task.learns and math.isfinite(loss) else None for loss in means]
+
+    def _agree_on_seconds(self) -> None:
+        """The longest of all ranks: the same on every rank, because it decides who goes on."""
+        longest = torch.tensor(self.seconds, dtype=torch.float64, device=self._device)
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+        self.seconds = longest.item()
+
+    def _counted_bytes(self) -> int:
+        return self._session.traffic.sent_bytes() if self._session is not None else 0
+
+    def _predicted_bytes(self) -> int | None:
+        """Bytes a step should send; torch DDP's from the strategy that says the same, its hooks' from none."""
+        if self._session is not None:
+            return self._session.predicted_bytes_per_step()
+        if self.strategy == NO_COMMUNICATION:
+            return 0
+        if self.strategy != TORCH_DDP:
+            return None
+        tensors = [TensorSpec.of(name, parameter) for name, parameter in self._model.named_parameters()]
+        return Strategy.parse("ddp").wire_bytes_per_step(tensors, dist.get_world_size())
+
+
+def _torch_ddp(model: nn.Module, name: str) -> DistributedDataParallel:
+    """Torch's own, as it comes or with one of its communication hooks."""
+    if name == TORCH_HOOKS["powersgd"]:
+        # With more than one bucket this hook issues operations in whatever order they finish, and Gloo mixes them up.
+        wrapped = DistributedDataParallel(model, init_sync=False, bucket_cap_mb=1 << 20)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return wrapped
+    wrapped = DistributedDataParallel(model, init_sync=False)
+    link = link_from_environment(os.environ)  # attach looks there by itself
+    if name == TORCH_HOOKS["fp16"]:
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif link is not None:
+        pace_ddp(wrapped, link)
+    return wrapped
+
+
+def _kernel_sent_bytes() -> int | None:
+    """Bytes sent through this rank's own network interface, if it has one."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface is None:
+        return None
+    for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
+        name, colon, numbers = line.partition(":")
+        if colon and name.strip() == interface:
+            return int(numbers.split()[8])
+    return None

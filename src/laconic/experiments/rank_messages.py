@@ -1,0 +1,64 @@
+"""What the ranks of a contest tell the process that started them: one JSON object per line of their output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step of one contender, from rank 0."""
+
+    kind: ClassVar[str] = "progress"
+
+    contender: int
+    step: int
+    step_ms: float
+    """As the host of rank 0 saw it; a GPU may be behind."""
+    loss: float | None
+    """Of the latest finished turn, mean over ranks; None before there is one, and where nothing is learnt."""
+    wire_bytes: int | None
+    """Sent per step in the latest finished turn, as the kernel counted or else the transport."""
+    seconds: float
+    """Training time of this contender so far."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A contender that does not take part, from rank 0."""
+
+    kind: ClassVar[str] = "refusal"
+
+    contender: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ends before the contest does."""
+
+    kind: ClassVar[str] = "failure"
+
+    rank: int
+    time_s: float
+    """Of the machine's monotonic clock, which all ranks share: the earliest failure is the cause of the others."""
+    error: str
+
+
+Message = Progress | Refusal | Failure
+_KINDS: dict[str, type[Message]] = {message.kind: message for message in (Progress, Refusal, Failure)}
+
+
+def tell(message: Message) -> None:
+    """Print one message."""
+    print(json.dumps({message.kind: asdict(message)}), flush=True)  # noqa: T201 - read by the starting process
+
+
+def read(line: str) -> Message | None:
+    """The message in a line of output; None if the line is something else."""
+    for kind, message in _KINDS.items():
+        if line.startswith(f'{{"{kind}": {{'):
+            return message(**json.loads(line)[kind])
+    return None
