@@ -31,6 +31,7 @@ from laconic.runtime.hooks.gossip import GossipHooks
 from laconic.runtime.hooks.gradients import GradientHooks
 from laconic.runtime.hooks.local_updates import LocalUpdateHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
+from laconic.runtime.hooks.wrapping import watch_for_wrappers
 from laconic.runtime.job import Job
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session
@@ -92,8 +93,7 @@ def attach(
     engine = Engine(wire, stopwatch)
     pool: ServerPool | None = None
     try:
-        unused = find_unused_parameters is not False
-        job = Job(model, parameters, optimizer, chosen, wire, engine, clock, events, stopwatch, unused)
+        job = Job(model, parameters, optimizer, chosen, wire, engine, clock, events, stopwatch, find_unused_parameters)
         began_s = clock.now()
         _make_equal(job, init_sync)
         job.strategy = chosen = settle(chosen, wire, clock, next(iter(parameters.values())).device)
@@ -102,6 +102,7 @@ def attach(
         if wire.world_size > 1 or chosen.synchronization.acts_alone:
             pool = _make_server_pool(job)
             hooks = _make_hooks(job, pool)
+            job.watch = watch_for_wrappers(job)
             if chosen.exchanges_gradients() and not isinstance(model, DistributedDataParallel):
                 buffers = ModuleBuffers(job)
         about = {"strategy": str(chosen), "world_size": wire.world_size, "transport": wire.description}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from laconic.core.clock import Clock
 from laconic.core.event import DiscardEvents, EventSink
@@ -39,7 +40,9 @@ class Job:
     clock: Clock
     events: EventSink
     stopwatch: Stopwatch
-    find_unused_parameters: bool
+    find_unused_parameters: bool | None
+    """None: parameters may be unused. True: so they may, and buckets are those of DDP with that setting. False: all get
+    a gradient in every pass, or it raises."""
     step: int = 0
     accumulating: bool = False
     servers: Servers | None = None
@@ -47,6 +50,8 @@ class Job:
     """Tells servers about other buckets, where there are servers that form sums."""
     updating: bool = False
     """The optimizer is making a step that was held back; it is not the training loop's."""
+    watch: RemovableHandle | None = None
+    """What notices wrappers around the model, while attached."""
     staleness: int = 0
     """The most gradients of others that were applied between two visits of this worker to a server."""
     lead: int = 0

@@ -185,6 +185,8 @@ class Session:
         if self._pool is not None:
             self._pool.abandon()
         self._steps.detach()
+        if self._job.watch is not None:
+            self._job.watch.remove()
         for part in (self._buffers, self._hooks):
             if part is not None:
                 part.detach()

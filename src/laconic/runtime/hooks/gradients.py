@@ -4,18 +4,23 @@ Gradients are copied once, scaled by 1/n, into the flat tensor of their bucket; 
 parameters' .grad become views of it, so the sum arrives without another copy. When the backward pass ends, buckets
 that are not complete are filled (a parameter without a gradient contributes zero), everything outstanding is awaited,
 and .grad is the mean - before clipping, unscaling or the optimizer see it. A schedule that defers awaits nothing: .grad
-is then something that waits when it is touched (lazy.py), and updates are made later (deferral.py).
+is then something that waits when it is touched (lazy_gradient.py), and updates are made later (deferred_updates.py).
+
+Gradients are the user's: what is handed out as .grad is a new tensor each time, so that whoever re-points it
+(p.grad.data = ..., model.double()) never re-points our view, and where a gradient lies is looked at before it is taken.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
@@ -26,22 +31,37 @@ from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.deferred_updates import Deferral
 from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.hooks.planning import Planning
+from laconic.runtime.hooks.wrapping import refuse_optimizer_in_backward
 from laconic.runtime.job import Job
-from laconic.runtime.usage import unused_everywhere
+from laconic.runtime.usage import Usage
 
 
 class ParameterHook:
-    """The hook on one parameter; a class, so that an attached parameter can be recognised."""
+    """The hook on one parameter; a class, so that an attached parameter can be recognised.
 
-    __slots__ = ("hooks", "name")
+    Hooks of the user may change a gradient, so this one is kept the last.
+    """
+
+    __slots__ = ("_hooks", "_key", "_name")
 
     def __init__(self, hooks: GradientHooks, name: str) -> None:
-        self.hooks = hooks
-        self.name = name
+        self._hooks = hooks
+        self._name = name
+        self._key = -1
+
+    def put_on(self, parameter: nn.Parameter) -> RemovableHandle:
+        """Register it, behind those that are there."""
+        handle = parameter.register_post_accumulate_grad_hook(self)
+        self._key = handle.id
+        return handle
 
     def __call__(self, parameter: torch.Tensor) -> None:
         """Pass the gradient on."""
-        self.hooks.gradient_ready(self.name, parameter)
+        hooks: dict[int, object] = parameter._post_accumulate_grad_hooks  # pyrefly: ignore[missing-attribute]
+        last = next(reversed(hooks)) == self._key
+        if not last:
+            hooks[self._key] = hooks.pop(self._key)
+        self._hooks.gradient_ready(self._name, parameter, others_follow=not last)
 
 
 class GradientHooks(TrainingHooks):
@@ -52,6 +72,12 @@ class GradientHooks(TrainingHooks):
         self._scale = job.strategy.architecture.share(job.transport.world_size)
         self._lock = threading.Lock()  # autograd runs one thread per device
         self._planning = Planning(job)
+        self._usage = None if job.find_unused_parameters is False else Usage(job)
+        # As they were when attached, whatever becomes of them: all ranks must lay out buckets alike.
+        self._layouts = {
+            name: torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="meta")
+            for name, p in job.parameters.items()
+        }
         self._used = dict.fromkeys(job.parameters, False)
         self._passes = 0
         self._new_plan: Plan | None = None
@@ -59,20 +85,21 @@ class GradientHooks(TrainingHooks):
         servers = job.strategy.architecture.has_servers
         self._buckets = self._allocate(job.fixed_plans()[0] if servers else self._planning.first_plan(), {})
         self._deferral = Deferral(job) if job.strategy.scheduling.defers else None
-        self._graphs: set[int] = set()
+        self._graphs: dict[int, weakref.ref[object]] = {}
+        self._late: list[tuple[int, str]] = []
+        self._handed_out: dict[str, torch.Tensor] = {}
+        self._relaid: list[str] = []
+        self._used_before: set[str] = set()
         self._filled: set[str] = set()
         self._missing: list[int] = []
         self._next = 0
         self._tasks: list[Task] = []
         self._held_back: list[Task] = []
         self._open = False
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(ParameterHook(self, name))
-            for name, parameter in job.parameters.items()
-        ]
+        self._handles = [ParameterHook(self, name).put_on(parameter) for name, parameter in job.parameters.items()]
 
     def _allocate(self, plan: Plan, saved: ParameterState) -> Buckets:
-        return Buckets(plan, self._job.strategy, self._job.parameters, saved)
+        return Buckets(plan, self._job.strategy, self._layouts, saved)
 
     def plan(self) -> Plan:
         """See TrainingHooks."""
@@ -112,31 +139,59 @@ class GradientHooks(TrainingHooks):
 
     # -- during the backward pass ------------------------------------------------------------------------------
 
-    def gradient_ready(self, name: str, parameter: torch.Tensor) -> None:
-        """Take over one gradient; called by autograd once it has been accumulated."""
-        gradient = parameter.grad
-        assert gradient is not None
+    def gradient_ready(self, name: str, parameter: torch.Tensor, *, others_follow: bool) -> None:
+        """Take over one gradient; called by autograd once it has been accumulated.
+
+        others_follow: hooks of the user will still run on it, so it is taken when autograd next comes here.
+        """
         with self._lock:
+            gradient = parameter.grad
             if isinstance(gradient, LazyGradient):
                 gradient = gradient.arrived()
-            self._used[name] = True
+            if self._has_failed():
+                self._start_over()
             if self._job.accumulating:
+                self._used[name] |= gradient is not None
                 return
             self._job.engine.check()
-            self._refuse_odd(name, gradient)
-            if not self._open:
-                self._begin()
-            self._call_back_at_the_end()
-            if name in self._filled:
-                self._refuse_second(name, gradient)
-            if self._deferral is not None:
-                self._deferral.check(name)
-            self._planning.ready(name)
-            self._fill(name, gradient)
-            self._launch(ended=False)
+            self._enter_pass()
+            self._take_late(threading.get_ident())
+            if others_follow:
+                self._late.append((threading.get_ident(), name))
+            else:
+                self._take(name, gradient)
+
+    def _take_late(self, thread: int | None = None) -> None:
+        """Take what had hooks to run: on the thread that ran them, where they are done by now, or at the end."""
+        if self._late:
+            due = [name for ident, name in self._late if thread in (None, ident)]
+            self._late = [entry for entry in self._late if entry[1] not in due]
+            for name in due:
+                gradient = self._job.parameters[name].grad
+                self._take(name, gradient.arrived() if isinstance(gradient, LazyGradient) else gradient)
+
+    def _take(self, name: str, gradient: torch.Tensor | None) -> None:
+        refuse_optimizer_in_backward(name, self._job.parameters[name])
+        if gradient is None:
+            return  # a function of the user said that there is none: not used, as far as we are concerned
+        self._used[name] = True
+        self._refuse_odd(name, gradient)
+        if name in self._filled:
+            self._refuse_second(name, gradient)
+        if self._deferral is not None:
+            self._deferral.check(name)
+        self._planning.ready(name)
+        self._fill(name, gradient)
+        self._launch(ended=False)
 
     def _refuse_odd(self, name: str, gradient: torch.Tensor) -> None:
         view = self._buckets.views[name]
+        if self._deferral is not None and self._is_relaid(name):
+            raise UnsupportedGradient(
+                f'parameter "{name}" has changed its memory format since it was attached, and '
+                f"{self._job.strategy.scheduling.name} would hand out gradients in the old one. Detach before "
+                "model.to(memory_format=...), then attach again."
+            )
         if gradient.dtype != view.dtype or gradient.shape != view.shape or gradient.device != view.device:
             raise UnsupportedGradient(
                 f'parameter "{name}" has become {tuple(gradient.shape)} {gradient.dtype} on {gradient.device} since it '
@@ -157,41 +212,78 @@ class GradientHooks(TrainingHooks):
     def _refuse_second(self, name: str, gradient: torch.Tensor) -> None:
         # Before its bucket leaves, a gradient that grew can be copied again - unless it grew inside the bucket.
         sent = min(self._buckets.buckets_of[name]) < self._next
-        if sent or _same_memory(gradient, self._buckets.views[name]):
+        if sent or _same_storage(gradient, self._buckets.views[name]):
             raise CommunicationError(
                 f'parameter "{name}" got a second gradient after the first had been taken: the previous backward pass '
                 "was interrupted, or the parameter is used in several re-entrant checkpoints. After an interrupted "
                 "pass detach and attach again; otherwise pass use_reentrant=False to torch.utils.checkpoint."
             )
 
+    def _enter_pass(self) -> None:
+        """Begin the pass, unless it has begun, and make sure to hear of its end."""
+        graph = torch._C._current_graph_task_id()
+        if graph in self._graphs:
+            return
+        if not self._open:
+            self._begin()
+        # A re-entrant checkpoint runs a backward pass inside the backward pass; each has an end of its own.
+        end = self._backward_ended
+        self._graphs[graph] = weakref.ref(end)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _has_failed(self) -> bool:
+        """Whether the pass that is open will never end: autograd has let go of what it was to call then."""
+        return self._open and bool(self._graphs) and all(end() is None for end in self._graphs.values())
+
+    def _start_over(self) -> None:
+        """The pass that is open has failed, and the loop goes on with another batch."""
+        if self._next > 0:
+            raise CommunicationError(
+                f"the last backward pass of step {self._job.step} was interrupted after a part of its gradients had "
+                "been sent, which cannot be taken back. Detach and attach again."
+            )
+        for name in sorted(self._filled):
+            gradient = self._job.parameters[name].grad
+            if gradient is not None and _same_storage(gradient, self._buckets.views[name]) and bool(gradient.any()):
+                raise CommunicationError(
+                    f'the last backward pass of step {self._job.step} was interrupted, and the gradient of "{name}" '
+                    "still holds a part of it. Call optimizer.zero_grad() after skipping a batch."
+                )
+        for name in self._used:
+            self._used[name] = name in self._used_before and self._job.parameters[name].grad is not None
+        self._planning.start_over()
+        self._clear_pass()
+
     def _begin(self) -> None:
         if self._deferral is not None:
             self._deferral.begin()
             self._planning.exchanged(self._held_back)
             self._held_back = []
+        self._handed_out.clear()
         if self._new_plan is not None:
             # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
             self._adopt_plan(self._buckets.state_by_parameter())
         self._open = True
+        self._used_before = {name for name, used in self._used.items() if used}
+        self._clear_pass()
+
+    def _clear_pass(self) -> None:
         self._filled.clear()
         self._graphs.clear()
+        self._late.clear()
+        self._relaid.clear()
         self._missing = [len(bucket.tensors) for bucket in self._buckets.plan.buckets]
         self._next = 0
         self._tasks = []
-
-    def _call_back_at_the_end(self) -> None:
-        # A re-entrant checkpoint runs a backward pass inside the backward pass; each has an end of its own.
-        graph = torch._C._current_graph_task_id()
-        if graph not in self._graphs:
-            self._graphs.add(graph)
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _fill(self, name: str, gradient: torch.Tensor | None) -> None:
         view = self._buckets.views[name]
         if gradient is None:
             view.zero_()
-        elif _same_memory(gradient, view):
+        elif _same_elements(gradient, view):
             view.mul_(self._scale)
+        elif _same_storage(gradient, view):  # e.g. transposed by the user: every element would overwrite another
+            view.copy_(gradient * self._scale)
         else:
             torch.mul(gradient, self._scale, out=view)
         if name not in self._filled:
@@ -206,13 +298,27 @@ class GradientHooks(TrainingHooks):
             return
         while self._next < len(buckets) and self._missing[self._next] == 0:
             for tensor in buckets[self._next].tensors:
-                if self._used[tensor.owner]:
-                    self._job.parameters[tensor.owner].grad = self._buckets.views[tensor.owner]
+                if self._used[tensor.owner] and tensor.owner not in self._handed_out:
+                    self._hand_out(tensor.owner)
             last = self._next == len(buckets) - 1 and not self._buckets.plan.halves
             self._tasks.append(self._job.engine.submit(self._job.bucket_task(self._buckets, self._next, last=last)))
             self._next += 1
             if self._next == len(buckets) and self._buckets.plan.halves:
                 self._carry_on()
+
+    def _hand_out(self, name: str) -> None:
+        """Let .grad be where the mean is, or will be."""
+        parameter = self._job.parameters[name]
+        if self._is_relaid(name):
+            # Optimizers expect gradients laid out as the parameter is: it gets a copy when the mean is there.
+            self._relaid.append(name)
+            return
+        # The view itself stays ours: `p.grad.data = ...` would re-point it.
+        parameter.grad = self._handed_out[name] = self._buckets.views[name].detach()
+
+    def _is_relaid(self, name: str) -> bool:
+        """Whether the parameter has changed its memory format since it was attached."""
+        return self._job.parameters[name].stride() != self._layouts[name].stride()
 
     def _carry_on(self) -> None:
         """Ask for the second halves, those of the first layers first."""
@@ -224,9 +330,11 @@ class GradientHooks(TrainingHooks):
     # -- at its end --------------------------------------------------------------------------------------------
 
     def _backward_ended(self) -> None:
-        self._graphs.discard(torch._C._current_graph_task_id())
+        self._graphs.pop(torch._C._current_graph_task_id(), None)
         if not self._open:
             return
+        with self._lock:
+            self._take_late(threading.get_ident())
         if torch._C._current_autograd_node() is not None and (
             self._graphs or len(self._filled) < len(self._job.parameters)
         ):
@@ -236,34 +344,62 @@ class GradientHooks(TrainingHooks):
     def _finish_pass(self) -> None:
         job = self._job
         with torch.no_grad():
+            with self._lock:
+                self._take_late()
             unfilled = [name for name in job.parameters if name not in self._filled]
             unused = [name for name in unfilled if not self._used[name]]
-            if unused and not job.find_unused_parameters:
+            if unused and self._usage is None:
                 raise CommunicationError(
                     f"{len(unused)} parameters got no gradient in step {job.step} on rank {job.transport.rank} "
                     f"({', '.join(unused[:3])}{', ...' if len(unused) > 3 else ''}), and find_unused_parameters=False "
                     "promises that all do. Attach with find_unused_parameters=True."
                 )
-            for name in unfilled:
-                self._fill(name, job.parameters[name].grad)
+            own = {name: self._own_gradient(name) for name in unfilled}
+            # They may lie in the bucket, where the exchange will overwrite them.
+            kept = {name: gradient.clone() for name in unused if (gradient := own[name]) is not None}
+            # What travels in no bucket holds nobody up, so nobody can be told of it in time; nobody needs it either.
+            missing = any(self._travels(name) for name in unused)
+            if self._usage is not None:
+                self._usage.pass_ended(missing=missing)
+            for name, gradient in own.items():
+                self._fill(name, gradient)
             self._launch(ended=True)
+            tasks = list(self._tasks)
             deferred = self._buckets.plan.deferred
             if not deferred:
                 self._await_exchange()
-            nowhere = set(unused)
-            if job.find_unused_parameters:
-                nowhere = unused_everywhere(
-                    self._used, self._buckets, job.transport, job.engine, step=job.step, ask=deferred
-                )
-                for name in unused:
-                    if name not in nowhere:
-                        job.parameters[name].grad = self._buckets.views[name]
+            nowhere: set[str] = set()
+            if self._usage is not None:
+                nobody = self._usage.used_by_nobody(self._used, tasks, missing=missing)
+                nobody |= {name for name in unused if not self._travels(name)}
+                nowhere = {name for name in nobody if name in kept or not self._is_owed(name)}
+            for name in unused:
+                if name not in nowhere:
+                    self._hand_out(name)
+                elif name in kept:
+                    job.parameters[name].grad = self._handed_out[name] = kept[name]
+            for name in self._relaid:
+                parameter = job.parameters[name]
+                parameter.grad = torch.empty_like(parameter).copy_(self._buckets.views[name])
+                self._handed_out[name] = parameter.grad
             if deferred:
                 self._hold_back(nowhere)
             self._new_plan = self._planning.pass_ended() or self._new_plan
         self._used = dict.fromkeys(self._used, False)
         self._passes += 1
         self._open = False
+
+    def _own_gradient(self, name: str) -> torch.Tensor | None:
+        gradient = self._job.parameters[name].grad
+        return gradient.arrived() if isinstance(gradient, LazyGradient) else gradient
+
+    def _travels(self, name: str) -> bool:
+        """Whether it shares a bucket that has any elements."""
+        return any(self._buckets.flats[index].numel() for index in self._buckets.buckets_of[name])
+
+    def _is_owed(self, name: str) -> bool:
+        """Whether something that compression had held back has arrived for a parameter nobody used."""
+        return bool(self._buckets.views[name].any())
 
     def _await_exchange(self) -> None:
         job = self._job
@@ -320,9 +456,9 @@ class GradientHooks(TrainingHooks):
         if self._passes == 0:
             for name, parameter in self._job.parameters.items():
                 gradient = parameter.grad
-                if gradient is None or isinstance(gradient, LazyGradient):
+                if gradient is None or isinstance(gradient, LazyGradient) or gradient is self._handed_out.get(name):
                     continue
-                if not _same_memory(gradient, self._buckets.views[name]):
+                if not _same_storage(gradient, self._buckets.views[name]):
                     raise CommunicationError(
                         f'step {self._job.step} would apply a gradient of parameter "{name}" that was never exchanged: '
                         "no backward pass has run since the last step. Compute gradients with backward(), or clear "
@@ -350,12 +486,24 @@ class GradientHooks(TrainingHooks):
             if isinstance(parameter.grad, LazyGradient):
                 parameter.grad = parameter.grad.arrived()
             # A gradient that shared memory with a bucket becomes an ordinary tensor again.
-            if parameter.grad is not None and parameter.grad._base is not None:
-                parameter.grad = parameter.grad.clone()
+            gradient = parameter.grad
+            dense = gradient is not None and gradient.layout == torch.strided
+            if dense and gradient.untyped_storage().nbytes() != gradient.nbytes:
+                parameter.grad = gradient.clone()
 
 
-def _same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
-    return gradient.data_ptr() == view.data_ptr() and gradient.untyped_storage().data_ptr() != 0
+def _same_storage(gradient: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether the gradient lies somewhere in the memory of our buckets."""
+    if gradient.layout != torch.strided:
+        return False
+    place = gradient.untyped_storage().data_ptr()
+    return place != 0 and place == view.untyped_storage().data_ptr()
+
+
+def _same_elements(gradient: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether the gradient is our view, element for element."""
+    same = gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride()
+    return same and _same_storage(gradient, view)
 
 
 def is_attached(parameter: nn.Parameter) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
 from laconic.runtime.agreement import broadcast_all
+from laconic.runtime.hooks.model_hook import before_forward
 from laconic.runtime.job import Job
 
 
@@ -19,13 +18,7 @@ class ModuleBuffers:
         self._due = True
         self._handle = None
         if job.transport.world_size > 1 and any(True for _ in job.model.buffers()):
-            self._handle = job.model.register_forward_pre_hook(self._hook())
-
-    def _hook(self) -> Callable[[nn.Module, object], None]:
-        hook = _BeforeForward(self)
-        if getattr(self._job.model, "_compiled_call_impl", None) is not None:
-            return torch.compiler.disable(hook)
-        return hook
+            self._handle = before_forward(job.model, self.before_forward)
 
     def before_forward(self, module: nn.Module) -> None:
         """Synchronize if this is a training forward pass of the attached model itself."""
@@ -55,30 +48,3 @@ class ModuleBuffers:
         """Take the hook off."""
         if self._handle is not None:
             self._handle.remove()
-
-
-class _BeforeForward:
-    """The hook on the model. Copying or saving an attached model must not take the session along."""
-
-    def __init__(self, buffers: ModuleBuffers) -> None:
-        self._buffers = buffers
-
-    def __call__(self, module: nn.Module, inputs: object) -> None:
-        """Pass the call on."""
-        self._buffers.before_forward(module)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> _BeforeForward:
-        return self  # it does nothing for another module than its own
-
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _no_hook, ()
-
-
-class _Nothing:
-    def __call__(self, module: nn.Module, inputs: object) -> None:
-        """Do nothing."""
-
-
-def _no_hook() -> _Nothing:
-    """What stands in a saved model where the hook was."""
-    return _Nothing()
