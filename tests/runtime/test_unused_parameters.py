@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.in_process import InProcessTransport
 from laconic.errors import CommunicationError
+from tests.processes import gloo_group, run_processes
 from tests.runtime.awkward import SCHEDULES, Branches, every_schedule, strategy
-from tests.runtime.replicas import assert_equal, data, loop, mlp, mlp_loss, reference, sgd, train
+from tests.runtime.replicas import assert_equal, data, loop, mlp, mlp_loss, reference, sgd, snapshot, train
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -188,7 +191,14 @@ ANY_STRATEGY = [
 
 @pytest.mark.parametrize("how", ANY_STRATEGY)
 def test_replicas_agree_on_what_nobody_used_under_every_compressor_and_schedule(how: str) -> None:
-    pattern = [("lrn", "lrn", "lrn"), ("l", "r", "lrn"), ("l", "l", "l"), ("", "r", "l"), ("", "", ""), ("lrn", "", "n")]
+    pattern = [
+        ("lrn", "lrn", "lrn"),
+        ("l", "r", "lrn"),
+        ("l", "l", "l"),
+        ("", "r", "l"),
+        ("", "", ""),
+        ("lrn", "", "n"),
+    ]
     nothing: dict[int, list[set[str]]] = {0: [], 1: [], 2: []}
 
     def body(model, optimizer, session, rank):
@@ -268,3 +278,69 @@ def test_an_undefined_gradient_of_a_custom_function_counts_as_none(schedule: str
     assert_equal(*states)
     with pytest.raises(CommunicationError, match=r"right\.weight.*find_unused_parameters=True"):
         train(Branches(), loss=loss, find_unused_parameters=False)
+
+
+# -- beside DDP ------------------------------------------------------------------------------------------------------
+
+
+class Alternating(nn.Module):
+    """Parameters of about 3 MB, of which each pass leaves some out; registered in another order than they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(300, 5)
+        self.ways = nn.ModuleList(nn.Linear(200, 300) for _ in range(3))
+        self.precise = nn.Linear(5, 5).double()
+        self.first = nn.Linear(20, 200)
+        self.large = nn.Linear(200, 2000)
+
+    def forward(self, inputs: torch.Tensor, number: int) -> torch.Tensor:
+        hidden = torch.relu(self.first(inputs))
+        out = self.head(torch.relu(self.ways[number % 3](hidden)))
+        if number % 2:
+            out = self.precise(out.double()).float() + self.large(hidden).mean()
+        return out
+
+
+def beside_ddp(size: str, first_size: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Train with torch DDP and with laconic, ranks using parameters differently; what both end with."""
+    found = {}
+    with gloo_group():
+        rank = dist.get_rank()
+        for kind in ("ddp", "laconic"):
+            model = Alternating()
+            forward: nn.Module = model
+            optimizer = adamw(model)
+            session = None
+            if kind == "ddp":
+                forward = DistributedDataParallel(model, find_unused_parameters=True)
+            else:
+                how = f"bsp / all_reduce / none / fusion({size}, {first_size})"
+                session = laconic.attach(model, optimizer, how, find_unused_parameters=True, timeout_s=30)
+            for step in range(6):
+                forward(data(step, rank, 4, 20), step if step < 3 else step + rank).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if session is not None:
+                assert len(session.plan.buckets) > 2
+                assert session.state_dict()["order"] == []
+                session.detach()
+            found[kind] = snapshot(model)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_equal_to_ddp_with_the_same_setting_bit_for_bit(world_size: int) -> None:
+    results = run_processes(
+        "tests.runtime.test_unused_parameters:beside_ddp",
+        world_size=world_size,
+        arguments={"size": "25MiB", "first_size": "1MiB"},
+        timeout_s=80,
+    )
+    for result in results:
+        assert_equal(result.value["laconic"], result.value["ddp"])
+        assert_equal(result.value["laconic"], results[0].value["laconic"])

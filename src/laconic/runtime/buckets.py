@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import BucketState, ParameterState
@@ -13,13 +12,16 @@ from laconic.strategy import Strategy
 
 
 class Buckets:
-    """Flat tensors, views and state for every bucket of one plan."""
+    """Flat tensors, views and state for every bucket of one plan.
+
+    parameters: only their shapes and strides count.
+    """
 
     def __init__(
         self,
         plan: Plan,
         strategy: Strategy,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, torch.Tensor],
         saved: ParameterState,
         flats: list[torch.Tensor] | None = None,
     ) -> None:

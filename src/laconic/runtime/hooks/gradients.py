@@ -90,7 +90,7 @@ class GradientHooks(TrainingHooks):
         self._handed_out: dict[str, torch.Tensor] = {}
         self._relaid: list[str] = []
         self._used_before: set[str] = set()
-        self._filled: set[str] = set()
+        self._filled: dict[str, int] = {}  # and where the gradient lay that was taken
         self._missing: list[int] = []
         self._next = 0
         self._tasks: list[Task] = []
@@ -244,7 +244,8 @@ class GradientHooks(TrainingHooks):
             )
         for name in sorted(self._filled):
             gradient = self._job.parameters[name].grad
-            if gradient is not None and _same_storage(gradient, self._buckets.views[name]) and bool(gradient.any()):
+            # This rank's alone, and scaled already if it lies in a bucket: nothing may be added to it.
+            if gradient is not None and gradient.data_ptr() == self._filled[name] and bool(gradient.any()):
                 raise CommunicationError(
                     f'the last backward pass of step {self._job.step} was interrupted, and the gradient of "{name}" '
                     "still holds a part of it. Call optimizer.zero_grad() after skipping a batch."
@@ -287,7 +288,7 @@ class GradientHooks(TrainingHooks):
         else:
             torch.mul(gradient, self._scale, out=view)
         if name not in self._filled:
-            self._filled.add(name)
+            self._filled[name] = 0 if gradient is None else gradient.data_ptr()
             for bucket in self._buckets.buckets_of[name]:
                 self._missing[bucket] -= 1
 
@@ -487,8 +488,9 @@ class GradientHooks(TrainingHooks):
                 parameter.grad = parameter.grad.arrived()
             # A gradient that shared memory with a bucket becomes an ordinary tensor again.
             gradient = parameter.grad
-            dense = gradient is not None and gradient.layout == torch.strided
-            if dense and gradient.untyped_storage().nbytes() != gradient.nbytes:
+            if gradient is None or gradient.layout != torch.strided:
+                continue
+            if gradient.untyped_storage().nbytes() != gradient.nbytes:
                 parameter.grad = gradient.clone()
 
 
