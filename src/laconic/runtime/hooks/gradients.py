@@ -5,9 +5,6 @@ parameters' .grad become views of it, so the sum arrives without another copy. W
 that are not complete are filled (a parameter without a gradient contributes zero), everything outstanding is awaited,
 and .grad is the mean - before clipping, unscaling or the optimizer see it. A schedule that defers awaits nothing: .grad
 is then something that waits when it is touched (lazy_gradient.py), and updates are made later (deferred_updates.py).
-
-Gradients are the user's: what is handed out as .grad is a new tensor each time, so that whoever re-points it
-(p.grad.data = ..., model.double()) never re-points our view, and where a gradient lies is looked at before it is taken.
 """
 
 from __future__ import annotations
@@ -29,6 +26,7 @@ from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.deferred_updates import Deferral
+from laconic.runtime.hooks.gradient_views import GradientViews
 from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.hooks.planning import Planning
 from laconic.runtime.hooks.wrapping import refuse_optimizer_in_backward
@@ -69,15 +67,10 @@ class GradientHooks(TrainingHooks):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._scale = job.strategy.architecture.share(job.transport.world_size)
+        self._views = GradientViews(job.parameters, job.strategy.architecture.share(job.transport.world_size))
         self._lock = threading.Lock()  # autograd runs one thread per device
         self._planning = Planning(job)
         self._usage = None if job.find_unused_parameters is False else Usage(job)
-        # As they were when attached, whatever becomes of them: all ranks must lay out buckets alike.
-        self._layouts = {
-            name: torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="meta")
-            for name, p in job.parameters.items()
-        }
         self._used = dict.fromkeys(job.parameters, False)
         self._passes = 0
         self._new_plan: Plan | None = None
@@ -87,8 +80,6 @@ class GradientHooks(TrainingHooks):
         self._deferral = Deferral(job) if job.strategy.scheduling.defers else None
         self._graphs: dict[int, weakref.ref[object]] = {}
         self._late: list[tuple[int, str]] = []
-        self._handed_out: dict[str, torch.Tensor] = {}
-        self._relaid: list[str] = []
         self._used_before: set[str] = set()
         self._filled: dict[str, int] = {}  # and where the gradient lay that was taken
         self._missing: list[int] = []
@@ -99,7 +90,9 @@ class GradientHooks(TrainingHooks):
         self._handles = [ParameterHook(self, name).put_on(parameter) for name, parameter in job.parameters.items()]
 
     def _allocate(self, plan: Plan, saved: ParameterState) -> Buckets:
-        return Buckets(plan, self._job.strategy, self._layouts, saved)
+        buckets = Buckets(plan, self._job.strategy, self._views.layouts, saved)
+        self._views.use(buckets)
+        return buckets
 
     def plan(self) -> Plan:
         """See TrainingHooks."""
@@ -148,14 +141,17 @@ class GradientHooks(TrainingHooks):
             gradient = parameter.grad
             if isinstance(gradient, LazyGradient):
                 gradient = gradient.arrived()
-            if self._has_failed():
+            graph = torch._C._current_graph_task_id()
+            if graph not in self._graphs and self._has_failed():
                 self._start_over()
             if self._job.accumulating:
                 self._used[name] |= gradient is not None
                 return
             self._job.engine.check()
-            self._enter_pass()
-            self._take_late(threading.get_ident())
+            if graph not in self._graphs:
+                self._enter_pass(graph)
+            if self._late:
+                self._take_late(threading.get_ident())
             if others_follow:
                 self._late.append((threading.get_ident(), name))
             else:
@@ -163,12 +159,10 @@ class GradientHooks(TrainingHooks):
 
     def _take_late(self, thread: int | None = None) -> None:
         """Take what had hooks to run: on the thread that ran them, where they are done by now, or at the end."""
-        if self._late:
-            due = [name for ident, name in self._late if thread in (None, ident)]
-            self._late = [entry for entry in self._late if entry[1] not in due]
-            for name in due:
-                gradient = self._job.parameters[name].grad
-                self._take(name, gradient.arrived() if isinstance(gradient, LazyGradient) else gradient)
+        due = [name for ident, name in self._late if thread in (None, ident)]
+        self._late = [entry for entry in self._late if entry[1] not in due]
+        for name in due:
+            self._take(name, self._own_gradient(name))
 
     def _take(self, name: str, gradient: torch.Tensor | None) -> None:
         refuse_optimizer_in_backward(name, self._job.parameters[name])
@@ -186,7 +180,7 @@ class GradientHooks(TrainingHooks):
 
     def _refuse_odd(self, name: str, gradient: torch.Tensor) -> None:
         view = self._buckets.views[name]
-        if self._deferral is not None and self._is_relaid(name):
+        if self._deferral is not None and self._views.is_relaid(name):
             raise UnsupportedGradient(
                 f'parameter "{name}" has changed its memory format since it was attached, and '
                 f"{self._job.strategy.scheduling.name} would hand out gradients in the old one. Detach before "
@@ -212,18 +206,15 @@ class GradientHooks(TrainingHooks):
     def _refuse_second(self, name: str, gradient: torch.Tensor) -> None:
         # Before its bucket leaves, a gradient that grew can be copied again - unless it grew inside the bucket.
         sent = min(self._buckets.buckets_of[name]) < self._next
-        if sent or _same_storage(gradient, self._buckets.views[name]):
+        if sent or self._views.lies_in_a_bucket(name, gradient):
             raise CommunicationError(
                 f'parameter "{name}" got a second gradient after the first had been taken: the previous backward pass '
                 "was interrupted, or the parameter is used in several re-entrant checkpoints. After an interrupted "
                 "pass detach and attach again; otherwise pass use_reentrant=False to torch.utils.checkpoint."
             )
 
-    def _enter_pass(self) -> None:
+    def _enter_pass(self, graph: int) -> None:
         """Begin the pass, unless it has begun, and make sure to hear of its end."""
-        graph = torch._C._current_graph_task_id()
-        if graph in self._graphs:
-            return
         if not self._open:
             self._begin()
         # A re-entrant checkpoint runs a backward pass inside the backward pass; each has an end of its own.
@@ -260,7 +251,7 @@ class GradientHooks(TrainingHooks):
             self._deferral.begin()
             self._planning.exchanged(self._held_back)
             self._held_back = []
-        self._handed_out.clear()
+        self._views.clear()
         if self._new_plan is not None:
             # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
             self._adopt_plan(self._buckets.state_by_parameter())
@@ -272,21 +263,13 @@ class GradientHooks(TrainingHooks):
         self._filled.clear()
         self._graphs.clear()
         self._late.clear()
-        self._relaid.clear()
+        self._views.clear()
         self._missing = [len(bucket.tensors) for bucket in self._buckets.plan.buckets]
         self._next = 0
         self._tasks = []
 
     def _fill(self, name: str, gradient: torch.Tensor | None) -> None:
-        view = self._buckets.views[name]
-        if gradient is None:
-            view.zero_()
-        elif _same_elements(gradient, view):
-            view.mul_(self._scale)
-        elif _same_storage(gradient, view):  # e.g. transposed by the user: every element would overwrite another
-            view.copy_(gradient * self._scale)
-        else:
-            torch.mul(gradient, self._scale, out=view)
+        self._views.fill(name, gradient)
         if name not in self._filled:
             self._filled[name] = 0 if gradient is None else gradient.data_ptr()
             for bucket in self._buckets.buckets_of[name]:
@@ -298,28 +281,16 @@ class GradientHooks(TrainingHooks):
         if self._buckets.plan.launch == "after_backward" and not ended:
             return
         while self._next < len(buckets) and self._missing[self._next] == 0:
-            for tensor in buckets[self._next].tensors:
-                if self._used[tensor.owner] and tensor.owner not in self._handed_out:
-                    self._hand_out(tensor.owner)
+            owners = [tensor.owner for tensor in buckets[self._next].tensors]
+            self._views.flush(owners)
+            for owner in owners:
+                if self._used[owner]:
+                    self._views.hand_out(owner)
             last = self._next == len(buckets) - 1 and not self._buckets.plan.halves
             self._tasks.append(self._job.engine.submit(self._job.bucket_task(self._buckets, self._next, last=last)))
             self._next += 1
             if self._next == len(buckets) and self._buckets.plan.halves:
                 self._carry_on()
-
-    def _hand_out(self, name: str) -> None:
-        """Let .grad be where the mean is, or will be."""
-        parameter = self._job.parameters[name]
-        if self._is_relaid(name):
-            # Optimizers expect gradients laid out as the parameter is: it gets a copy when the mean is there.
-            self._relaid.append(name)
-            return
-        # The view itself stays ours: `p.grad.data = ...` would re-point it.
-        parameter.grad = self._handed_out[name] = self._buckets.views[name].detach()
-
-    def _is_relaid(self, name: str) -> bool:
-        """Whether the parameter has changed its memory format since it was attached."""
-        return self._job.parameters[name].stride() != self._layouts[name].stride()
 
     def _carry_on(self) -> None:
         """Ask for the second halves, those of the first layers first."""
@@ -376,13 +347,10 @@ class GradientHooks(TrainingHooks):
                 nowhere = {name for name in nobody if name in kept or not self._is_owed(name)}
             for name in unused:
                 if name not in nowhere:
-                    self._hand_out(name)
+                    self._views.hand_out(name)
                 elif name in kept:
-                    job.parameters[name].grad = self._handed_out[name] = kept[name]
-            for name in self._relaid:
-                parameter = job.parameters[name]
-                parameter.grad = torch.empty_like(parameter).copy_(self._buckets.views[name])
-                self._handed_out[name] = parameter.grad
+                    self._views.give_back(name, kept[name])
+            self._views.copy_out()
             if deferred:
                 self._hold_back(nowhere)
             self._new_plan = self._planning.pass_ended() or self._new_plan
@@ -457,9 +425,9 @@ class GradientHooks(TrainingHooks):
         if self._passes == 0:
             for name, parameter in self._job.parameters.items():
                 gradient = parameter.grad
-                if gradient is None or isinstance(gradient, LazyGradient) or gradient is self._handed_out.get(name):
+                if gradient is None or isinstance(gradient, LazyGradient):
                     continue
-                if not _same_storage(gradient, self._buckets.views[name]):
+                if not self._views.was_handed_out(name, gradient):
                     raise CommunicationError(
                         f'step {self._job.step} would apply a gradient of parameter "{name}" that was never exchanged: '
                         "no backward pass has run since the last step. Compute gradients with backward(), or clear "
@@ -486,26 +454,7 @@ class GradientHooks(TrainingHooks):
         for parameter in self._job.parameters.values():
             if isinstance(parameter.grad, LazyGradient):
                 parameter.grad = parameter.grad.arrived()
-            # A gradient that shared memory with a bucket becomes an ordinary tensor again.
-            gradient = parameter.grad
-            if gradient is None or gradient.layout != torch.strided:
-                continue
-            if gradient.untyped_storage().nbytes() != gradient.nbytes:
-                parameter.grad = gradient.clone()
-
-
-def _same_storage(gradient: torch.Tensor, view: torch.Tensor) -> bool:
-    """Whether the gradient lies somewhere in the memory of our buckets."""
-    if gradient.layout != torch.strided:
-        return False
-    place = gradient.untyped_storage().data_ptr()
-    return place != 0 and place == view.untyped_storage().data_ptr()
-
-
-def _same_elements(gradient: torch.Tensor, view: torch.Tensor) -> bool:
-    """Whether the gradient is our view, element for element."""
-    same = gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride()
-    return same and _same_storage(gradient, view)
+        self._views.release()
 
 
 def is_attached(parameter: nn.Parameter) -> bool:
