@@ -14,8 +14,17 @@ from torch.utils.checkpoint import checkpoint
 import laconic
 from laconic.core.in_process import InProcessTransport
 from laconic.errors import AttachError, CommunicationError, UnsupportedGradient
+from laconic.runtime.hooks import gradient_views
 from tests.runtime.awkward import Branches, every_schedule, strategy
 from tests.runtime.replicas import assert_equal, data, loop, mlp, mlp_loss, reference, snapshot, train
+
+
+@pytest.fixture(autouse=True, params=["one by one", "together"])
+def copying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here also with the gradients of a bucket copied together, as on a GPU."""
+    if request.param == "together":
+        monkeypatch.setattr(gradient_views, "_TOGETHER_ON", ("cpu",))
+
 
 Mess = Callable[[nn.Module, int], None]
 """What the loop does between backward() and step()."""
@@ -117,6 +126,27 @@ def test_ranks_with_other_memory_formats_are_named() -> None:
 
     with pytest.raises(AttachError, match=r"strides of layers\.0\.weight"):
         laconic.InProcessCluster(2).run(one_rank)
+
+
+@every_schedule
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_ordinary_loops_accumulate_and_leave_gradients_in_place(schedule: str, set_to_none: bool) -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(3):
+            with session.accumulate():
+                mlp_loss(model, 2 * step, rank).backward()
+            mlp_loss(model, 2 * step + 1, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+        return mlp_loss(model, 2 * step, rank) + mlp_loss(model, 2 * step + 1, rank)
+
+    states = loop(body, how=strategy(schedule))
+    expected = reference(mlp(), loss=loss, steps=3)
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, expected[name])
+    assert_equal(*states)
 
 
 def test_a_gradient_that_was_transposed_and_accumulated_into() -> None:
