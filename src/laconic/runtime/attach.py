@@ -60,9 +60,9 @@ def attach(
     model: an ordinary module, or one already wrapped in DistributedDataParallel.
     process_group: the ranks that train together; the default group if left out.
     transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
-    find_unused_parameters: for strategies that exchange gradients. True, the default, allows parameters to get no
-        gradient in some step or on some rank. False promises that all get one, saves a look at the result per step (on
-        a GPU: an exchange of one byte per parameter), and raises when broken. A model wrapped in DDP has its own
+    find_unused_parameters: for strategies that exchange gradients. Left out, parameters may get no gradient in some
+        step or on some rank. True also keeps the buckets DDP has with that setting, so that results are equal to its
+        own bit for bit. False promises that all get one and raises when broken. A model wrapped in DDP has its own
         setting.
     init_sync: True makes parameters and buffers equal to rank 0's before anything else. False promises that they are
         already, as DDP's argument of this name does: a large model then starts at once behind a slow link.
