@@ -29,7 +29,7 @@ from laconic.lab.launch import places_here, run_ranks
 STRATEGY = "bsp / all_reduce / none / fusion(25MiB)"
 KINDS = {
     "ddp": "torch DistributedDataParallel as it comes",
-    "ddp-unused": "the same with find_unused_parameters=True, which laconic has by default",
+    "ddp-unused": "the same with find_unused_parameters=True, so that parameters may be unused, as in laconic",
     "laconic": "as it comes",
     "promised": "laconic with find_unused_parameters=False",
 }
@@ -51,7 +51,10 @@ class Contender:
             self._forward = DistributedDataParallel(self._model, find_unused_parameters=kind == "ddp-unused")
         else:
             self.session = laconic.attach(
-                self._model, self._optimizer, options.strategy, find_unused_parameters=kind == "laconic"
+                self._model,
+                self._optimizer,
+                options.strategy,
+                find_unused_parameters=False if kind == "promised" else None,
             )
 
     def step(self) -> float:

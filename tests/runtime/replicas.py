@@ -54,7 +54,7 @@ def train(
     make_optimizer: MakeOptimizer = sgd,
     world_size: int = 2,
     steps: int = 4,
-    find_unused_parameters: bool = True,
+    find_unused_parameters: bool | None = None,
     events: laconic.EventList | None = None,
 ) -> list[dict[str, torch.Tensor]]:
     """The state of every replica after `steps` ordinary steps."""

@@ -174,6 +174,7 @@ def test_priority_learns_how_fast_the_link_is_from_its_own_exchanges() -> None:
     job = SimpleNamespace(
         strategy=strategy,
         parameters={},
+        find_unused_parameters=None,
         step=0,
         engine=SimpleNamespace(call=lambda *_, **__: None),
         transport=SimpleNamespace(control_device=torch.device("cpu"), world_size=2),

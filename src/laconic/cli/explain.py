@@ -47,9 +47,8 @@ _COUNT = re.compile(r"([+-]?(?:\d[\d_]*(?:\.\d+)?|\.\d+)(?:e\+?\d{1,3})?)\s*([km
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BESIDE_GRADIENTS = (
     "Module buffers (BatchNorm statistics) are broadcast from rank 0 in every step, as DDP does.",
-    "A step in which some parameter is unused on all ranks (or gets only zeros) costs one more small exchange: one "
-    'byte per parameter tensor, counted as "control" traffic; on GPUs every step does, unless '
-    "find_unused_parameters=False.",
+    "A step in which every rank leaves some parameter unused costs one more small exchange: one byte per parameter "
+    'tensor, counted as "control" traffic.',
 )
 
 

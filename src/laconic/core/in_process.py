@@ -54,6 +54,7 @@ class InProcessCluster:
         # that order, whatever the order of waits.
         self._num_sent: Counter[tuple[int, int]] = Counter()
         self._num_asked: Counter[tuple[int, int]] = Counter()
+        self._tallies: Counter[str] = Counter()
         self._failure: tuple[int, str] | None = None
         self._status: dict[int, str] = {}
 
@@ -68,7 +69,7 @@ class InProcessCluster:
         """
         self._failure = None
         self._meetings.clear()
-        for noted in (self._mail, self._num_sent, self._num_asked):
+        for noted in (self._mail, self._num_sent, self._num_asked, self._tallies):
             noted.clear()
         results: dict[int, Result] = {}
         errors: list[BaseException] = []
@@ -320,6 +321,17 @@ class InProcessTransport:
                 cluster._num_asked[peer, self.rank] += 1
             cluster._lock.notify_all()
         return _ReceiveWork(self, asked, operation)
+
+    def tally(self, name: str, amount: int) -> int:
+        """See Transport."""
+        with self.cluster._lock:
+            self.cluster._tallies[name] += amount
+            return self.cluster._tallies[name]
+
+    def drop_tally(self, name: str) -> None:
+        """See Transport."""
+        with self.cluster._lock:
+            self.cluster._tallies.pop(name, None)
 
     def acquire(self) -> None:
         """See Transport."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from laconic.core.heartbeat import Heartbeat, job_store
 from laconic.core.hosts import Hosts, hosts_of, name_of_host
+from laconic.core.tallies import Tallies
 from laconic.core.transport import (
     DoneWork,
     Purpose,
@@ -72,6 +73,7 @@ class TorchTransport:
         self._may_destroy = False
         self._taken = False
         self._heartbeat: Heartbeat | None = None
+        self._tallies: Tallies | None = None
         self._hosts: Hosts | None = ((0,),) if self.world_size == 1 else None
         if self.world_size == 1:
             return
@@ -79,6 +81,7 @@ class TorchTransport:
         self._heartbeat = Heartbeat(self._group, self.rank, self.world_size, timeout_s)
         self._names = dist.PrefixStore(f"laconic/hosts/{self._group.group_name}", job_store())
         self._names.set(str(self.rank), name_of_host())
+        self._tallies = Tallies(self._group.group_name, self._heartbeat, timeout_s)
 
     @property
     def hosts(self) -> Hosts:
@@ -244,6 +247,19 @@ class TorchTransport:
             peers=True,
         )
 
+    def tally(self, name: str, amount: int) -> int:
+        """See Transport; asks the job's store."""
+        return self._open_tallies().add(name, amount)
+
+    def drop_tally(self, name: str) -> None:
+        """See Transport."""
+        self._open_tallies().drop(name)
+
+    def _open_tallies(self) -> Tallies:
+        if self._tallies is None:
+            raise CommunicationError("the transport is closed or has one rank only; nothing is counted together.")
+        return self._tallies
+
     def acquire(self) -> None:
         """See Transport."""
         if self._taken:
@@ -275,6 +291,7 @@ class TorchTransport:
 
     def close(self) -> None:
         """See Transport."""
+        self._tallies = None
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()

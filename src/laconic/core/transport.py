@@ -193,6 +193,17 @@ class Transport(Protocol):
         """Send each (peer, tensor) and fill each (peer, tensor); pairs match in the order given per peer."""
         ...
 
+    def tally(self, name: str, amount: int) -> int:
+        """Add to a counter that all ranks share, 0 at first, and return its value; waits for no other rank.
+
+        When it returns, every rank that asks finds the sum. Any thread may call it.
+        """
+        ...
+
+    def drop_tally(self, name: str) -> None:
+        """Forget a counter that nobody will ask for again."""
+        ...
+
     def acquire(self) -> None:
         """Take the transport for one session; raise AttachError if another has it: two would mix their operations."""
         ...

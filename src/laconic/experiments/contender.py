@@ -27,7 +27,6 @@ from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
 from laconic.runtime import Session, attach
 from laconic.runtime.stopwatch import Mark
 from laconic.strategy import Strategy
-from laconic.synchronization import LocalUpdates
 
 _TIMEOUT_S = 120.0
 
@@ -108,7 +107,7 @@ class Contender:
         if self._session is None:
             return 1
         rule = self._session.strategy.synchronization
-        return rule.period + rule.delay if isinstance(rule, LocalUpdates) else 1
+        return max(1, rule.interval + rule.delay)
 
     def turn(self, num_steps: int) -> list[Event]:
         """Some steps; what happened in them."""

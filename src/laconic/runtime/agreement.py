@@ -30,6 +30,8 @@ def check_agreement(job: Job, *, init_sync: bool) -> None:
         "the model's class": type(job.model).__name__,
     }
     description |= {f"parameter {name}": _describe(parameter) for name, parameter in job.parameters.items()}
+    # Buckets are laid out by strides: the same element must lie in the same place everywhere.
+    description |= {f"strides of {name}": str(parameter.stride()) for name, parameter in job.parameters.items()}
     description |= {f"frozen {name}": _describe(p) for name, p in job.model.named_parameters() if not p.requires_grad}
     description |= {f"buffer {name}": _describe(buffer) for name, buffer in job.model.named_buffers()}
     text = json.dumps(description).encode()

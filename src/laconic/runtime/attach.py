@@ -36,6 +36,7 @@ from laconic.runtime.hooks.gradients import GradientHooks
 from laconic.runtime.hooks.local_updates import LocalUpdateHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.hooks.optimizer_steps import OptimizerSteps, unwrapped
+from laconic.runtime.hooks.wrapping import watch_for_wrappers
 from laconic.runtime.job import Job
 from laconic.runtime.loss_scale import LossScale
 from laconic.runtime.servers.server_pool import ServerPool
@@ -66,9 +67,9 @@ def attach(
     optimizer: one, or all of them if several train the model (Muon and AdamW): each is called once a step.
     process_group: the ranks that train together; the default group if left out.
     transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
-    find_unused_parameters: for strategies that exchange gradients. True, the default, allows parameters to get no
-        gradient in some step or on some rank. False promises that all get one, saves a look at the result per step (on
-        a GPU: an exchange of one byte per parameter), and raises when broken. A model wrapped in DDP has its own
+    find_unused_parameters: for strategies that exchange gradients. Left out, parameters may get no gradient in some
+        step or on some rank. True also keeps the buckets DDP has with that setting, so that results are equal to its
+        own bit for bit. False promises that all get one and raises when broken. A model wrapped in DDP has its own
         setting.
     init_sync: True makes parameters and buffers equal to rank 0's before anything else. False promises that they are
         already, as DDP's argument of this name does: a large model then starts at once behind a slow link.
@@ -106,8 +107,7 @@ def attach(
         stopwatch = Stopwatch(clock, events, wire.rank)
         engine = Engine(wire, stopwatch)
         cleanup.callback(engine.stop)
-        unused = find_unused_parameters is not False
-        scale = LossScale(chosen, grad_scaler)
+        unused, scale = find_unused_parameters, LossScale(chosen, grad_scaler)
         job = Job(model, parameters, optimizers, chosen, wire, engine, clock, events, stopwatch, unused, scale)
         return _start(job, cleanup, init_sync=init_sync)
     except BaseException as error:
@@ -132,6 +132,7 @@ def _start(job: Job, cleanup: ExitStack, *, init_sync: bool) -> Session:
             cleanup.callback(pool.abandon)
         hooks = _make_hooks(job, pool)
         cleanup.callback(hooks.detach)
+        cleanup.callback(watch_for_wrappers(job).remove)
         if strategy.exchanges_gradients() and not isinstance(job.model, DistributedDataParallel):
             buffers = ModuleBuffers(job)
             cleanup.callback(buffers.detach)

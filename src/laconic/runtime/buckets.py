@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import BucketState, ParameterState
@@ -13,13 +12,16 @@ from laconic.strategy import Strategy
 
 
 class Buckets:
-    """Flat tensors, views and state for every bucket of one plan."""
+    """Flat tensors, views and state for every bucket of one plan.
+
+    parameters: only their shapes and strides count.
+    """
 
     def __init__(
         self,
         plan: Plan,
         strategy: Strategy,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, torch.Tensor],
         saved: ParameterState,
         flats: list[torch.Tensor] | None = None,
     ) -> None:
@@ -31,19 +33,14 @@ class Buckets:
         self.states: list[BucketState] = []
         self.buckets_of: dict[str, list[int]] = {}
         """The buckets each parameter travels in: one, or one per piece."""
-        self._first_elements: list[torch.Tensor] = []
         for index, bucket in enumerate(plan.buckets):
             state = strategy.init(bucket)
             state.restore(saved)
             self.states.append(state)
-            starts: list[int] = []
             for tensor, place in bucket.segments():
                 if flats is not None:
                     self.views[tensor.name] = _view_like(parameters[tensor.name], flats[index][place])
                 self.buckets_of.setdefault(tensor.owner, []).append(index)
-                if tensor.numel:
-                    starts.append(place.start)
-            self._first_elements.append(torch.tensor(starts, dtype=torch.long, device=bucket.device))
 
     def _lay_out(self) -> list[torch.Tensor]:
         """One run of memory per dtype and device, a view of it per parameter, and one per bucket."""
@@ -93,17 +90,6 @@ class Buckets:
         """Another flat tensor of the size of bucket `index` as its parameters see it."""
         segments = self.plan.buckets[index].segments()
         return {tensor.name: _view_like(self._parameters[tensor.name], flat[place]) for tensor, place in segments}
-
-    def some_parameter_is_zero(self) -> bool:
-        """Whether the exchanged values of some parameter are zero throughout.
-
-        All ranks hold the same values after the exchange, so all come to the same answer without talking. Only the
-        first element of each parameter is looked at unless that is zero.
-        """
-        for flat, starts in zip(self.flats, self._first_elements, strict=True):
-            if bool((flat.index_select(0, starts) == 0).any()):
-                return any(view.numel() and not bool(view.any()) for view in self.views.values())
-        return False
 
 
 def _view_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

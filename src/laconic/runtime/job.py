@@ -40,7 +40,9 @@ class Job:
     clock: Clock
     events: EventSink
     stopwatch: Stopwatch
-    find_unused_parameters: bool
+    find_unused_parameters: bool | None
+    """None: parameters may be unused. True: so they may, and buckets are those of DDP with that setting. False: all get
+    a gradient in every pass, or it raises."""
     loss_scale: LossScale
     step: int = 0
     accumulating: bool = False

@@ -1,52 +1,114 @@
-"""Which parameters were used by anyone: a parameter no rank used keeps its gradient as it was, usually None.
+"""Which parameters nobody used: such a parameter keeps its gradient as it was, usually None.
 
 Optimizers treat "no gradient" and "zero gradient" differently (weight decay, momentum), so replicas must agree on it.
+A rank that used every parameter need not ask: there is none that nobody used. So ranks talk only when they must:
 
-On a CPU, ranks ask each other only when it can matter: when the exchanged gradient of some parameter is zero
-throughout, which every rank sees in its own copy of the same result. On a GPU that look would make the host wait for
-the device in every step, so there ranks always exchange one byte per parameter, and only a rank that misses a
-gradient waits for the answer.
+    quiet    A rank that misses a gradient adds 1 to a shared counter before the zeros in its place leave. When all
+             exchanges of the pass have ended, every rank has sent its part, so everyone who misses something has been
+             counted. Fewer than all: some rank used everything, and what is missing here was used there. All: all of
+             them know it, exchange one byte per parameter, and
+    asking   go on with that exchange in every pass, until a pass in which some rank used everything.
+
+A model whose parameters are all used pays nothing, on a GPU as on a CPU, and nobody looks at values to find out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from laconic.core.exchange import Exchange, one_round
-from laconic.core.transport import Transport
-from laconic.runtime.buckets import Buckets
-from laconic.runtime.engine import Engine, Task
+from laconic.runtime.engine import Task
+from laconic.runtime.job import Job
+
+_WHAT = "which parameters were used"
 
 
-def unused_everywhere(
-    used_here: dict[str, bool], buckets: Buckets, transport: Transport, engine: Engine, *, step: int, ask: bool
-) -> set[str]:
-    """Names of the parameters that got no gradient on any rank.
+class Usage:
+    """What this rank tells others about the parameters it did not use, and learns from them."""
 
-    ask: without a look at the result, which may not be there yet.
-    """
-    on_gpu = ask or any(bucket.device.type == "cuda" for bucket in buckets.plan.buckets)
-    if not on_gpu and not buckets.some_parameter_is_zero():
-        return set()
-    device = transport.control_device
-    all_used_here = all(used_here.values())
-    what = "which parameters were used"
-    flags: list[torch.Tensor] = []
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._alone = job.transport.world_size == 1
+        self._asking = False
+        self._asked: _Question | None = None
+        self._passes = 0
+        self._counter = ""
+        self._last_counter = ""
+        # A transport may carry one session after another; each rank adds once per session, so all get the same number.
+        self._session = 0 if self._alone else (job.transport.tally("sessions", 1) - 1) // job.transport.world_size
 
-    def start() -> Exchange:
-        # Made here, on the communication thread's own stream: on a GPU nobody waits for this exchange, and memory of
-        # the training stream could be given to something else while the exchange still writes to it.
-        if all_used_here:
-            used = torch.ones(len(used_here), dtype=torch.uint8, device=device)
-        else:
-            used = torch.tensor(list(used_here.values()), dtype=torch.uint8).to(device)
-        flags.append(used)
-        return one_round(transport.all_reduce(used, op="max", purpose="control", what=what))
+    def pass_ended(self, *, missing: bool) -> None:
+        """The backward pass has ended; called before zeros leave in the place of what is missing here."""
+        self._passes += 1
+        if self._asked is not None:
+            # Answered long ago: it was asked in the pass before.
+            self._asking, self._asked = not self._asked.someone_used_all(), None
+        if missing and not self._asking and not self._alone:
+            self._counter = f"unused/{self._session}/{self._passes}"
+            self._job.transport.tally(self._counter, 1)
 
-    task = engine.submit(Task(what, start, step=step, device=device))
-    if on_gpu and all_used_here:
-        return set()
-    engine.wait(task)
-    nobody = [name for name, anyone in zip(used_here, flags[0].tolist(), strict=True) if not anyone]
-    # What compression still owed may have arrived for a parameter nobody used: that is to be applied.
-    return {name for name in nobody if not bool(buckets.views[name].any())}
+    def used_by_nobody(self, used_here: Mapping[str, bool], exchanges: Sequence[Task], *, missing: bool) -> set[str]:
+        """Names of the parameters that got no gradient on any rank; `exchanges` are those of this pass."""
+        if self._alone:
+            return {name for name, used in used_here.items() if not used}
+        if not self._asking:
+            if not missing or not self._all_miss_something(exchanges):
+                return set()
+            self._asking = True
+        self._asked = _Question(self._job, used_here, used_all=not missing)
+        if not missing:
+            return set()
+        nobody = self._asked.used_by_nobody()
+        if nobody:
+            self._finish(exchanges)
+        return nobody
+
+    def _all_miss_something(self, exchanges: Sequence[Task]) -> bool:
+        self._finish(exchanges)
+        transport = self._job.transport
+        everyone = transport.tally(self._counter, 0) == transport.world_size
+        # The others have sent their part of this pass, so they are done with the one before.
+        if self._last_counter:
+            transport.drop_tally(self._last_counter)
+        self._last_counter = self._counter
+        return everyone
+
+    def _finish(self, exchanges: Sequence[Task]) -> None:
+        for task in exchanges:
+            self._job.engine.wait(task)
+            if task.outputs_ready is not None:  # on a GPU only the stream has waited
+                task.outputs_ready.synchronize()
+
+
+class _Question:
+    """One exchange of who used what."""
+
+    def __init__(self, job: Job, used_here: Mapping[str, bool], *, used_all: bool) -> None:
+        self._engine = job.engine
+        self._names = list(used_here)
+        self._flags: list[torch.Tensor] = []
+        transport, device = job.transport, job.transport.control_device
+        said = [*used_here.values(), used_all]
+
+        def start() -> Exchange:
+            # Made here, on the communication thread's own stream: a rank that used everything does not wait for the
+            # answer, and memory of the training stream could be given to something else meanwhile.
+            flags = torch.tensor(said, dtype=torch.uint8).to(device)
+            self._flags.append(flags)
+            return one_round(transport.all_reduce(flags, op="max", purpose="control", what=_WHAT))
+
+        self._task = job.engine.submit(Task(_WHAT, start, step=job.step, device=device))
+
+    def _answer(self) -> list[int]:
+        self._engine.wait(self._task)
+        return self._flags[0].tolist()
+
+    def used_by_nobody(self) -> set[str]:
+        """Names that no rank has used."""
+        return {name for name, anyone in zip(self._names, self._answer()[:-1], strict=True) if not anyone}
+
+    def someone_used_all(self) -> bool:
+        """Whether some rank has used every parameter."""
+        return bool(self._answer()[-1])

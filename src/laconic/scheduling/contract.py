@@ -52,6 +52,13 @@ class Schedule(Method):
         """
         raise NotImplementedError
 
+    def lasting_plan(self, tensors: Sequence[TensorSpec]) -> Plan | None:
+        """The plan kept for good where any pass may leave parameters out; None: plans follow what is observed.
+
+        `tensors` come in the order of registration.
+        """
+        return None
+
 
 def one_bucket_per_kind(tensors: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
     """As few buckets as dtypes and devices allow, tensors in the order given."""

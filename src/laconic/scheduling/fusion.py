@@ -23,7 +23,8 @@ class Fusion(Schedule):
 
     A bucket is closed by the tensor that makes its size reach the limit, per dtype and device. In the first step the
     order is not known yet, so everything travels as one bucket. These are the boundaries of torch's DDP, which is
-    why results are equal bit for bit.
+    why results are equal bit for bit. Where attach is told find_unused_parameters=True, buckets are filled in the order
+    of registration instead and stay as they are, as in DDP with that setting.
 
     Reference: Li et al. 2020 (PyTorch Distributed), arXiv:2006.15704.
     """
@@ -66,6 +67,15 @@ class Fusion(Schedule):
         """Buckets in the order in which they fill up, unfinished ones last."""
         if not observed:
             return Plan(one_bucket_per_kind(tensors))
+        return Plan(self._filled(tensors))
+
+    def lasting_plan(self, tensors: Sequence[TensorSpec]) -> Plan:
+        """What DDP does with find_unused_parameters=True: filled in the order of registration, sent backwards."""
+        positions = {tensor.name: index for index, tensor in enumerate(tensors)}
+        by_first = sorted(self._filled(tensors), key=lambda bucket: min(positions[t.name] for t in bucket.tensors))
+        return Plan(tuple(reversed(by_first)))
+
+    def _filled(self, tensors: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
         closed: list[Bucket] = []
         open_buckets: dict[object, list[TensorSpec]] = {}
         limits: dict[object, int] = {}
@@ -80,4 +90,4 @@ class Fusion(Schedule):
                 limits[kind] = self.bytes
                 filled[kind] = 0
         closed += [Bucket(tuple(members)) for members in open_buckets.values()]
-        return Plan(tuple(closed))
+        return tuple(closed)

@@ -139,6 +139,14 @@ class Strategy:
     ) -> Plan:
         """How `tensors` that are exchanged at one time are grouped and ordered; see Schedule.plan."""
         plan = self.scheduling.plan(tensors, observed=observed, timing=timing, candidate=candidate)
+        return self._cut(plan, world_size)
+
+    def lasting_plan(self, tensors: Sequence[TensorSpec], world_size: int) -> Plan | None:
+        """The plan kept for good where any pass may leave parameters out; see Schedule.lasting_plan."""
+        plan = self.scheduling.lasting_plan(tensors)
+        return None if plan is None else self._cut(plan, world_size)
+
+    def _cut(self, plan: Plan, world_size: int) -> Plan:
         # Only gradients that are summed: parameters, which rounds exchange or servers hold, are wanted whole.
         shapes = self.compression.traits.needs_whole_tensors
         return self.architecture.cut(plan, world_size, tensors=self.exchanges_gradients() and not shapes)

@@ -146,7 +146,7 @@ class DeferredUpdates:
         if not self._may_defer(optimizer):
             for name in lazy:
                 self._await(name)
-                self._job.parameters[name].grad = self._views[name]
+                self._job.parameters[name].grad = self._views[name].detach()
             return
         self._settings[id(optimizer)] = group_settings(optimizer)
         for name in lazy:
@@ -218,7 +218,7 @@ class DeferredUpdates:
         shown = {name: job.parameters[name].grad for name in names}
         for name in names:
             del self._pending[name]
-            job.parameters[name].grad = self._views[name]
+            job.parameters[name].grad = self._views[name].detach()
         for optimizer in job.optimizers:
             chosen = {id(job.parameters[name]) for name in names if self._optimizer_of[name] is optimizer}
             if chosen:

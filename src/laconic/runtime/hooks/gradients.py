@@ -10,6 +10,7 @@ is then something that waits when it is touched (lazy_gradient.py), and updates 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
@@ -25,24 +27,40 @@ from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.deferred_updates import DeferredUpdates
+from laconic.runtime.hooks.gradient_views import GradientViews
 from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.hooks.planning import Planning
+from laconic.runtime.hooks.wrapping import refuse_optimizer_in_backward
 from laconic.runtime.job import Job
-from laconic.runtime.usage import unused_everywhere
+from laconic.runtime.usage import Usage
 
 
 class ParameterHook:
-    """The hook on one parameter; a class, so that an attached parameter can be recognised."""
+    """The hook on one parameter; a class, so that an attached parameter can be recognised.
 
-    __slots__ = ("hooks", "name")
+    Hooks of the user may change a gradient, so this one is kept the last.
+    """
+
+    __slots__ = ("_hooks", "_key", "_name")
 
     def __init__(self, hooks: GradientHooks, name: str) -> None:
-        self.hooks = hooks
-        self.name = name
+        self._hooks = hooks
+        self._name = name
+        self._key = -1
+
+    def put_on(self, parameter: nn.Parameter) -> RemovableHandle:
+        """Register it, behind those that are there."""
+        handle = parameter.register_post_accumulate_grad_hook(self)
+        self._key = handle.id
+        return handle
 
     def __call__(self, parameter: torch.Tensor) -> None:
         """Pass the gradient on."""
-        self.hooks.gradient_ready(self.name, parameter)
+        hooks: dict[int, object] = parameter._post_accumulate_grad_hooks  # pyrefly: ignore[missing-attribute]
+        last = next(reversed(hooks)) == self._key
+        if not last:
+            hooks[self._key] = hooks.pop(self._key)
+        self._hooks.gradient_ready(self._name, parameter, others_follow=not last)
 
 
 class GradientHooks(TrainingHooks):
@@ -50,9 +68,10 @@ class GradientHooks(TrainingHooks):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._scale = job.strategy.architecture.share(job.transport.world_size)
+        self._views = GradientViews(job.parameters, job.strategy.architecture.share(job.transport.world_size))
         self._lock = threading.Lock()  # autograd runs one thread per device
         self._planning = Planning(job)
+        self._usage = None if job.find_unused_parameters is False else Usage(job)
         self._used = dict.fromkeys(job.parameters, False)
         self._passes = 0
         self._new_plan: Plan | None = None
@@ -60,20 +79,21 @@ class GradientHooks(TrainingHooks):
         servers = job.strategy.architecture.has_servers
         self._buckets = self._allocate(job.fixed_plans()[0] if servers else self._planning.first_plan(), {})
         self._deferred = DeferredUpdates(job) if job.strategy.scheduling.defers else None
-        self._graphs: set[int] = set()
-        self._filled: set[str] = set()
+        self._graphs: dict[int, weakref.ref[object]] = {}
+        self._late: list[tuple[int, str]] = []
+        self._used_before: set[str] = set()
+        self._filled: dict[str, int] = {}  # and where the gradient lay that was taken
         self._missing: list[int] = []
         self._next = 0
         self._tasks: list[Task] = []
         self._held_back: list[Task] = []
         self._open = False
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(ParameterHook(self, name))
-            for name, parameter in job.parameters.items()
-        ]
+        self._handles = [ParameterHook(self, name).put_on(parameter) for name, parameter in job.parameters.items()]
 
     def _allocate(self, plan: Plan, saved: ParameterState) -> Buckets:
-        return Buckets(plan, self._job.strategy, self._job.parameters, saved)
+        buckets = Buckets(plan, self._job.strategy, self._views.layouts, saved)
+        self._views.use(buckets)
+        return buckets
 
     def plan(self) -> Plan:
         """See TrainingHooks."""
@@ -113,31 +133,60 @@ class GradientHooks(TrainingHooks):
 
     # -- during the backward pass ------------------------------------------------------------------------------
 
-    def gradient_ready(self, name: str, parameter: torch.Tensor) -> None:
-        """Take over one gradient; called by autograd once it has been accumulated."""
-        gradient = parameter.grad
-        assert gradient is not None
+    def gradient_ready(self, name: str, parameter: torch.Tensor, *, others_follow: bool) -> None:
+        """Take over one gradient; called by autograd once it has been accumulated.
+
+        others_follow: hooks of the user will still run on it, so it is taken when autograd next comes here.
+        """
         with self._lock:
+            gradient = parameter.grad
             if isinstance(gradient, LazyGradient):
                 gradient = gradient.arrived()
-            self._used[name] = True
+            graph = torch._C._current_graph_task_id()
+            if graph not in self._graphs and self._has_failed():
+                self._start_over()
             if self._job.accumulating:
+                self._used[name] |= gradient is not None
                 return
             self._job.engine.check()
-            self._refuse_odd(name, gradient)
-            if not self._open:
-                self._begin()
-            self._call_back_at_the_end()
-            if name in self._filled:
-                self._refuse_second(name, gradient)
-            if self._deferred is not None:
-                self._deferred.check(name)
-            self._planning.ready(name)
-            self._fill(name, gradient)
-            self._launch(ended=False)
+            if graph not in self._graphs:
+                self._enter_pass(graph)
+            if self._late:
+                self._take_late(threading.get_ident())
+            if others_follow:
+                self._late.append((threading.get_ident(), name))
+            else:
+                self._take(name, gradient)
+
+    def _take_late(self, thread: int | None = None) -> None:
+        """Take what had hooks to run: on the thread that ran them, where they are done by now, or at the end."""
+        due = [name for ident, name in self._late if thread in (None, ident)]
+        self._late = [entry for entry in self._late if entry[1] not in due]
+        for name in due:
+            self._take(name, self._own_gradient(name))
+
+    def _take(self, name: str, gradient: torch.Tensor | None) -> None:
+        refuse_optimizer_in_backward(name, self._job.parameters[name])
+        if gradient is None:
+            return  # a function of the user said that there is none: not used, as far as we are concerned
+        self._used[name] = True
+        self._refuse_odd(name, gradient)
+        if name in self._filled:
+            self._refuse_second(name, gradient)
+        if self._deferred is not None:
+            self._deferred.check(name)
+        self._planning.ready(name)
+        self._fill(name, gradient)
+        self._launch(ended=False)
 
     def _refuse_odd(self, name: str, gradient: torch.Tensor) -> None:
         view = self._buckets.views[name]
+        if self._deferred is not None and self._views.is_relaid(name):
+            raise UnsupportedGradient(
+                f'parameter "{name}" has changed its memory format since it was attached, and '
+                f"{self._job.strategy.scheduling.name} would hand out gradients in the old one. Detach before "
+                "model.to(memory_format=...), then attach again."
+            )
         if gradient.dtype != view.dtype or gradient.shape != view.shape or gradient.device != view.device:
             raise UnsupportedGradient(
                 f'parameter "{name}" has become {tuple(gradient.shape)} {gradient.dtype} on {gradient.device} since it '
@@ -158,18 +207,52 @@ class GradientHooks(TrainingHooks):
     def _refuse_second(self, name: str, gradient: torch.Tensor) -> None:
         # Before its bucket leaves, a gradient that grew can be copied again - unless it grew inside the bucket.
         sent = min(self._buckets.buckets_of[name]) < self._next
-        if sent or _same_memory(gradient, self._buckets.views[name]):
+        if sent or self._views.lies_in_a_bucket(name, gradient):
             raise CommunicationError(
                 f'parameter "{name}" got a second gradient after the first had been taken: the previous backward pass '
                 "was interrupted, or the parameter is used in several re-entrant checkpoints. After an interrupted "
                 "pass detach and attach again; otherwise pass use_reentrant=False to torch.utils.checkpoint."
             )
 
+    def _enter_pass(self, graph: int) -> None:
+        """Begin the pass, unless it has begun, and make sure to hear of its end."""
+        if not self._open:
+            self._begin()
+        # A re-entrant checkpoint runs a backward pass inside the backward pass; each has an end of its own.
+        end = self._backward_ended
+        self._graphs[graph] = weakref.ref(end)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _has_failed(self) -> bool:
+        """Whether the pass that is open will never end: autograd has let go of what it was to call then."""
+        return self._open and bool(self._graphs) and all(end() is None for end in self._graphs.values())
+
+    def _start_over(self) -> None:
+        """The pass that is open has failed, and the loop goes on with another batch."""
+        if self._next > 0:
+            raise CommunicationError(
+                f"the last backward pass of step {self._job.step} was interrupted after a part of its gradients had "
+                "been sent, which cannot be taken back. Detach and attach again."
+            )
+        for name in sorted(self._filled):
+            gradient = self._job.parameters[name].grad
+            # This rank's alone, and scaled already if it lies in a bucket: nothing may be added to it.
+            if gradient is not None and gradient.data_ptr() == self._filled[name] and bool(gradient.any()):
+                raise CommunicationError(
+                    f'the last backward pass of step {self._job.step} was interrupted, and the gradient of "{name}" '
+                    "still holds a part of it. Call optimizer.zero_grad() after skipping a batch."
+                )
+        for name in self._used:
+            self._used[name] = name in self._used_before and self._job.parameters[name].grad is not None
+        self._planning.start_over()
+        self._clear_pass()
+
     def _begin(self) -> None:
         if self._deferred is not None:
             self._deferred.begin()
             self._planning.exchanged(self._held_back)
             self._held_back = []
+        self._views.clear()
         if self._new_plan is not None:
             # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
             self._adopt_plan(self._buckets.state_by_parameter())
@@ -177,29 +260,22 @@ class GradientHooks(TrainingHooks):
         if ratio is not None:
             self._buckets.rescale(ratio)
         self._open = True
+        self._used_before = {name for name, used in self._used.items() if used}
+        self._clear_pass()
+
+    def _clear_pass(self) -> None:
         self._filled.clear()
         self._graphs.clear()
+        self._late.clear()
+        self._views.clear()
         self._missing = [len(bucket.tensors) for bucket in self._buckets.plan.buckets]
         self._next = 0
         self._tasks = []
 
-    def _call_back_at_the_end(self) -> None:
-        # A re-entrant checkpoint runs a backward pass inside the backward pass; each has an end of its own.
-        graph = torch._C._current_graph_task_id()
-        if graph not in self._graphs:
-            self._graphs.add(graph)
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
-
     def _fill(self, name: str, gradient: torch.Tensor | None) -> None:
-        view = self._buckets.views[name]
-        if gradient is None:
-            view.zero_()
-        elif _same_memory(gradient, view):
-            view.mul_(self._scale)
-        else:
-            torch.mul(gradient, self._scale, out=view)
+        self._views.fill(name, gradient)
         if name not in self._filled:
-            self._filled.add(name)
+            self._filled[name] = 0 if gradient is None else gradient.data_ptr()
             for bucket in self._buckets.buckets_of[name]:
                 self._missing[bucket] -= 1
 
@@ -209,9 +285,11 @@ class GradientHooks(TrainingHooks):
         if self._buckets.plan.launch == "after_backward" and not ended:
             return
         while self._next < len(buckets) and self._missing[self._next] == 0:
-            for tensor in buckets[self._next].tensors:
-                if self._used[tensor.owner]:
-                    self._job.parameters[tensor.owner].grad = self._buckets.views[tensor.owner]
+            owners = [tensor.owner for tensor in buckets[self._next].tensors]
+            self._views.flush(owners)
+            for owner in owners:
+                if self._used[owner]:
+                    self._views.hand_out(owner)
             last = self._next == len(buckets) - 1 and not self._buckets.plan.halves
             self._tasks.append(self._job.engine.submit(self._job.bucket_task(self._buckets, self._next, last=last)))
             self._next += 1
@@ -226,9 +304,11 @@ class GradientHooks(TrainingHooks):
     # -- at its end --------------------------------------------------------------------------------------------
 
     def _backward_ended(self) -> None:
-        self._graphs.discard(torch._C._current_graph_task_id())
+        self._graphs.pop(torch._C._current_graph_task_id(), None)
         if not self._open:
             return
+        with self._lock:
+            self._take_late(threading.get_ident())
         if torch._C._current_autograd_node() is not None and (
             self._graphs or len(self._filled) < len(self._job.parameters)
         ):
@@ -238,34 +318,59 @@ class GradientHooks(TrainingHooks):
     def _finish_pass(self) -> None:
         job = self._job
         with torch.no_grad():
+            with self._lock:
+                self._take_late()
             unfilled = [name for name in job.parameters if name not in self._filled]
             unused = [name for name in unfilled if not self._used[name]]
-            if unused and not job.find_unused_parameters:
+            if unused and self._usage is None:
                 raise CommunicationError(
                     f"{len(unused)} parameters got no gradient in step {job.step} on rank {job.transport.rank} "
                     f"({', '.join(unused[:3])}{', ...' if len(unused) > 3 else ''}), and find_unused_parameters=False "
                     "promises that all do. Attach with find_unused_parameters=True."
                 )
-            for name in unfilled:
-                self._fill(name, job.parameters[name].grad)
+            own = {name: self._own_gradient(name) for name in unfilled}
+            # They may lie in the bucket, where the exchange will overwrite them.
+            kept = {name: gradient.clone() for name in unused if (gradient := own[name]) is not None}
+            # What travels in no bucket holds nobody up, so nobody can be told of it in time; nobody needs it either.
+            missing = any(self._travels(name) for name in unused)
+            if self._usage is not None:
+                self._usage.pass_ended(missing=missing)
+            for name, gradient in own.items():
+                self._fill(name, gradient)
             self._launch(ended=True)
+            tasks = list(self._tasks)
             deferred = self._buckets.plan.deferred
             if not deferred:
                 self._await_exchange()
-            nowhere = set(unused)
-            if job.find_unused_parameters:
-                nowhere = unused_everywhere(
-                    self._used, self._buckets, job.transport, job.engine, step=job.step, ask=deferred
-                )
-                for name in unused:
-                    if name not in nowhere:
-                        job.parameters[name].grad = self._buckets.views[name]
+            nowhere: set[str] = set()
+            if self._usage is not None:
+                nobody = self._usage.used_by_nobody(self._used, tasks, missing=missing)
+                nobody |= {name for name in unused if not self._travels(name)}
+                nowhere = {name for name in nobody if name in kept or not self._is_owed(name)}
+            for name in unused:
+                if name not in nowhere:
+                    self._views.hand_out(name)
+                elif name in kept:
+                    self._views.give_back(name, kept[name])
+            self._views.copy_out()
             if deferred:
                 self._hold_back(nowhere)
             self._new_plan = self._planning.pass_ended() or self._new_plan
         self._used = dict.fromkeys(self._used, False)
         self._passes += 1
         self._open = False
+
+    def _own_gradient(self, name: str) -> torch.Tensor | None:
+        gradient = self._job.parameters[name].grad
+        return gradient.arrived() if isinstance(gradient, LazyGradient) else gradient
+
+    def _travels(self, name: str) -> bool:
+        """Whether it shares a bucket that has any elements."""
+        return any(self._buckets.flats[index].numel() for index in self._buckets.buckets_of[name])
+
+    def _is_owed(self, name: str) -> bool:
+        """Whether something that compression had held back has arrived for a parameter nobody used."""
+        return bool(self._buckets.views[name].any())
 
     def _await_exchange(self) -> None:
         job = self._job
@@ -326,7 +431,7 @@ class GradientHooks(TrainingHooks):
                 gradient = parameter.grad
                 if gradient is None or isinstance(gradient, LazyGradient):
                     continue
-                if not _same_memory(gradient, self._buckets.views[name]):
+                if not self._views.was_handed_out(name, gradient):
                     raise CommunicationError(
                         f'step {self._job.step} would apply a gradient of parameter "{name}" that was never exchanged: '
                         "no backward pass has run since the last step. Compute gradients with backward(), or clear "
@@ -357,13 +462,7 @@ class GradientHooks(TrainingHooks):
         for parameter in self._job.parameters.values():
             if isinstance(parameter.grad, LazyGradient):
                 parameter.grad = parameter.grad.without_waiting()
-            # A gradient that shared memory with a bucket becomes an ordinary tensor again.
-            if parameter.grad is not None and parameter.grad._base is not None:
-                parameter.grad = parameter.grad.clone()
-
-
-def _same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
-    return gradient.data_ptr() == view.data_ptr() and gradient.untyped_storage().data_ptr() != 0
+        self._views.release()
 
 
 def is_attached(parameter: nn.Parameter) -> bool:

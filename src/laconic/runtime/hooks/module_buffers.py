@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from laconic.runtime.agreement import broadcast_all
-from laconic.runtime.hooks.module_hook import ModuleHook, outside_compiled
+from laconic.runtime.hooks.module_hook import before_forward
 from laconic.runtime.job import Job
 
 
@@ -18,8 +18,7 @@ class ModuleBuffers:
         self._due = True
         self._handle = None
         if job.transport.world_size > 1 and any(True for _ in job.model.buffers()):
-            hook = outside_compiled(job.model, ModuleHook(self.before_forward))
-            self._handle = job.model.register_forward_pre_hook(hook)
+            self._handle = before_forward(job.model, self.before_forward)
 
     def before_forward(self, module: nn.Module) -> None:
         """Synchronize if this is a training forward pass of the attached model itself."""

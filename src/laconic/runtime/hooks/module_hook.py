@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 class ModuleHook:
@@ -39,6 +40,11 @@ class ModuleHook:
         if self._before_save is not None:
             self._before_save()
         return ModuleHook, (None,)
+
+
+def before_forward(model: nn.Module, action: Callable[[nn.Module], None], *, first: bool = False) -> RemovableHandle:
+    """Call `action` before each forward pass of `model`, before all other hooks if `first`."""
+    return model.register_forward_pre_hook(outside_compiled(model, ModuleHook(action)), prepend=first)
 
 
 def outside_compiled(model: nn.Module, hook: ModuleHook) -> Callable[..., None]:

@@ -1,6 +1,7 @@
 """Which plan the next backward passes follow, the same on all ranks.
 
 pass 1          tensors in the order of registration
+for good        so it stays where attach was told find_unused_parameters=True, for schedules that then do as DDP does
 then            in the order in which rank 0's gradients became ready
 after pass 4    with times, for schedules that want them: when gradients were ready, and what an exchange costs
 every 100       with new times, if rank 0 sees that they have drifted
@@ -49,6 +50,9 @@ class Planning:
         self._job = job
         self._schedule = job.strategy.scheduling
         self._specs = {name: TensorSpec.of(name, parameter) for name, parameter in job.parameters.items()}
+        self._lasting: Plan | None = None
+        if job.find_unused_parameters and not job.strategy.architecture.has_servers:
+            self._lasting = job.strategy.lasting_plan(list(self._specs.values()), job.transport.world_size)
         self.order: list[str] = []
         """Names in the order in which gradients become ready; empty while it is not known."""
         self._passes = 0
@@ -62,10 +66,14 @@ class Planning:
 
     def first_plan(self) -> Plan:
         """Before any gradient has been seen."""
+        if self._lasting is not None:
+            return self._lasting
         return self._job.strategy.plan(list(self._specs.values()), self._job.transport.world_size, observed=False)
 
     def follow(self, order: list[str]) -> Plan:
         """Continue with an order that was observed earlier."""
+        if self._lasting is not None:
+            return self._lasting
         self.order = list(order)
         self._passes = max(self._passes, _WARM_PASSES)
         return self._plan()
@@ -86,8 +94,15 @@ class Planning:
         self._seen.pop(name, None)
         self._seen[name] = self._job.clock.now() - self._began_s
 
+    def start_over(self) -> None:
+        """The pass that was being watched has come to nothing."""
+        self._seen = {}
+
     def pass_ended(self) -> Plan | None:
         """A new plan, if the passes so far call for one; every rank calls it after every pass."""
+        if self._lasting is not None:
+            self._seen = {}
+            return None
         self._passes += 1
         self._times = [*self._times[-_TIMED_PASSES + 1 :], self._seen]
         self._seen = {}

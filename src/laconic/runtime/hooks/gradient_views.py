@@ -1,0 +1,121 @@
+"""Between a parameter's .grad and its place in a bucket: gradients go in scaled by 1/n, and buckets are handed out.
+
+Gradients are the user's. What is handed out as .grad is a new tensor each time, so that whoever re-points it
+(p.grad.data = ..., model.double()) never re-points our view, and where a gradient lies is looked at before it is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from laconic.runtime.buckets import Buckets
+
+_TOGETHER_ON = ("cuda",)
+"""Devices where the gradients of a bucket are copied in one go: there every operation costs its launch."""
+
+
+class GradientViews:
+    """Moves gradients into their buckets, and lets .grad be a view of them."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], scale: float) -> None:
+        self._parameters = parameters
+        self._scale = scale
+        self.layouts: Mapping[str, torch.Tensor] = {
+            name: torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+            for name, parameter in parameters.items()
+        }
+        """Parameters as they were when attached: all ranks must lay out buckets alike, whatever becomes of them."""
+        self._views: dict[str, torch.Tensor] = {}
+        self._storages: dict[str, int] = {}
+        self._uncopied: dict[str, torch.Tensor] = {}
+        self._handed_out: dict[str, torch.Tensor] = {}
+        self._relaid: list[str] = []
+
+    def use(self, buckets: Buckets) -> None:
+        """Work with these buckets from now on."""
+        self._views = buckets.views
+        self._storages = {name: view.untyped_storage().data_ptr() for name, view in self._views.items()}
+
+    def clear(self) -> None:
+        """A pass begins."""
+        self._uncopied.clear()
+        self._handed_out.clear()
+        self._relaid.clear()
+
+    # -- into the bucket ---------------------------------------------------------------------------------------------
+
+    def fill(self, name: str, gradient: torch.Tensor | None) -> None:
+        """Put a gradient, scaled, in its place; `flush` says when it must be there."""
+        view = self._views[name]
+        if gradient is None:
+            view.zero_()
+        elif self.lies_in_a_bucket(name, gradient):
+            if gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride():
+                view.mul_(self._scale)
+            else:  # e.g. transposed by the user: every element would overwrite another
+                view.copy_(gradient * self._scale)
+        elif view.device.type in _TOGETHER_ON:
+            self._uncopied[name] = gradient
+        else:
+            torch.mul(gradient, self._scale, out=view)
+
+    def flush(self, names: list[str]) -> None:
+        """Make sure that the gradients of these parameters are in their places."""
+        waiting = [name for name in names if name in self._uncopied] if self._uncopied else []
+        if waiting:
+            views = [self._views[name] for name in waiting]
+            torch._foreach_copy_(views, [self._uncopied.pop(name) for name in waiting])
+            torch._foreach_mul_(views, self._scale)
+
+    def lies_in_a_bucket(self, name: str, gradient: torch.Tensor) -> bool:
+        """Whether the gradient lies in the memory of our buckets."""
+        if gradient.layout != torch.strided:
+            return False
+        place = gradient.untyped_storage().data_ptr()
+        return place != 0 and place == self._storages[name]
+
+    # -- and out -----------------------------------------------------------------------------------------------------
+
+    def hand_out(self, name: str) -> None:
+        """Let .grad be where the mean is, or will be."""
+        if name in self._handed_out:
+            return
+        if self.is_relaid(name):
+            # Optimizers expect gradients laid out as the parameter is: it gets a copy when the mean is there.
+            self._relaid.append(name)
+            return
+        # The view itself stays ours: `p.grad.data = ...` would re-point it.
+        self._give(name, self._views[name].detach())
+
+    def give_back(self, name: str, gradient: torch.Tensor) -> None:
+        """Let .grad be what it was before the pass."""
+        self._give(name, gradient)
+
+    def copy_out(self) -> None:
+        """The means are there: copy those that cannot be views."""
+        for name in self._relaid:
+            self._give(name, torch.empty_like(self._parameters[name]).copy_(self._views[name]))
+        self._relaid.clear()
+
+    def _give(self, name: str, gradient: torch.Tensor) -> None:
+        self._parameters[name].grad = self._handed_out[name] = gradient
+
+    def is_relaid(self, name: str) -> bool:
+        """Whether the parameter has changed its memory format since it was attached."""
+        return self._parameters[name].stride() != self.layouts[name].stride()
+
+    def was_handed_out(self, name: str, gradient: torch.Tensor) -> bool:
+        """Whether this gradient comes from here, so that it has been exchanged."""
+        return gradient is self._handed_out.get(name) or self.lies_in_a_bucket(name, gradient)
+
+    def release(self) -> None:
+        """Leave gradients that share memory with a bucket as ordinary tensors."""
+        for parameter in self._parameters.values():
+            gradient = parameter.grad
+            if gradient is None or gradient.layout != torch.strided:
+                continue
+            if gradient.untyped_storage().nbytes() != gradient.nbytes:
+                parameter.grad = gradient.clone()
+        self.clear()
