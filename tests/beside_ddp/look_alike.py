@@ -25,7 +25,7 @@ _OF_DDP = {"broadcast_bucket_size", "bucket_bytes_cap_list", "logger", "paramete
 """Attributes that DDP sets on its instances and tests ask for."""
 
 
-class NotApplicable(BaseException):  # noqa: N818 - not an error of anybody's
+class NotApplicable(BaseException):
     """A test asks for something of DDP's that laconic does not have."""
 
 
@@ -42,7 +42,7 @@ class Nothing(torch.optim.Optimizer):
 class LookAlike(nn.Module):
     """Stands where a test writes DistributedDataParallel."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - DDP's signature
         self,
         module: nn.Module,
         device_ids: object = None,

@@ -126,20 +126,31 @@ def _cpu_and(wrapper: type[nn.Module]) -> Iterator[None]:
     tests = tests_module()
     with ExitStack() as stack:
         for function in ("set_device", "synchronize", "manual_seed"):
-            # One each: the compiler looks functions up by identity.
-            stack.enter_context(mock.patch.object(torch.cuda, function, lambda *_, **__: None))
-        stack.enter_context(mock.patch.object(torch.cuda, "current_device", lambda: 0))
+            # One each, and no Mock: the compiler looks functions up by identity.
+            stack.enter_context(mock.patch.object(torch.cuda, function, _doing_nothing()))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=0))
         stack.enter_context(mock.patch.object(nn.Module, "cuda", lambda self, device=None: self))
         stack.enter_context(mock.patch.object(nn.Module, "to", _module_to))
         for place in (nn.parallel, tests):
             stack.enter_context(mock.patch.object(place, "DistributedDataParallel", wrapper))
-        stack.enter_context(mock.patch.object(tests.Barrier, "sync", lambda *_, **__: dist.barrier()))
+        stack.enter_context(mock.patch.object(tests.Barrier, "sync", _barrier))
         stack.enter_context(mock.patch.object(tests, "_rank_temp_file", _file_of_all(tests._rank_temp_file)))
         # What the compiler's back end generates is not what is tested, and takes 20 s.
         compile_quickly = functools.partial(torch.compile, backend="aot_eager")
         stack.enter_context(mock.patch.object(torch, "compile", compile_quickly))
         stack.enter_context(OnCpu())
         yield
+
+
+def _doing_nothing() -> Callable[..., None]:
+    def nothing(*_: object, **__: object) -> None:
+        """Stands where a GPU would be asked for something."""
+
+    return nothing
+
+
+def _barrier(*_: object, **__: object) -> None:
+    dist.barrier()
 
 
 def _file_of_all(make: Callable[[], Any]) -> Callable[[], Any]:

@@ -302,8 +302,7 @@ def _difference(ours: Any, theirs: Any) -> float | str:
     if (
         ours.numel() == 0
         or torch.equal(ours, theirs)
-        or torch.equal(ours.isnan(), theirs.isnan())
-        and ours.isnan().all()
+        or (torch.equal(ours.isnan(), theirs.isnan()) and ours.isnan().all())
     ):
         return 0.0
     wide = torch.complex128 if ours.is_complex() else torch.float64
