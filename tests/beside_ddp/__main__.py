@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import os
 import sys
+import textwrap
 from collections import Counter, defaultdict
 
 import torch
@@ -36,8 +37,16 @@ def main() -> int:
         parts = [_pytorch_own(), _cases(), _optimizers()]
     about = f"`python -m tests.beside_ddp`, {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}, on {machine}, torch "
     about += f"{torch.__version__.partition('+')[0]}, CPU ranks over Gloo. CI runs the same as tests."
-    print("\n\n".join(["# Beside DDP: what is equal, what is refused, what is not", about, *parts]))
+    page = "\n\n".join(["# Beside DDP: what is equal, what is refused, what is not", about, *parts])
+    print("\n".join(map(_wrapped, page.splitlines())))
     return int(any("WRONG" in part for part in parts))
+
+
+def _wrapped(line: str) -> str:
+    if line.startswith(("|", "#")):
+        return line
+    later = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 120, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
 
 
 def _counted(counts: Counts, kind_of_thing: str) -> str:
@@ -117,8 +126,8 @@ def _optimizers() -> str:
             f"## {len(ROWS)} optimizers under {len(SCHEDULES)} schedules",
             "Replicas as threads; every operation is delayed by chance, on each rank by itself. `equal`: replicas are "
             "equal to each other and to plain `fusion`, bit for bit, and so are the optimizer's state, its groups and "
-            "its own counters. `equal, waits`: its step is not separable by parameter, so it waits for all gradients at "
-            "`step()` and says so.",
+            "its own counters. `equal, waits`: its step is not separable by parameter, so it waits for all gradients "
+            "at `step()` and says so.",
             test_optimizers.table(cells),
         ]
     )

@@ -15,7 +15,6 @@ import contextlib
 import faulthandler
 import importlib
 import json
-import math
 import os
 import tempfile
 import threading
@@ -28,7 +27,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from tests.processes import run_processes
+from tests.processes import RankResult, run_processes
 
 _GROUP_TIMEOUT_S = 20.0
 """How long a collective waits for a rank that has gone another way."""
@@ -70,23 +69,20 @@ def run_trials(target: str, names: Sequence[str], *, world_size: int, limit_s: f
                 environment=_ENVIRONMENT,
             )
             journals = [_journal(Path(folder), rank) for rank in range(world_size)]
-            for index, name in enumerate(left):
-                if all(name in journal for journal in journals):
-                    ended = [journal[name] for journal in journals]
-                    outcomes[name] = Outcome([text for text, _ in ended], max(seconds for _, seconds in ended))
-                    continue
-                texts = [
-                    journal[name][0]
-                    if name in journal
-                    else f"crashed: the process ended with exit code {results[rank].exit_code}."
-                    for rank, journal in enumerate(journals)
-                ]
-                outcomes[name] = Outcome(texts, math.nan)
-                left = left[index + 1 :]
-                break
-            else:
-                left = []
+            for name in list(left):
+                left.remove(name)
+                outcomes[name] = outcome = _outcome(name, journals, results)
+                if any(text.startswith(("hung", "crashed")) for text in outcome.ranks):
+                    break  # the processes ended there; the trials after it need new ones
     return outcomes
+
+
+def _outcome(name: str, journals: list[dict[str, tuple[str, float]]], results: list[RankResult]) -> Outcome:
+    texts = [
+        journal[name][0] if name in journal else f"crashed: the process ended with exit code {result.exit_code}."
+        for journal, result in zip(journals, results, strict=True)
+    ]
+    return Outcome(texts, max((journal[name][1] for journal in journals if name in journal), default=0.0))
 
 
 def be_rank(target: str, names: list[str], folder: str, limit_s: float) -> None:

@@ -299,17 +299,15 @@ def _difference(ours: Any, theirs: Any) -> float | str:
         return 0.0 if ours == theirs else f"laconic {ours}, DDP {theirs}"
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return f"laconic {tuple(ours.shape)} {ours.dtype}, DDP {tuple(theirs.shape)} {theirs.dtype}"
-    if (
-        ours.numel() == 0
-        or torch.equal(ours, theirs)
-        or (torch.equal(ours.isnan(), theirs.isnan()) and ours.isnan().all())
-    ):
+    unknown = ours.isnan()
+    if not torch.equal(unknown, theirs.isnan()):
+        return "one has NaN where the other has not"
+    ours, theirs = ours[~unknown], theirs[~unknown]
+    if torch.equal(ours, theirs):
         return 0.0
     wide = torch.complex128 if ours.is_complex() else torch.float64
     ours, theirs = ours.to(wide), theirs.to(wide)
-    scale = float(theirs.abs().nan_to_num(0, 0, 0).max()) or 1.0
-    gap = float((ours - theirs).abs().max())
-    return gap / scale if gap == gap else "one has NaN where the other has not"
+    return float((ours - theirs).abs().max()) / (float(theirs.abs().max()) or 1.0)
 
 
 def verdict(name: str, ranks: list[str]) -> str:
