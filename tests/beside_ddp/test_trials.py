@@ -1,0 +1,21 @@
+"""The runner of many trials: one that goes wrong is named, and those after it are not disturbed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.beside_ddp.trials import run_trials
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(90)]
+
+
+def test_trials_that_go_wrong_are_named_and_the_others_run() -> None:
+    names = ["before", "raise", "between", "exit", "then", "hang", "after"]
+    outcomes = run_trials("tests.beside_ddp.misbehaviour:trial", names, world_size=2, limit_s=4)
+    assert list(outcomes) == names
+    for name in ("before", "between", "then", "after"):
+        assert outcomes[name].ranks == ["sum 2", "sum 2"]
+    assert outcomes["raise"].ranks[1].startswith("raised ValueError: rank 1 broke")
+    assert outcomes["exit"].ranks[1].startswith("crashed: the process ended with exit code 7")
+    assert outcomes["hang"].ranks[1].startswith("hung for 4 s")
+    assert "time.sleep" in outcomes["hang"].text or "misbehaviour.py" in outcomes["hang"].text
