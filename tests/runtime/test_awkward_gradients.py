@@ -155,6 +155,8 @@ def test_a_gradient_that_was_transposed_and_accumulated_into() -> None:
         return nn.Linear(5, 5)
 
     def body(model, optimizer, session, rank):
+        mlp_loss(model, 7, rank).backward()  # after which buckets stay where they are
+        model.zero_grad()
         mlp_loss(model, 0, rank).backward()
         model.weight.grad = model.weight.grad.t()
         mlp_loss(model, 1, rank).backward()

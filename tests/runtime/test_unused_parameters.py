@@ -221,6 +221,8 @@ def test_replicas_agree_on_what_nobody_used_under_every_compressor_and_schedule(
 @every_schedule
 def test_a_gradient_left_from_a_step_before_stays_as_it_is_when_nobody_uses_its_parameter(schedule: str) -> None:
     def body(model, optimizer, session, rank):
+        every_branch(model, data(7, rank, 4, 5), "lr").backward()  # after which buckets stay where they are
+        model.zero_grad()
         for step, used in enumerate(["lr", "l", "l"]):
             every_branch(model, data(step, rank, 4, 5), used).square().backward()
             if step == 0:
