@@ -20,7 +20,7 @@ from laconic.core.interface import local_address
 from laconic.core.plan import Bucket
 from laconic.core.stateful import ParameterState
 from laconic.core.tensor import TensorSpec
-from laconic.errors import AttachError, CheckpointError, CommunicationError, one_line
+from laconic.errors import AttachError, CheckpointError, CommunicationError
 from laconic.runtime.agreement import gather_addresses, gather_bytes, read_address
 from laconic.runtime.job import Job
 from laconic.runtime.servers.child_process import Assignment, LocalServer, ProcessServer, ThreadServer
@@ -53,6 +53,7 @@ class ServerPool:
         self._started: list[LocalServer] = []
         self._mine = range(0)
         self.client: Client | None = None
+        self._left = False
         optimizer = "" if self._rule.barrier else _check_optimizer(job)
         try:
             name = gather_bytes(transport, secrets.token_bytes(TOKEN_BYTES), "the name of the job")[0].hex()
@@ -292,33 +293,20 @@ class ServerPool:
                     self._job.parameters[tensor.name].copy_(values[place].view(tensor.shape))
 
     def leave(self) -> None:
-        """Say goodbye, and end the servers this rank has started once every rank has.
-
-        After a failure that is known here it says no goodbye and waits for nothing: see abandon().
-        """
+        """Say goodbye, and end the servers this rank has started once every rank has; raises a failure known here."""
         try:
-            if self.client is None:
-                return
-            failure = self._known_failure(self.client)
-            if failure is None:
+            if self.client is not None:
+                self._raise_failure(self.client)
                 self._say_goodbye(self.client)
+                self._left = True
                 self._end(at_once=False)
-            elif not self._rule.barrier:
-                _LOG.warning(
-                    "rank %d detaches after a failure, so its optimizer does not get back the state that servers hold: "
-                    "%s",
-                    self._job.transport.rank,
-                    one_line(failure),
-                )
         finally:
             self.abandon()
 
-    def _known_failure(self, client: Client) -> str | None:
-        """Why the job cannot go on, if that is known here."""
-        error = client.failure or self._job.transport.known_failure()
-        if error is not None:
-            return str(error)
-        return "communication has failed" if self._job.engine.failed() else None
+    def _raise_failure(self, client: Client) -> None:
+        self._job.engine.check()
+        if client.failure is not None:
+            raise client.failure
 
     def _say_goodbye(self, client: Client) -> None:
         if not self._rule.barrier:
@@ -347,6 +335,12 @@ class ServerPool:
 
     def abandon(self) -> None:
         """End at once what this rank has started, and close its connections; what is asked of servers fails."""
+        if self.client is not None and not self._left and not self._rule.barrier:
+            self._left = True
+            _LOG.warning(
+                "rank %d detaches after a failure, so its optimizer does not get back the state that servers hold.",
+                self._job.transport.rank,
+            )
         with ExitStack() as stack:
             if self.client is not None:
                 stack.callback(self.client.hang_up)
