@@ -16,6 +16,7 @@ import torch.distributed as dist
 from laconic.core.heartbeat import Heartbeat, job_store
 from laconic.core.hosts import Hosts, hosts_of, name_of_host
 from laconic.core.transport import (
+    DETACHED,
     DoneWork,
     Purpose,
     ReduceOp,
@@ -248,15 +249,27 @@ class TorchTransport:
         if self._taken:
             raise AttachError("this transport already carries a session; detach that one or use another transport.")
         self._taken = True
+        self.set_status("attaching", exchange=0)
 
     def release(self) -> None:
         """See Transport."""
         self._taken = False
+        self.set_status(DETACHED)
 
-    def set_status(self, status: str) -> None:
+    def set_status(self, status: str, *, exchange: int | None = None) -> None:
         """See Transport."""
         if self._heartbeat is not None:
             self._heartbeat.status = status
+            if exchange is not None:
+                self._heartbeat.exchange = exchange
+
+    def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
+        """See Transport; by way of the job's store."""
+        if self.world_size == 1:
+            return [text]
+        if self._heartbeat is None:
+            raise CommunicationError("the transport is closed; attach again to communicate.")
+        return self._heartbeat.gather_texts(text, what=what, exchange=exchange, advice=advice)
 
     def known_failure(self) -> CommunicationError | None:
         """See Transport."""

@@ -32,6 +32,7 @@ from laconic.runtime.hooks.gradients import GradientHooks
 from laconic.runtime.hooks.local_updates import LocalUpdateHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.job import Job
+from laconic.runtime.optimizer_state import broadcast_optimizer_state, check_optimizer_state
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session
 from laconic.runtime.stopwatch import Stopwatch
@@ -50,6 +51,7 @@ def attach(
     transport: Transport | None = None,
     find_unused_parameters: bool | None = None,
     init_sync: bool = True,
+    sync_optimizer: bool = False,
     timeout_s: float | None = None,
     events: EventSink | None = None,
     clock: Clock | None = None,
@@ -65,6 +67,8 @@ def attach(
         setting.
     init_sync: True makes parameters and buffers equal to rank 0's before anything else. False promises that they are
         already, as DDP's argument of this name does: a large model then starts at once behind a slow link.
+    sync_optimizer: True makes the optimizer's state and settings equal to rank 0's, e.g. after local updates. False: a
+        strategy that keeps replicas equal compares them and raises if they differ.
     timeout_s: how long any wait for other ranks may take before it raises an error that names them; 300 if left out.
         A transport given as `transport` has its own.
     events: where to record steps and exchanges, e.g. an EventLog.
@@ -95,7 +99,7 @@ def attach(
         unused = find_unused_parameters is not False
         job = Job(model, parameters, optimizer, chosen, wire, engine, clock, events, stopwatch, unused)
         began_s = clock.now()
-        _make_equal(job, init_sync)
+        _make_equal(job, init_sync, sync_optimizer)
         job.strategy = chosen = settle(chosen, wire, clock, next(iter(parameters.values())).device)
         hooks: TrainingHooks | None = None
         buffers: ModuleBuffers | None = None
@@ -239,11 +243,16 @@ def _warn_of_losses(strategy: Strategy) -> None:
         )
 
 
-def _make_equal(job: Job, init_sync: bool) -> None:
+def _make_equal(job: Job, init_sync: bool, sync_optimizer: bool) -> None:
     """Check that all ranks attach the same thing, then start all of them from rank 0's values."""
     if job.transport.world_size == 1:
         return
-    check_agreement(job, init_sync=init_sync)
+    check_agreement(job, init_sync=init_sync, sync_optimizer=sync_optimizer)
+    if sync_optimizer:
+        for work in broadcast_optimizer_state(job.transport, [job.optimizer], job.parameters):
+            work.wait()
+    elif job.strategy.exchanges_gradients() and job.strategy.synchronization.replicas_identical:
+        check_optimizer_state(job.transport, [job.optimizer], job.parameters)
     if not init_sync:
         check_equal(job)
         return

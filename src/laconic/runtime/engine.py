@@ -60,6 +60,8 @@ class Task:
     """Its number in the plan, if it is an exchange the event log should show."""
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """What it has measured once it is done, for the event log."""
+    number: int = 0
+    """Its place among all that were submitted, counted from 1: the same on every rank."""
     submitted_s: float = 0.0
     ended_s: float | None = None
     """When it was finished, where the host sees that."""
@@ -97,6 +99,7 @@ class Engine:
         self._error: BaseException | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._stopped = False
+        self.num_submitted = 0
         self._aside: dict[int, _Open] = {}
         self._thread = threading.Thread(target=self._run, name="laconic-communication", daemon=True)
         self._thread.start()
@@ -107,6 +110,8 @@ class Engine:
             task.inputs_ready = torch.cuda.Event()
             task.inputs_ready.record(torch.cuda.current_stream(task.device))
         task.submitted_s = self._stopwatch.now()
+        self.num_submitted += 1
+        task.number = self.num_submitted
         self._queue.put(task)
         return task
 
@@ -226,7 +231,7 @@ class Engine:
             running.append(entry)
 
     def _start(self, task: Task, running: deque[_Open]) -> None:
-        self._transport.set_status(f"step {task.step}: {task.what}")
+        self._transport.set_status(f"step {task.step}: {task.what}", exchange=task.number)
         before = self._transport.traffic.total_bytes
         with self._on_stream(task):
             began = self._stopwatch.mark(task.device)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -47,6 +47,8 @@ class ParameterHook:
 class GradientHooks(TrainingHooks):
     """Hooks on the parameters of a module that nothing else synchronizes."""
 
+    can_join: ClassVar[bool] = True
+
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._scale = job.strategy.architecture.share(job.transport.world_size)
@@ -66,6 +68,7 @@ class GradientHooks(TrainingHooks):
         self._tasks: list[Task] = []
         self._held_back: list[Task] = []
         self._open = False
+        self._without_data = False
         self._handles = [
             parameter.register_post_accumulate_grad_hook(ParameterHook(self, name))
             for name, parameter in job.parameters.items()
@@ -100,6 +103,19 @@ class GradientHooks(TrainingHooks):
         self._buckets = self._allocate(plan, saved)
         if self._job.replan_servers is not None:
             self._job.replan_servers(plan.buckets)
+
+    def take_part(self) -> None:
+        """See TrainingHooks; a backward pass that found no parameter."""
+        self._without_data = True
+        self._used = dict.fromkeys(self._used, False)
+        for parameter in self._job.parameters.values():
+            parameter.grad = None
+        self._begin()
+        self._finish_pass()
+        for parameter in self._job.parameters.values():
+            parameter.grad = None
+        self._passes = 0
+        self._without_data = False
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -172,6 +188,7 @@ class GradientHooks(TrainingHooks):
         if self._new_plan is not None:
             # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
             self._adopt_plan(self._buckets.state_by_parameter())
+        self._scale = self._job.strategy.architecture.share(self._job.announce("backward pass").divisor)
         self._open = True
         self._filled.clear()
         self._graphs.clear()
@@ -238,7 +255,7 @@ class GradientHooks(TrainingHooks):
         with torch.no_grad():
             unfilled = [name for name in job.parameters if name not in self._filled]
             unused = [name for name in unfilled if not self._used[name]]
-            if unused and not job.find_unused_parameters:
+            if unused and not job.find_unused_parameters and not self._without_data:
                 raise CommunicationError(
                     f"{len(unused)} parameters got no gradient in step {job.step} on rank {job.transport.rank} "
                     f"({', '.join(unused[:3])}{', ...' if len(unused) > 3 else ''}), and find_unused_parameters=False "
