@@ -132,7 +132,7 @@ class TestTrouble:
         for rank in (0, 2):
             attach = trouble[rank].value["attach"]
             assert attach["kind"] == "CommunicationError", attach
-            assert f"attaching on rank {rank} did not finish in 2 s" in attach["message"]
+            assert f"attaching on rank {rank} failed after " in attach["message"]
             assert "rank 1 did not attach" in attach["message"]
             assert attach["seconds"] < 10
 

@@ -317,7 +317,6 @@ def test_the_session_loaded_before_the_model_says_which_comes_first() -> None:
 EVERY_FAMILY = [
     "bsp / all_reduce / topk(0.5) + error_feedback / fusion",
     "bsp / all_reduce / none / priority",
-    "bsp / all_reduce / none / dear",
     "diloco(period=2) / all_reduce / none / fusion",
     "bsp / gossip / none / fusion",
     "asp / gossip / none / fusion",

@@ -247,7 +247,10 @@ class Heartbeat:
             self._look = False
         if silent:
             rank = silent[0]
-            reason = f'stopped answering; it last said "{self._heard[rank][1]}"'
+            status = self._heard[rank][1]
+            # Ranks that run out of data at different times are the usual reason.
+            uneven = "has detached: ranks must make the same number of steps"
+            reason = uneven if status == DETACHED else f'stopped answering; it last said "{status}"'
             self.fail(rank, reason)
             return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
         said = ", ".join(f'rank {rank} says "{status}"' for rank, (_, status) in sorted(self._heard.items()))

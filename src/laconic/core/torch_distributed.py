@@ -7,7 +7,8 @@ script issues. A wait that fails finds out who is to blame (see heartbeat.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -27,7 +28,7 @@ from laconic.core.transport import (
     broadcast_sent,
     shard_exchange_sent,
 )
-from laconic.errors import AttachError, CommunicationError, one_line
+from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
 
 _GRACE_S = 2.0
 _GPU_GRACE_S = 60.0
@@ -76,9 +77,10 @@ class TorchTransport:
         if self.world_size == 1:
             return
         self._group, self._may_destroy = _private_group(parent, config, self.rank, timeout_s)
-        self._heartbeat = Heartbeat(self._group, self.rank, self.world_size, timeout_s)
-        self._names = dist.PrefixStore(f"laconic/hosts/{self._group.group_name}", job_store())
-        self._names.set(str(self.rank), name_of_host())
+        with _naming_the_store(self.rank, time.monotonic()):
+            self._heartbeat = Heartbeat(self._group, self.rank, self.world_size, timeout_s)
+            self._names = dist.PrefixStore(f"laconic/hosts/{self._group.group_name}", job_store())
+            self._names.set(str(self.rank), name_of_host())
 
     @property
     def hosts(self) -> Hosts:
@@ -410,15 +412,29 @@ def _messages(
     return dist.batch_isend_irecv(operations)
 
 
+@contextmanager
+def _naming_the_store(rank: int, began_s: float) -> Iterator[None]:
+    """Inside, the job's store is used while attaching; an error says who hosts it and how long this rank waited."""
+    try:
+        yield
+    except RuntimeError as exc:
+        raise PeerLost(
+            f"attaching on rank {rank} failed after {time.monotonic() - began_s:.1f} s: rank 0 or the launcher, which "
+            f"hosts the job's store, is gone ({one_line(exc, 120)})."
+        ) from exc
+
+
 def _private_group(
     parent: dist.ProcessGroup, config: str, rank: int, timeout_s: float
 ) -> tuple[dist.ProcessGroup, bool]:
     """A group with the same ranks for laconic alone, and whether it may be destroyed while the job goes on."""
     ranks = dist.get_process_group_ranks(parent)
     whole_job = parent is dist.group.WORLD
-    store = dist.PrefixStore(f"laconic/attach/{parent.group_name}", job_store())
-    attempt = store.add(str(rank), 1)
     backends = {item.split(":", 1)[1] for item in config.split(",")}
+    began_s = time.monotonic()
+    with _naming_the_store(rank, began_s):
+        store = dist.PrefixStore(f"laconic/attach/{parent.group_name}", job_store())
+        attempt = store.add(str(rank), 1)
     try:
         group = dist.new_group(
             ranks=ranks,
@@ -429,14 +445,12 @@ def _private_group(
             group_desc="laconic",
         )
     except RuntimeError as exc:
-        try:
+        with _naming_the_store(rank, began_s):
             absent = [str(other) for other in range(len(ranks)) if store.add(str(other), 0) < attempt]
-        except RuntimeError:
-            absent = []  # the rank that kept the store has ended; what failed first says more
         who = f"rank {', '.join(absent)} did not attach" if absent else one_line(exc)
         raise CommunicationError(
-            f"attaching on rank {rank} did not finish in {timeout_s:g} s: {who}. Every rank of the process group must "
-            "call laconic.attach."
+            f"attaching on rank {rank} failed after {time.monotonic() - began_s:.1f} s: {who}. Every rank of the "
+            "process group must call laconic.attach."
         ) from exc
     # torch names a part of the job after its ranks and how many groups exist, so destroying one would give its
     # name, and the stale addresses stored under it, to the next.

@@ -27,7 +27,7 @@ Purpose = Literal["payload", "buffers", "control"]
 ReduceOp = Literal["sum", "max", "min"]
 
 DETACHED = "detached"
-"""The status of a rank that takes part in nothing any more."""
+"""The status of a rank that has begun to detach and will come to no other operation."""
 
 
 def will_not_come(what: str, rank: int, status: str, advice: str) -> str:

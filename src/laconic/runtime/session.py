@@ -11,7 +11,7 @@ import torch
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import Resize
-from laconic.core.transport import Traffic
+from laconic.core.transport import DETACHED, Traffic
 from laconic.errors import one_line
 from laconic.runtime.agreement import agree
 from laconic.runtime.checkpoint import compare, pack, read
@@ -225,6 +225,7 @@ class Session:
         """
         if not self._attached:
             return
+        self._job.transport.set_status(DETACHED)  # a rank that waits for this one elsewhere does so in vain
         try:
             if self._hooks is not None and self.strategy.scheduling.defers:
                 self._hooks.settle()
