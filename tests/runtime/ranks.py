@@ -145,6 +145,7 @@ def wrapped_in_ddp(strategy: str, steps: int) -> dict[str, object]:
         _train(model, ddp, optimizer, loss, 2)
         assert session.traffic.sent_bytes() == sent, "a detached session still communicates"
         with laconic.attach(ddp, optimizer, strategy, timeout_s=30) as session:
+            model.load_state_dict(found)
             session.load_state_dict(saved)
             assert session.step == steps
             _train(model, ddp, optimizer, loss, 2)

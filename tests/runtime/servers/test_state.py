@@ -111,6 +111,7 @@ def test_servers_are_told_of_other_buckets_and_lose_nothing() -> None:
             steps(model, optimizer, 4, rank=transport.rank)
             saved, then = copy.deepcopy(session.state_dict()), snapshot(model)
             steps(model, optimizer, 2, first=4, rank=transport.rank)
+            snapshot(model)  # makes the updates that wait, which would otherwise change what is loaded
             model.load_state_dict(then)
             session.load_state_dict(saved)
             again = copy.deepcopy(session.state_dict())
