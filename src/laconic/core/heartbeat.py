@@ -249,7 +249,7 @@ class Heartbeat:
             rank = silent[0]
             status = self._heard[rank][1]
             # Ranks that run out of data at different times are the usual reason.
-            uneven = "has detached: ranks must make the same number of steps"
+            uneven = "has detached: ranks must make the same number of steps, or train inside session.join()"
             reason = uneven if status == DETACHED else f'stopped answering; it last said "{status}"'
             self.fail(rank, reason)
             return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")

@@ -3,7 +3,7 @@
     digest = sum_i mix(word_i xor (i * C)) mod 2^64,   mix(x) = (y xor (y >> 29)) * M,   y = x * M
 
 Words are eight bytes of the tensor in the order of its indices; so the digest does not depend on device or strides. On
-one CPU core 100 MB take about 50 ms, as long as a plain sum of the words that copies them first.
+one CPU core 100 MB take about 70 ms; a plain sum of the words, blind to their order, took 50 ms.
 """
 
 from __future__ import annotations
