@@ -94,10 +94,10 @@ def trouble() -> dict[str, object]:
         transport = TorchTransport(timeout_s=30)
         if rank == 1:
             transport.announce_failure("raised ValueError: no more data")
-            found["told"] = _error_of(transport.check)
+            found["told"] = _error_of(transport.raise_if_peer_failed)
         else:
             found["told"] = _error_of(transport.all_reduce(torch.ones(10), what="bucket 3").wait)
-            found["check"] = _error_of(transport.check)
+            found["check"] = _error_of(transport.raise_if_peer_failed)
             found["next"] = _error_of(lambda: transport.all_reduce(torch.ones(10), what="bucket 4").wait())
         dist.barrier()
         transport.close()
@@ -157,3 +157,12 @@ def wait_for_a_killed_rank(victim: int) -> dict[str, object]:
         transport.close()
     found["close_s"] = time.monotonic() - closing
     return found
+
+
+def attach_while_the_store_is_killed() -> dict[str, object]:
+    """Rank 0, which hosts the store, says that it is ready to be killed while the others attach."""
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        print("kill me")
+        time.sleep(60)
+    return _error_of(lambda: TorchTransport(timeout_s=40).close())

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
@@ -144,6 +145,7 @@ def wrapped_in_ddp(strategy: str, steps: int) -> dict[str, object]:
         _train(model, ddp, optimizer, loss, 2)
         assert session.traffic.sent_bytes() == sent, "a detached session still communicates"
         with laconic.attach(ddp, optimizer, strategy, timeout_s=30) as session:
+            model.load_state_dict(found)
             session.load_state_dict(saved)
             assert session.step == steps
             _train(model, ddp, optimizer, loss, 2)
@@ -411,7 +413,7 @@ def _saved_in_the_middle(strategy: str, steps: int) -> dict[str, object]:
     model = copy.deepcopy(original)
     optimizer = _optimizer(model)
     with laconic.attach(model, optimizer, strategy, timeout_s=30) as session:
-        for part, state in zip((session, model, optimizer), saved, strict=True):
+        for part, state in zip((optimizer, model, session), reversed(saved), strict=True):
             part.load_state_dict(state)
         train(model, optimizer, steps)
         resumed = snapshot(model)
@@ -422,3 +424,47 @@ def _saved_in_the_middle(strategy: str, steps: int) -> dict[str, object]:
         "apart": apart,
         "bytes": [counted, predicted],
     }
+
+
+def uneven_like_torch_join(batches: list[int]) -> dict[str, tuple[dict, dict]]:
+    """Different numbers of batches under torch's Join around DDP, and under session.join(): both models."""
+    with gloo_group():
+        return {
+            f"{name}, {kind.__name__}": _both_join(name, kind, batches[dist.get_rank()])
+            for name in ("mlp", "cnn")
+            for kind in (torch.optim.SGD, torch.optim.AdamW)
+        }
+
+
+def _both_join(name: str, kind: type[torch.optim.Optimizer], batches: int) -> tuple[dict, dict]:
+    make, loss = MODELS[name]
+    torch.manual_seed(dist.get_rank())
+    original = make()
+    theirs, ours = copy.deepcopy(original), copy.deepcopy(original)
+    ddp = DistributedDataParallel(theirs)
+    optimizer = kind(theirs.parameters(), lr=0.01)
+    with Join([ddp]):
+        _train(theirs, ddp, optimizer, loss, batches)
+    optimizer = kind(ours.parameters(), lr=0.01)
+    with laconic.attach(ours, optimizer, "ddp", timeout_s=30) as session, session.join():
+        _train(ours, ours, optimizer, loss, batches)
+    return snapshot(theirs), snapshot(ours)
+
+
+def uneven_then_average(strategies: list[str]) -> dict[str, tuple[str, float]]:
+    """9 steps on rank 0, 7 on rank 1, then average(): the error of each strategy and how long it took."""
+    found: dict[str, tuple[str, float]] = {}
+    with gloo_group():
+        for strategy in strategies:
+            model = mlp()
+            optimizer = sgd(model)
+            began_s, error = time.monotonic(), ""
+            try:
+                with laconic.attach(model, optimizer, strategy, timeout_s=15) as session:
+                    _train(model, model, optimizer, mlp_loss, 7 if dist.get_rank() else 9)
+                    session.average()
+            except CommunicationError as exc:
+                error = str(exc)
+            found[strategy] = (error, time.monotonic() - began_s)
+            dist.barrier()
+    return found

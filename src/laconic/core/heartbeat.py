@@ -16,11 +16,29 @@ from collections import deque
 import torch
 import torch.distributed as dist
 
+from laconic.core.transport import DETACHED, will_not_come
 from laconic.errors import CommunicationError, PeerLost, one_line
 
 _LOG = logging.getLogger("laconic")
 _LOOKS = 4
 """Beats that must be missing before a rank counts as silent."""
+_FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
+"""Between two looks whether the texts of all ranks are there: soon at first, then less and less often."""
+
+
+class _Texts:
+    """The texts of all ranks that one rank waits for."""
+
+    def __init__(self, number: int, text: str, exchange: int) -> None:
+        self.number = number
+        self.text = text
+        self.exchange = exchange
+        self.said = False
+        self.poll_s = _FIRST_POLL_S
+        self.looked_s = time.monotonic()
+        self.found: list[str] = []
+        self.elsewhere: tuple[int, str] | None = None
+        self.over = threading.Event()
 
 
 class Heartbeat:
@@ -30,6 +48,8 @@ class Heartbeat:
         self.rank = rank
         self.world_size = world_size
         self.status = "attaching"
+        self.exchange = 0
+        """The number of the last exchange this rank has begun."""
         # A thousand ranks must not flood the store: two hundred beats a second in all are plenty.
         self.period_s = max(0.5, world_size / 200)
         self._timeout_s = timeout_s
@@ -47,6 +67,8 @@ class Heartbeat:
         self._heard: dict[int, tuple[str, str]] = {}
         self._unchanged: dict[int, int] = {}
         self._alive: set[int] = set()
+        self._num_texts = 0
+        self._texts: _Texts | None = None
         self._watched: deque[tuple[float, str, torch.cuda.Event]] = deque()
         self.lost: CommunicationError | None = None
         """What is known to make all further communication pointless."""
@@ -60,7 +82,7 @@ class Heartbeat:
         try:
             while True:
                 stopping = self._stopping
-                self._store.set(f"beat/{self.rank}", f"{beat}|{self.status}")
+                self._store.set(f"beat/{self.rank}", f"{beat}|{self.exchange}|{self.status}")
                 if self._last_words is not None:
                     self._store.compare_set("failure", "", self._last_words)
                 if self._failure is None and self._store.check(["failure"]):
@@ -68,12 +90,14 @@ class Heartbeat:
                     self._failure = (record["rank"], record["reason"])
                 if self._look:
                     self._listen()
+                if self._texts is not None:
+                    self._gather(self._texts)
                 self._answered_s = time.monotonic()
                 self._looked.set()
                 if stopping:
                     return
                 beat += 1
-                self._wake.wait(self.period_s)
+                self._wake.wait(self.period_s if self._texts is None else self._texts.poll_s)
                 self._wake.clear()
                 self._watch_over()
         except RuntimeError:
@@ -83,19 +107,60 @@ class Heartbeat:
     def _listen(self) -> None:
         for rank in range(self.world_size):
             if rank != self.rank:
-                heard = ("", "nothing yet")
-                if self._store.check([f"beat/{rank}"]):
-                    beat, _, status = self._store.get(f"beat/{rank}").decode().partition("|")
-                    heard = (beat, status)
+                beat, _, status = self._hear(rank)
+                heard = (beat, status)
                 if rank in self._heard and heard[0] != self._heard[rank][0]:
                     self._alive.add(rank)
                 self._unchanged[rank] = self._unchanged.get(rank, -1) + 1
                 self._heard[rank] = heard
 
+    def _hear(self, rank: int) -> tuple[str, int, str]:
+        """A rank's last beat, the exchange it had begun by then, and its status."""
+        if not self._store.check([f"beat/{rank}"]):
+            return "", 0, "nothing yet"
+        beat, exchange, status = self._store.get(f"beat/{rank}").decode().split("|", 2)
+        return beat, int(exchange), status
+
+    def _gather(self, texts: _Texts) -> None:
+        """Say this rank's text, and look for those of the others."""
+        keys = [f"texts/{texts.number}/{rank}" for rank in range(self.world_size)]
+        if not texts.said:
+            texts.said = True
+            self._store.set(keys[self.rank], texts.text)
+            if texts.number > 1:
+                # All ranks have said those before, so nobody reads the ones before these any more.
+                self._store.delete_key(f"texts/{texts.number - 2}/{self.rank}")
+        if self._store.check(keys):
+            texts.found = [value.decode() for value in self._store.multi_get(keys)]
+        elif time.monotonic() - texts.looked_s >= self.period_s:
+            texts.looked_s = time.monotonic()
+            for rank, key in enumerate(keys):
+                if rank != self.rank and not self._store.check([key]):
+                    _, exchange, status = self._hear(rank)
+                    # Asked once more: it may have come, met all others and gone on in between.
+                    if (exchange > texts.exchange or status == DETACHED) and not self._store.check([key]):
+                        texts.elsewhere = (rank, status)
+                        break
+        texts.poll_s = min(_LAST_POLL_S, 1.5 * texts.poll_s)
+        if texts.found or texts.elsewhere is not None:
+            self._texts = None
+            texts.over.set()
+
     def _watch_over(self) -> None:
         """Look after operations on a GPU, for which nobody waits on the host."""
-        while self._watched and self._watched[0][2].query():
-            self._watched.popleft()
+        try:
+            while self._watched and self._watched[0][2].query():
+                self._watched.popleft()
+        except RuntimeError as exc:
+            # Not the store's doing: the device itself has failed, and from now on says so whatever it is asked.
+            operation = self._watched[0][1]
+            self._watched.clear()
+            problem = f"failed on the device: {one_line(exc)}"
+            self.lost = CommunicationError(f"{operation} on rank {self.rank}, or work before it, {problem}.")
+            if self._failure is None and self._last_words is None:
+                self._last_words = json.dumps({"rank": self.rank, "reason": f"{problem} ({operation})"})
+                self._wake.set()
+            _LOG.error("%s", self.lost)
         if not self._watched or self.lost is not None:
             return
         began_s, operation, _ = self._watched[0]
@@ -119,10 +184,27 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Stop beating; the last status stays readable."""
-        self.status = "detached"
+        self.status = DETACHED
         self._stopping = True
         self._wake.set()
         self._thread.join(timeout=2)
+
+    def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
+        """See Transport."""
+        texts, self._num_texts = _Texts(self._num_texts, text, exchange), self._num_texts + 1
+        self._texts = texts
+        self._wake.set()
+        deadline_s = time.monotonic() + self._timeout_s
+        while not texts.over.wait(self.period_s):
+            self.check(what)
+            if time.monotonic() >= deadline_s:
+                self._texts = None
+                raise self.explain(what, f"did not finish in {self._timeout_s:g} s", timed_out=True)
+        if texts.elsewhere is not None:
+            problem = will_not_come(what, *texts.elsewhere, advice)
+            self.fail(self.rank, problem)
+            raise CommunicationError(f"rank {self.rank} {problem}.")
+        return texts.found
 
     def fail(self, rank: int, reason: str) -> None:
         """Record that `rank` has failed; the first record wins. Returns when the others can read it, or cannot."""
@@ -165,7 +247,10 @@ class Heartbeat:
             self._look = False
         if silent:
             rank = silent[0]
-            reason = f'stopped answering; it last said "{self._heard[rank][1]}"'
+            status = self._heard[rank][1]
+            # Ranks that run out of data at different times are the usual reason.
+            uneven = "has detached: ranks must make the same number of steps, or train inside session.join()"
+            reason = uneven if status == DETACHED else f'stopped answering; it last said "{status}"'
             self.fail(rank, reason)
             return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
         said = ", ".join(f'rank {rank} says "{status}"' for rank, (_, status) in sorted(self._heard.items()))

@@ -18,6 +18,7 @@ import torch
 
 from laconic.core.hosts import Hosts, checked_hosts
 from laconic.core.transport import (
+    DETACHED,
     DoneWork,
     Purpose,
     ReduceOp,
@@ -27,6 +28,7 @@ from laconic.core.transport import (
     all_reduce_sent,
     broadcast_sent,
     shard_exchange_sent,
+    will_not_come,
 )
 from laconic.errors import AttachError, CommunicationError, LaconicError, PeerLost, one_line
 
@@ -57,6 +59,9 @@ class InProcessCluster:
         self._tallies: Counter[str] = Counter()
         self._failure: tuple[int, str] | None = None
         self._status: dict[int, str] = {}
+        self._begun: dict[int, int] = {}
+        """By rank: the number of the last exchange it has begun."""
+        self._texts: dict[int, dict[int, str]] = {}
 
     def transport(self, rank: int) -> InProcessTransport:
         """The transport of one rank; use each from one thread at a time."""
@@ -69,7 +74,8 @@ class InProcessCluster:
         """
         self._failure = None
         self._meetings.clear()
-        for noted in (self._mail, self._num_sent, self._num_asked, self._tallies):
+        counts = (self._num_sent, self._num_asked, self._tallies)
+        for noted in (self._mail, *counts, self._status, self._begun, self._texts):
             noted.clear()
         results: dict[int, Result] = {}
         errors: list[BaseException] = []
@@ -186,6 +192,7 @@ class InProcessTransport:
         self.in_process = True
         self.link = None
         self._sequence = 0
+        self._num_texts = 0
         self._taken = False
 
     def _meet(
@@ -338,14 +345,49 @@ class InProcessTransport:
         if self._taken:
             raise AttachError("this transport already carries a session; detach that one or use another transport.")
         self._taken = True
+        self.set_status("attaching", exchange=0)
 
     def release(self) -> None:
         """See Transport."""
         self._taken = False
+        self.set_status(DETACHED)
 
-    def set_status(self, status: str) -> None:
+    def set_status(self, status: str, *, exchange: int | None = None) -> None:
         """See Transport."""
-        self.cluster._status[self.rank] = status
+        with self.cluster._lock:
+            self.cluster._status[self.rank] = status
+            if exchange is not None:
+                self.cluster._begun[self.rank] = exchange
+
+    def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
+        """See Transport."""
+        cluster = self.cluster
+        with cluster._lock:
+            number, self._num_texts = self._num_texts, self._num_texts + 1
+            texts = cluster._texts.setdefault(number, {})
+            texts[self.rank] = text
+            cluster._lock.notify_all()
+            waited_s = 0.0
+            while len(texts) < self.world_size:
+                self.raise_if_peer_failed(what)
+                missing = [rank for rank in range(self.world_size) if rank not in texts]
+                for rank in missing:
+                    status = cluster._status.get(rank, "silent")
+                    if cluster._begun.get(rank, 0) > exchange or status == DETACHED:
+                        problem = will_not_come(what, rank, status, advice)
+                        self.announce_failure(problem)
+                        raise CommunicationError(f"rank {self.rank} {problem}.")
+                if waited_s >= cluster.timeout_s:
+                    raise CommunicationError(
+                        f"{what} did not finish in {cluster.timeout_s:g} s on rank {self.rank}: "
+                        + "; ".join(f"rank {rank} is {cluster._status.get(rank, 'silent')}" for rank in missing)
+                        + "."
+                    )
+                cluster._lock.wait(_SLICE_S)
+                waited_s += _SLICE_S
+            # Whoever asks for the next texts has these: all ranks have had those before.
+            cluster._texts.pop(number - 1, None)
+        return [texts[rank] for rank in range(self.world_size)]
 
     def known_failure(self, operation: str = "communication") -> CommunicationError | None:
         """See Transport."""

@@ -189,9 +189,13 @@ class PacedTransport:
         """See Transport."""
         self.inner.release()
 
-    def set_status(self, status: str) -> None:
+    def set_status(self, status: str, *, exchange: int | None = None) -> None:
         """See Transport."""
-        self.inner.set_status(status)
+        self.inner.set_status(status, exchange=exchange)
+
+    def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
+        """See Transport; too small to be held back."""
+        return self.inner.gather_texts(text, what=what, exchange=exchange, advice=advice)
 
     def known_failure(self) -> CommunicationError | None:
         """See Transport."""

@@ -7,7 +7,8 @@ script issues. A wait that fails finds out who is to blame (see heartbeat.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -17,6 +18,7 @@ from laconic.core.heartbeat import Heartbeat, job_store
 from laconic.core.hosts import Hosts, hosts_of, name_of_host
 from laconic.core.tallies import Tallies
 from laconic.core.transport import (
+    DETACHED,
     DoneWork,
     Purpose,
     ReduceOp,
@@ -27,7 +29,7 @@ from laconic.core.transport import (
     broadcast_sent,
     shard_exchange_sent,
 )
-from laconic.errors import AttachError, CommunicationError, one_line
+from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
 
 _GRACE_S = 2.0
 _GPU_GRACE_S = 60.0
@@ -78,10 +80,11 @@ class TorchTransport:
         if self.world_size == 1:
             return
         self._group, self._may_destroy = _private_group(parent, config, self.rank, timeout_s)
-        self._heartbeat = Heartbeat(self._group, self.rank, self.world_size, timeout_s)
-        self._names = dist.PrefixStore(f"laconic/hosts/{self._group.group_name}", job_store())
-        self._names.set(str(self.rank), name_of_host())
-        self._tallies = Tallies(self._group.group_name, self._heartbeat, timeout_s)
+        with _naming_the_store(self.rank, time.monotonic()):
+            self._heartbeat = Heartbeat(self._group, self.rank, self.world_size, timeout_s)
+            self._names = dist.PrefixStore(f"laconic/hosts/{self._group.group_name}", job_store())
+            self._names.set(str(self.rank), name_of_host())
+            self._tallies = Tallies(self._group.group_name, self._heartbeat, timeout_s)
 
     @property
     def hosts(self) -> Hosts:
@@ -265,15 +268,27 @@ class TorchTransport:
         if self._taken:
             raise AttachError("this transport already carries a session; detach that one or use another transport.")
         self._taken = True
+        self.set_status("attaching", exchange=0)
 
     def release(self) -> None:
         """See Transport."""
         self._taken = False
+        self.set_status(DETACHED)
 
-    def set_status(self, status: str) -> None:
+    def set_status(self, status: str, *, exchange: int | None = None) -> None:
         """See Transport."""
         if self._heartbeat is not None:
             self._heartbeat.status = status
+            if exchange is not None:
+                self._heartbeat.exchange = exchange
+
+    def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
+        """See Transport; by way of the job's store."""
+        if self.world_size == 1:
+            return [text]
+        if self._heartbeat is None:
+            raise CommunicationError("the transport is closed; attach again to communicate.")
+        return self._heartbeat.gather_texts(text, what=what, exchange=exchange, advice=advice)
 
     def known_failure(self) -> CommunicationError | None:
         """See Transport."""
@@ -415,15 +430,29 @@ def _messages(
     return dist.batch_isend_irecv(operations)
 
 
+@contextmanager
+def _naming_the_store(rank: int, began_s: float) -> Iterator[None]:
+    """Inside, the job's store is used while attaching; an error says who hosts it and how long this rank waited."""
+    try:
+        yield
+    except RuntimeError as exc:
+        raise PeerLost(
+            f"attaching on rank {rank} failed after {time.monotonic() - began_s:.1f} s: rank 0 or the launcher, which "
+            f"hosts the job's store, is gone ({one_line(exc, 120)})."
+        ) from exc
+
+
 def _private_group(
     parent: dist.ProcessGroup, config: str, rank: int, timeout_s: float
 ) -> tuple[dist.ProcessGroup, bool]:
     """A group with the same ranks for laconic alone, and whether it may be destroyed while the job goes on."""
     ranks = dist.get_process_group_ranks(parent)
     whole_job = parent is dist.group.WORLD
-    store = dist.PrefixStore(f"laconic/attach/{parent.group_name}", job_store())
-    attempt = store.add(str(rank), 1)
     backends = {item.split(":", 1)[1] for item in config.split(",")}
+    began_s = time.monotonic()
+    with _naming_the_store(rank, began_s):
+        store = dist.PrefixStore(f"laconic/attach/{parent.group_name}", job_store())
+        attempt = store.add(str(rank), 1)
     try:
         group = dist.new_group(
             ranks=ranks,
@@ -434,14 +463,12 @@ def _private_group(
             group_desc="laconic",
         )
     except RuntimeError as exc:
-        try:
+        with _naming_the_store(rank, began_s):
             absent = [str(other) for other in range(len(ranks)) if store.add(str(other), 0) < attempt]
-        except RuntimeError:
-            absent = []  # the rank that kept the store has ended; what failed first says more
         who = f"rank {', '.join(absent)} did not attach" if absent else one_line(exc)
         raise CommunicationError(
-            f"attaching on rank {rank} did not finish in {timeout_s:g} s: {who}. Every rank of the process group must "
-            "call laconic.attach."
+            f"attaching on rank {rank} failed after {time.monotonic() - began_s:.1f} s: {who}. Every rank of the "
+            "process group must call laconic.attach."
         ) from exc
     # torch names a part of the job after its ranks and how many groups exist, so destroying one would give its
     # name, and the stale addresses stored under it, to the next.

@@ -29,6 +29,15 @@ Purpose = Literal["payload", "buffers", "control"]
 
 ReduceOp = Literal["sum", "max", "min"]
 
+DETACHED = "detached"
+"""The status of a rank that has begun to detach and will come to no other operation."""
+
+
+def will_not_come(what: str, rank: int, status: str, advice: str) -> str:
+    """The reason why a rank that is in `what` gives up: another one is elsewhere."""
+    where = "has detached" if status == DETACHED else f'is in "{status}"'
+    return f"is in {what}, while rank {rank} {where}. {advice.rstrip('.')}"
+
 
 def all_reduce_sent(nbytes: int, world_size: int) -> int:
     """Bytes one rank sends in an all-reduce of `nbytes`."""
@@ -212,8 +221,19 @@ class Transport(Protocol):
         """Give it back."""
         ...
 
-    def set_status(self, status: str) -> None:
-        """Say what this rank is doing, for the error message of a rank that waits for it."""
+    def set_status(self, status: str, *, exchange: int | None = None) -> None:
+        """Say what this rank is doing, for the error message of a rank that waits for it.
+
+        exchange: the number of the exchange it begins, counted alike on every rank.
+        """
+        ...
+
+    def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
+        """The text of every rank, sent apart from all tensors: it cannot meet an exchange of another size.
+
+        Raises as soon as another rank has begun an exchange numbered above `exchange`, or has detached: it will not
+        come. what: what this rank is doing, in words. advice: what to do then, as sentences.
+        """
         ...
 
     def known_failure(self) -> CommunicationError | None:

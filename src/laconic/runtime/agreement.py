@@ -1,31 +1,35 @@
-"""Before training starts, ranks make sure they mean the same thing and begin from the same values."""
+"""Ranks make sure that they mean the same thing: when they attach, and before they do something together later."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from laconic.core.connection import Address
 from laconic.core.exchange import Exchange
 from laconic.core.transport import Purpose, Transport
-from laconic.errors import AttachError, PeerLost, one_line
+from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
+from laconic.runtime.digest import digests
 from laconic.runtime.job import Job
 
 _ADDRESS_BYTES = 256
+_ANY_EXCHANGE = 2**62
+"""A number above that of any exchange."""
 _LAST_WORDS_S = 2.0
 """How long what a rank said before it ended may take to get here by way of the job's store."""
 
 
-def check_agreement(job: Job, *, init_sync: bool) -> None:
+def check_agreement(job: Job, *, init_sync: bool, sync_optimizer: bool) -> None:
     """Raise on every rank, naming the first difference, unless all ranks attach the same thing."""
     transport = job.transport
     description = {
         "strategy": str(job.strategy),
         "init_sync": str(init_sync),
+        "sync_optimizer": str(sync_optimizer),
         "find_unused_parameters": str(job.find_unused_parameters),
         "the model's class": type(job.model).__name__,
     }
@@ -34,33 +38,75 @@ def check_agreement(job: Job, *, init_sync: bool) -> None:
     description |= {f"strides of {name}": str(parameter.stride()) for name, parameter in job.parameters.items()}
     description |= {f"frozen {name}": _describe(p) for name, p in job.model.named_parameters() if not p.requires_grad}
     description |= {f"buffer {name}": _describe(buffer) for name, buffer in job.model.named_buffers()}
+    descriptions = differing(transport, description)
+    for rank, other in enumerate(descriptions):
+        found = first_difference(descriptions[0], other)
+        if found is not None:
+            key, here, there = found
+            raise AttachError(
+                f"ranks attach different things: {key} is {one_line(here, 80)} on rank 0 and {one_line(there, 80)} on "
+                f"rank {rank}. Build the same model and strategy on every rank."
+            )
+        if list(descriptions[0]) != list(other):
+            raise AttachError(f"ranks attach different things: the order of parameters on rank {rank} is not rank 0's.")
+
+
+def differing(transport: Transport, description: Mapping[str, str]) -> list[dict[str, str]]:
+    """The descriptions of all ranks, or none if they are the same on every rank: only then do they travel."""
     text = json.dumps(description).encode()
-    digests = gather_bytes(transport, hashlib.sha256(text).digest(), "agreement digests")
-    if all(digest == digests[0] for digest in digests):
-        return
+    hashes = gather_bytes(transport, hashlib.sha256(text).digest(), "agreement digests")
+    if all(other == hashes[0] for other in hashes):
+        return []
     sizes = gather_bytes(transport, len(text).to_bytes(8, "big"), "agreement sizes")
     largest = max(int.from_bytes(size, "big") for size in sizes)
-    texts = gather_bytes(transport, text.ljust(largest), "agreement texts")
-    first = json.loads(texts[0])
-    for rank, other_text in enumerate(texts):
-        other = json.loads(other_text)
-        for key in [*first, *(key for key in other if key not in first)]:
-            if first.get(key) != other.get(key):
-                raise AttachError(
-                    f"ranks attach different things: {key} is {one_line(first.get(key, 'missing'), 80)} on rank 0 "
-                    f"and {one_line(other.get(key, 'missing'), 80)} on rank {rank}. Build the same model and "
-                    "strategy on every rank."
-                )
-        if list(first) != list(other):
-            raise AttachError(f"ranks attach different things: the order of parameters on rank {rank} is not rank 0's.")
+    return [json.loads(text) for text in gather_bytes(transport, text.ljust(largest), "agreement texts")]
+
+
+def first_difference(first: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """The first key under which two descriptions differ, and what each has there."""
+    for key in [*first, *(key for key in other if key not in first)]:
+        if first.get(key) != other.get(key):
+            return key, first.get(key, "missing"), other.get(key, "missing")
+    return None
+
+
+def agree(job: Job, operation: str, about: Mapping[str, str] | None = None) -> list[dict[str, str]]:
+    """Raise on every rank unless all are in `operation` after the same number of steps; what each says `about` it.
+
+    Every operation of a session that all ranks call begins with this. The texts travel apart from all tensors: a rank
+    that is in an exchange instead would otherwise meet one of another size, at which Gloo ends the process.
+    """
+    if job.join is not None:
+        raise CommunicationError(f"{operation} was called inside session.join(). Leave that block first.")
+    transport = job.transport
+    together = job.strategy.synchronization.barrier
+    steps = str(job.step) if together else "any"
+    mine = {"operation": operation, "steps": steps, **(about or {})}
+    if transport.world_size == 1:
+        return [mine]
+    what = f"{operation} after {job.step} steps"
+    advice = f"Every rank must call {operation}"
+    if together:
+        advice += " after the same number of steps"
+    if together and job.strategy.architecture.scope == "everyone" and not job.strategy.architecture.has_servers:
+        advice += '. Where ranks have different amounts of data, train inside "with session.join():"'
+    transport.set_status(what)
+    # Ranks that wait for nobody make exchanges by themselves, so that those do not say where they are.
+    number = job.engine.num_submitted if together else _ANY_EXCHANGE
+    texts = transport.gather_texts(json.dumps(mine), what=what, exchange=number, advice=f"{advice}.")
+    said: list[dict[str, str]] = [json.loads(text) for text in texts]
+    for rank, other in enumerate(said):
+        if (said[0]["operation"], said[0]["steps"]) != (other["operation"], other["steps"]):
+            where = [f"is in {row['operation']} after {row['steps']} steps" for row in (said[0], other)]
+            raise CommunicationError(f"rank 0 {where[0]}, rank {rank} {where[1]}. {advice}.")
+    return said
 
 
 def check_equal(job: Job) -> None:
     """Raise on every rank unless parameters and buffers are the same everywhere: what init_sync=False promises."""
     named = [*job.model.named_parameters(), *job.model.named_buffers()]
-    sums = torch.stack([_checksum(tensor.detach()) for _, tensor in named])
+    mine = torch.tensor(digests(tensor for _, tensor in named), dtype=torch.int64, device=job.transport.control_device)
     rows = torch.empty((job.transport.world_size, len(named)), dtype=torch.int64, device=job.transport.control_device)
-    mine = sums.to(job.transport.control_device)
     job.transport.all_gather(rows, mine, purpose="control", what="checksums of parameters").wait()
     for rank, row in enumerate(rows.tolist()):
         for (name, _), here, there in zip(named, rows[0].tolist(), row, strict=True):
@@ -71,16 +117,10 @@ def check_equal(job: Job) -> None:
                 )
 
 
-def _checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of the tensor's bytes taken as whole numbers, wrapping around."""
-    flat = tensor.contiguous().view(-1).view(torch.uint8)
-    whole = flat.numel() // 8 * 8
-    # Rotating by position would catch swapped entries too, at a much higher price.
-    return flat[:whole].clone().view(torch.int64).sum() + flat[whole:].sum()
-
-
-def broadcast_all(transport: Transport, tensors: Sequence[torch.Tensor], *, purpose: Purpose, what: str) -> Exchange:
-    """Overwrite `tensors` by rank 0's: one message per device, whatever the dtypes."""
+def broadcast_all(
+    transport: Transport, tensors: Sequence[torch.Tensor], *, purpose: Purpose, what: str, source: int = 0
+) -> Exchange:
+    """Overwrite `tensors` by those of rank `source`: one message per device, whatever the dtypes."""
     devices: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
@@ -88,7 +128,7 @@ def broadcast_all(transport: Transport, tensors: Sequence[torch.Tensor], *, purp
     for group in devices.values():
         # As bytes: what is only copied needs no arithmetic, and not every backend knows every dtype.
         packed = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in group])
-        yield transport.broadcast(packed, source=0, purpose=purpose, what=what)
+        yield transport.broadcast(packed, source=source, purpose=purpose, what=what)
         start = 0
         for tensor in group:
             # The clone starts at an aligned address, which a slice of bytes need not.

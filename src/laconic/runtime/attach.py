@@ -39,6 +39,7 @@ from laconic.runtime.hooks.optimizer_steps import OptimizerSteps, unwrapped
 from laconic.runtime.hooks.wrapping import watch_for_wrappers
 from laconic.runtime.job import Job
 from laconic.runtime.loss_scale import LossScale
+from laconic.runtime.optimizer_state import broadcast_optimizer_state, check_optimizer_state
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session, close_after
 from laconic.runtime.stopwatch import Stopwatch
@@ -56,6 +57,7 @@ def attach(
     transport: Transport | None = None,
     find_unused_parameters: bool | None = None,
     init_sync: bool = True,
+    sync_optimizer: bool = False,
     timeout_s: float | None = None,
     grad_scaler: GradScaler | None = None,
     events: EventSink | None = None,
@@ -73,6 +75,8 @@ def attach(
         setting.
     init_sync: True makes parameters and buffers equal to rank 0's before anything else. False promises that they are
         already, as DDP's argument of this name does: a large model then starts at once behind a slow link.
+    sync_optimizer: True makes the optimizer's state and settings equal to rank 0's, e.g. after local updates. False: a
+        strategy that keeps replicas equal compares them and raises if they differ.
     timeout_s: how long any wait for other ranks may take before it raises an error that names them; 300 if left out.
         A transport given as `transport` has its own.
     grad_scaler: the loop's GradScaler, for strategies that remember gradients. It is found by itself at the first step;
@@ -109,17 +113,17 @@ def attach(
         cleanup.callback(engine.stop)
         unused, scale = find_unused_parameters, LossScale(chosen, grad_scaler)
         job = Job(model, parameters, optimizers, chosen, wire, engine, clock, events, stopwatch, unused, scale)
-        return _start(job, cleanup, init_sync=init_sync)
+        return _start(job, cleanup, init_sync=init_sync, sync_optimizer=sync_optimizer)
     except BaseException as error:
         wire.announce_failure(f"raised {type(error).__name__} while attaching: {one_line(error)}")
         close_after(error, cleanup)
         raise
 
 
-def _start(job: Job, cleanup: ExitStack, *, init_sync: bool) -> Session:
+def _start(job: Job, cleanup: ExitStack, *, init_sync: bool, sync_optimizer: bool) -> Session:
     """Agree with the other ranks, then let the strategy into the loop; `cleanup` undoes whatever has been done."""
     transport, began_s = job.transport, job.clock.now()
-    _make_equal(job, init_sync)
+    _make_equal(job, init_sync, sync_optimizer)
     _warn(job)
     device = next(iter(job.parameters.values())).device
     job.strategy = strategy = settle(job.strategy, transport, job.clock, device)
@@ -306,11 +310,16 @@ def _warn_of_losses(strategy: Strategy) -> None:
         )
 
 
-def _make_equal(job: Job, init_sync: bool) -> None:
+def _make_equal(job: Job, init_sync: bool, sync_optimizer: bool) -> None:
     """Check that all ranks attach the same thing, then start all of them from rank 0's values."""
     if job.transport.world_size == 1:
         return
-    check_agreement(job, init_sync=init_sync)
+    check_agreement(job, init_sync=init_sync, sync_optimizer=sync_optimizer)
+    if sync_optimizer:
+        for work in broadcast_optimizer_state(job.transport, job.optimizers, job.parameters):
+            work.wait()
+    elif job.strategy.exchanges_gradients() and job.strategy.synchronization.replicas_identical:
+        check_optimizer_state(job.transport, job.optimizers, job.parameters)
     if not init_sync:
         check_equal(job)
         return

@@ -1,11 +1,13 @@
 """Session state as plain containers and tensors, keyed by parameter name.
 
-    {"format": 1, "strategy": text, "world_size": n, "step": s, "order": [parameter, ...],
+    {"format": 2, "strategy": text, "world_size": n, "step": s, "order": [parameter, ...],
      "resize": {"<method>.<field>": "sum" | "copy" | "reset"},
+     "digest": {"<rank>": tensor with one number per parameter},
      "ranks": {"<rank>": {"<parameter>": {"<method>.<field>": tensor}}}}
 
 "resize" says what becomes of a field when the number of workers changes (core/stateful.py), so that a state can be
-rearranged without the methods that wrote it.
+rearranged without the methods that wrote it. "digest" stands for the values of the model's parameters on that rank, so
+that a state is not loaded beside another model, or beside that of another rank.
 
 What a rank remembers is its own, so it stands under its rank: torch.save keeps one file per rank, and
 torch.distributed.checkpoint, which stores equal keys only once, keeps all of them.
@@ -13,15 +15,19 @@ torch.distributed.checkpoint, which stores equal keys only once, keeps all of th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import torch
 
 from laconic.core.stateful import ParameterState, Resize
 from laconic.errors import CheckpointError, one_line
 
-FORMAT = 1
+FORMAT = 2
+_LAST_STEP = 2**53
+"""More steps than anybody makes."""
 
 
 def pack(
@@ -33,6 +39,7 @@ def pack(
     *,
     rank: int,
     state: ParameterState,
+    digest: Mapping[str, torch.Tensor],
 ) -> dict[str, Any]:
     """The state of one rank."""
     return {
@@ -42,21 +49,124 @@ def pack(
         "step": step,
         "order": order,
         "resize": dict(resize),
+        "digest": dict(digest),
         "ranks": {str(rank): state},
     }
 
 
-def unpack(
+@dataclass
+class Report:
+    """What one rank has found in its saved state."""
+
+    step: int = 0
+    order: list[str] = field(default_factory=list)
+    state: ParameterState = field(default_factory=dict)
+    unfit: str = ""
+    """Why the state cannot be loaded by this session, if it cannot."""
+    other_model: str = ""
+    """Why it does not belong to the model as it is, if it does not."""
+
+    def summary(self) -> dict[str, str]:
+        """What other ranks are told."""
+        order = hashlib.sha256("\n".join(self.order).encode()).hexdigest()
+        return {"unfit": self.unfit, "other_model": self.other_model, "saved_step": str(self.step), "order": order}
+
+
+def read(
     saved: Mapping[str, Any],
     strategy: str,
-    names: Collection[str],
+    names: Sequence[str],
     *,
     world_size: int,
     rank: int,
     expected: ParameterState,
-) -> tuple[int, list[str], ParameterState]:
-    """Step, order of gradients and state of this rank; raises if the checkpoint belongs to something else."""
-    _check_form(saved)
+    kinds: Collection[str] | None,
+    digest: torch.Tensor,
+    replicas_differ: bool,
+) -> Report:
+    """What is in the saved state of this rank, and what is wrong with it.
+
+    expected: fields this session needs. kinds: fields it knows beside those; None if it cannot tell. digest: of the
+    model's parameters as they are.
+    """
+    report = Report()
+    try:
+        _check_form(saved)
+        _check_origin(saved, strategy, world_size, rank)
+        report.step, report.order, report.state = saved["step"], list(saved["order"]), dict(saved["ranks"][str(rank)])
+        _check_state(report.state, names, expected, kinds, saved["resize"])
+        if report.order and sorted(report.order) != sorted(names):
+            raise CheckpointError(
+                f"the checkpoint orders {len(report.order)} parameters, this model trains {len(names)} or others. Load "
+                "a checkpoint of the same model."
+            )
+        then = saved["digest"].get(str(rank))
+        if then is None and saved["digest"]:
+            raise CheckpointError(f'the checkpoint has no "digest" of rank {rank}. {_ONE_PER_RANK}')
+        if then is not None and then.shape != digest.shape:
+            raise CheckpointError(
+                f'the checkpoint has a "digest" of {len(then)} parameters, this model trains {len(digest)}. Load a '
+                "checkpoint of the same model."
+            )
+    except CheckpointError as error:
+        report.unfit = str(error)
+        return report
+    if then is not None:
+        report.other_model = _other_model(names, then.tolist(), digest.tolist(), rank, replicas_differ)
+    return report
+
+
+_ONE_PER_RANK = "Save and load one session state per rank."
+
+
+def _other_model(names: Sequence[str], then: list[int], now: list[int], rank: int, replicas_differ: bool) -> str:
+    """In words, that the model is not the one the state was saved with; empty if it is."""
+    changed = [name for name, before, after in zip(names, then, now, strict=True) if before != after]
+    if not changed:
+        return ""
+    advice = "Load the model before the session, and save it after session.state_dict()"
+    if replicas_differ:
+        advice += (
+            ". Replicas differ under this strategy: save and load the model on every rank, not rank 0's on all, or "
+            "call session.average() before you save both"
+        )
+    return (
+        f'the model on rank {rank} is not the one this session state was saved with: "{changed[0]}" and '
+        f"{len(changed) - 1} other parameters have other values. {advice}."
+    )
+
+
+def compare(said: Sequence[Mapping[str, str]], own: Report, *, rank: int, same_step: bool) -> None:
+    """Raise on every rank unless all can load their states and these were saved together.
+
+    said: what each rank has found. same_step: ranks are in the same step whenever a state is saved.
+    """
+    _raise_first([row["unfit"] for row in said], own.unfit)
+    first = said[0]
+    for other, row in enumerate(said):
+        if same_step and row["saved_step"] != first["saved_step"]:
+            raise CheckpointError(
+                f"the checkpoint is torn: rank 0 loads a state saved after {first['saved_step']} steps, rank {other} "
+                f"one saved after {row['saved_step']}. Load states that were saved together."
+            )
+        if row["order"] != first["order"]:
+            raise CheckpointError(
+                f"the states of rank 0 and rank {other} were not saved together: they have gradients in a different "
+                "order. Load states that were saved together."
+            )
+    _raise_first([row["other_model"] for row in said], own.other_model)
+
+
+def _raise_first(problems: Sequence[str], own: str) -> None:
+    """Raise this rank's problem or, if it has none, that of another one."""
+    if own:
+        raise CheckpointError(own)
+    for rank, problem in enumerate(problems):
+        if problem:
+            raise CheckpointError(f"rank {rank} cannot load its state: {problem}")
+
+
+def _check_origin(saved: Mapping[str, Any], strategy: str, world_size: int, rank: int) -> None:
     if saved["strategy"] != strategy:
         raise CheckpointError(
             f'the checkpoint was written by "{one_line(saved["strategy"], 100)}", this session runs "{strategy}". '
@@ -67,33 +177,40 @@ def unpack(
             f"the checkpoint was written by {saved['world_size']} workers, this session has {world_size}. "
             "Pass every rank's state through laconic.runtime.redistribute(states, world_size) first."
         )
-    state = saved["ranks"].get(str(rank))
-    if state is None:
+    if str(rank) not in saved["ranks"]:
         raise CheckpointError(
             f"the checkpoint holds the state of rank {', '.join(saved['ranks']) or 'none'}, this is rank {rank}. "
-            "Save and load one session state per rank."
+            f"{_ONE_PER_RANK}"
         )
+
+
+def _check_state(
+    state: ParameterState,
+    names: Collection[str],
+    expected: ParameterState,
+    kinds: Collection[str] | None,
+    resize: Mapping[str, Resize],
+) -> None:
+    """Raise unless the state has all fields that are needed, as they are needed, and no others."""
     for name, fields in expected.items():
-        for field, tensor in fields.items():
-            found = state.get(name, {}).get(field)
-            if found is None and saved.get("resize", {}).get(_kind(field)) == "reset":
+        for key, tensor in fields.items():
+            found = state.get(name, {}).get(key)
+            if found is None and resize.get(_kind(key)) == "reset":
                 continue  # redistribute() has taken it out
-            if found is None or tuple(found.shape) != tuple(tensor.shape):
-                shape = "nothing" if found is None else tuple(found.shape)
+            if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+                what = "nothing" if found is None else f"{tuple(found.shape)} {found.dtype}"
                 raise CheckpointError(
-                    f"the checkpoint holds {shape} for {field} of parameter {name}, this model needs "
-                    f"{tuple(tensor.shape)}. Load a checkpoint of the same model."
+                    f"the checkpoint holds {what} for {key} of parameter {name}, this model needs "
+                    f"{tuple(tensor.shape)} {tensor.dtype}. Load a checkpoint of the same model."
                 )
-    unknown = [name for name in state if name not in names]
-    if unknown:
-        raise CheckpointError(f"the checkpoint holds state of parameter {unknown[0]}, which this model does not have.")
-    order = list(saved["order"])
-    if order and sorted(order) != sorted(names):
-        raise CheckpointError(
-            f"the checkpoint orders {len(order)} parameters, this model trains {len(names)} or others. Load a "
-            "checkpoint of the same model."
-        )
-    return int(saved["step"]), order, state
+    for name, fields in state.items():
+        if name not in names:
+            raise CheckpointError(f"the checkpoint holds state of parameter {name}, which this model does not have.")
+        for key in fields:
+            if kinds is not None and _kind(key) not in kinds and key not in expected.get(name, {}):
+                raise CheckpointError(
+                    f"the checkpoint holds {one_line(key, 80)} of parameter {name}, which this strategy does not know."
+                )
 
 
 def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
@@ -112,43 +229,115 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
         _check_form(saved)
         by_rank |= {int(rank): state for rank, state in saved["ranks"].items()}
     first = states[0]
+    for saved in states:
+        for key in ("strategy", "world_size", "step"):
+            if saved[key] != first[key]:
+                raise CheckpointError(
+                    f"the states were not saved together: {key} is {one_line(first[key], 80)} in the first and "
+                    f"{one_line(saved[key], 80)} in that of rank {', '.join(saved['ranks'])}."
+                )
     missing = [rank for rank in range(int(first["world_size"])) if rank not in by_rank]
     if missing:
         raise CheckpointError(f"redistribute needs the state of every old rank; rank {missing[0]} is missing.")
-    resize: Mapping[str, Resize] = first.get("resize", {})
+    resize: Mapping[str, Resize] = first["resize"]
     merged = [_start(by_rank[0], resize) for _ in range(world_size)]
     for rank, state in sorted(by_rank.items()):
         for name, fields in state.items():
-            for field, tensor in fields.items():
-                if resize.get(_kind(field), "sum") == "sum":
-                    total = merged[rank % world_size][name][field]
+            for key, tensor in fields.items():
+                if resize.get(_kind(key), "sum") == "sum":
+                    total = merged[rank % world_size][name][key]
                     total += tensor.to(total.device)
     common = (first["strategy"], world_size, first["step"], list(first["order"]), resize)
-    return [pack(*common, rank=rank, state=state) for rank, state in enumerate(merged)]
+    # Without digests: a new rank may be given the model of any old one.
+    return [pack(*common, rank=rank, state=state, digest={}) for rank, state in enumerate(merged)]
 
 
 def _start(state: ParameterState, resize: Mapping[str, Resize]) -> ParameterState:
     """What a new rank has before sums are formed, made after an old rank's state."""
     return {
         name: {
-            field: tensor.clone() if resize.get(_kind(field)) == "copy" else torch.zeros_like(tensor)
-            for field, tensor in fields.items()
-            if resize.get(_kind(field)) != "reset"
+            key: tensor.clone() if resize.get(_kind(key)) == "copy" else torch.zeros_like(tensor)
+            for key, tensor in fields.items()
+            if resize.get(_kind(key)) != "reset"
         }
         for name, fields in state.items()
     }
 
 
-def _kind(field: str) -> str:
+def _kind(key: str) -> str:
     """A field without what follows a bar: the neighbour it is about, or the number of its dimensions."""
-    return field.partition("|")[0]
+    return key.partition("|")[0]
 
 
 def _check_form(saved: Mapping[str, Any]) -> None:
-    keys = {"format", "strategy", "world_size", "step", "order", "ranks"}
-    if not isinstance(saved, Mapping) or not keys <= set(saved):
+    """Raise unless a value that may come from anywhere has the form of a session state."""
+    keys = {"format", "strategy", "world_size", "step", "order", "resize", "digest", "ranks"}
+    if not isinstance(saved, Mapping) or "format" not in saved:
         raise CheckpointError(f"this is not a laconic session state: it must have the keys {', '.join(sorted(keys))}.")
     if saved["format"] != FORMAT:
         raise CheckpointError(
-            f"session state format {saved['format']} is not known here; this laconic writes {FORMAT}."
+            f"session state format {one_line(saved['format'], 40)} is not known here; this laconic writes {FORMAT}."
         )
+    missing = sorted(keys - set(saved))
+    if missing:
+        raise CheckpointError(f"this is not a laconic session state: it has no {', '.join(missing)}.")
+    _check(saved, "strategy", isinstance(saved["strategy"], str), "a text")
+    _check(saved, "world_size", _is_count(saved["world_size"], at_least=1), "a number of workers")
+    _check(saved, "step", _is_count(saved["step"], at_least=0), f"a whole number from 0 to {_LAST_STEP}")
+    order, resize = saved["order"], saved["resize"]
+    _check(saved, "order", isinstance(order, list) and _all_texts(order), "a list of parameter names")
+    known = isinstance(resize, Mapping) and _all_texts(resize) and set(resize.values()) <= set(get_args(Resize))
+    _check(saved, "resize", known, f"fields with one of {', '.join(get_args(Resize))}")
+    digest = saved["digest"]
+    _check(saved, "digest", isinstance(digest, Mapping) and all(map(_is_digest, digest.values())), "int64 tensors")
+    ranks = saved["ranks"]
+    _check(saved, "ranks", isinstance(ranks, Mapping) and all(map(_is_rank, ranks)), "a dictionary keyed by rank")
+    for rank, state in ranks.items():
+        nested = isinstance(state, Mapping) and all(isinstance(fields, Mapping) for fields in state.values())
+        if not nested or not _all_texts([*state, *(key for fields in state.values() for key in fields)]):
+            raise CheckpointError(
+                f"the state of rank {rank} in the checkpoint must be a dictionary keyed by parameter and field."
+            )
+        for name, fields in state.items():
+            for key, value in fields.items():
+                _check_tensor(value, f"{one_line(key, 80)} of parameter {one_line(name, 80)}")
+
+
+def _check(saved: Mapping[str, Any], key: str, right: bool, wanted: str) -> None:
+    if not right:
+        raise CheckpointError(f'"{key}" in the checkpoint must be {wanted}, got {one_line(repr(saved[key]), 60)}.')
+
+
+def _check_tensor(value: object, what: str) -> None:
+    problem = ""
+    if not isinstance(value, torch.Tensor):
+        problem = f"a {type(value).__name__}"
+    elif value.is_meta or value.layout != torch.strided:
+        problem = "a tensor without values" if value.is_meta else f"a tensor of layout {value.layout}"
+    elif value.is_complex():
+        problem = "complex numbers"
+    elif value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        raise CheckpointError(
+            f"the checkpoint holds NaN or infinite values for {what}: training had gone wrong before it was saved. "
+            "Load an earlier one."
+        )
+    if problem:
+        raise CheckpointError(
+            f"the checkpoint holds {problem} for {what}; it must be an ordinary tensor of real numbers."
+        )
+
+
+def _is_count(value: object, *, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= _LAST_STEP
+
+
+def _is_rank(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdigit()
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.int64 and value.dim() == 1 and not value.is_meta
+
+
+def _all_texts(values: Collection[object]) -> bool:
+    return all(isinstance(value, str) for value in values)

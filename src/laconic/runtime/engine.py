@@ -50,6 +50,8 @@ class Task:
     """Its number in the plan, if it is an exchange the event log should show."""
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """What it has measured once it is done, for the event log."""
+    number: int = 0
+    """Its place among all that were submitted, counted from 1: the same on every rank."""
     submitted_s: float = 0.0
     ended_s: float | None = None
     """When it was finished, where the host sees that."""
@@ -92,6 +94,7 @@ class Engine:
         self._traceback: TracebackType | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._stopped = False
+        self.num_submitted = 0
         self._thread = threading.Thread(target=self._run, name="laconic-communication", daemon=True)
         self._thread.start()
 
@@ -103,6 +106,8 @@ class Engine:
             task.inputs_ready = torch.cuda.Event()
             task.inputs_ready.record(torch.cuda.current_stream(task.device))
         task.submitted_s = self._stopwatch.now()
+        self.num_submitted += 1
+        task.number = self.num_submitted
         self._queue.put(_Submission(task, task.last, second_half=False))
         return task
 
@@ -203,7 +208,7 @@ class Engine:
             self._resume(action.exchange)
 
     def _start(self, task: Task) -> None:
-        self._transport.set_status(f"step {task.step}: {task.what}")
+        self._transport.set_status(f"step {task.step}: {task.what}", exchange=task.number)
         before = self._transport.traffic.total_bytes
         with self._on_stream(task):
             began = self._stopwatch.mark(task.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -24,6 +25,27 @@ from laconic.strategy import Strategy
 
 _MEASURED_EVERY = 20
 """Rounds between two that are measured: norms of every bucket cost time, and what they tell changes slowly."""
+
+
+Phase = Literal["module buffers", "backward pass", "round"]
+"""Something ranks do together in every step, or in some."""
+
+
+class Attendance(NamedTuple):
+    """Who takes part in what ranks do together."""
+
+    divisor: int
+    """The number of ranks that a mean is taken over."""
+    source: int
+    """The rank whose module buffers count."""
+
+
+class Joining(Protocol):
+    """What a session knows while its ranks are inside session.join()."""
+
+    def announce(self, phase: Phase) -> Attendance:
+        """Tell ranks that have run out of data what comes, so that they take part."""
+        ...
 
 
 @dataclass
@@ -55,12 +77,25 @@ class Job:
     """The most gradients of others that were applied between two visits of this worker to a server."""
     lead: int = 0
     """The most steps this worker was ahead of the slowest when it was let go on."""
+    join: Joining | None = None
+    """Set while ranks are inside session.join()."""
+
+    def announce(self, phase: Phase) -> Attendance:
+        """Say what this rank is about to do together with all others; outside session.join() all are there."""
+        if self.join is None:
+            return Attendance(self.transport.world_size, 0)
+        return self.join.announce(phase)
 
     @property
     def optimizer(self) -> Optimizer:
         """The only optimizer, for strategies that take one."""
         (optimizer,) = self.optimizers
         return optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def moment(self, step: int | None = None) -> Moment:
         """The step that is being made, or another, as this rank sees it."""

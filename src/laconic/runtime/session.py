@@ -8,16 +8,21 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from laconic.core.plan import Plan
 from laconic.core.stateful import Resize
-from laconic.core.transport import Traffic
+from laconic.core.transport import DETACHED, Traffic
 from laconic.errors import one_line
-from laconic.runtime.checkpoint import pack, unpack
+from laconic.runtime.agreement import agree
+from laconic.runtime.checkpoint import compare, pack, read
 from laconic.runtime.consensus import average, consensus_distance
+from laconic.runtime.digest import digests
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
+from laconic.runtime.join import join
 from laconic.runtime.pairwise_messages import PER_EDGE
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.strategy import Strategy
@@ -86,6 +91,7 @@ class Session:
 
         Costs one all-reduce of all parameters, counted as control traffic.
         """
+        self._agree("consensus_distance()")
         return consensus_distance(self._job)
 
     def average(self) -> None:
@@ -94,11 +100,34 @@ class Session:
         What is on its way is applied first. Floating-point buffers are averaged too, others become rank 0's.
         """
         if self._hooks is not None:
-            self._job.engine.check()
+            self._agree("average()")
             self._hooks.settle()
         average(self._job)
         if self._hooks is not None:
             self._hooks.adopt()
+
+    def _agree(self, operation: str, about: Mapping[str, str] | None = None) -> list[dict[str, str]]:
+        """Return when every rank has come to this operation; raise if one cannot."""
+        self._job.engine.check()
+        if self._hooks is not None:
+            self._hooks.stop_holding_up()
+        return agree(self._job, operation, about)
+
+    def join(self, *, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
+        """Ranks may run out of data inside: they take part in what the others do, with nothing, until all are done.
+
+            with session.join():
+                for batch in data:
+                    ...
+
+        What torch's Join does for DDP, for bsp and local updates over all_reduce. Every rank enters the block. When it
+        ends, replicas that are kept equal are those of the rank that trained last, its optimizer included; those of
+        local updates go on as they are, call average() for one model. A rank that has run out waits for the next
+        exchange of the others no longer than timeout_s.
+
+        divide_by_initial_world_size: means are over all ranks; False: over those that still have data.
+        """
+        return join(self._job, self._hooks, self._buffers, divide_by_initial_world_size=divide_by_initial_world_size)
 
     def wait(self) -> None:
         """Return when nothing of this rank's is on its way; what has arrived is applied when its time comes."""
@@ -125,33 +154,62 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to continue, beside the model's and the optimizer's own state.
 
-        Every rank calls it. Where nobody waits for others (ssp, asp) they do here, and the model's parameters become
-        what servers hold or neighbours see: save them after this call, or as references into the model.
+        Every rank calls it, and saves the model after this call: what is in flight may still change parameters, and
+        where nobody waits for others (ssp, asp) they become what servers hold or neighbours see.
         """
+        self._agree("state_dict()")
         with self._hooks.at_rest() if self._hooks is not None else nullcontext():
             state = self._hooks.state() if self._hooks is not None else {}
             if self._pool is not None:
                 for name, fields in self._pool.state().items():
                     state.setdefault(name, {}).update(fields)
             copied = {name: {key: value.clone() for key, value in fields.items()} for name, fields in state.items()}
+            digest = self._digest()
         order = self._hooks.order() if self._hooks is not None else []
+        return pack(
+            str(self.strategy),
+            self.world_size,
+            self.step,
+            order,
+            self._resize(),
+            rank=self.rank,
+            state=copied,
+            digest={str(self.rank): digest},
+        )
+
+    def _resize(self) -> dict[str, Resize]:
+        """What becomes of each field that may be saved when the number of workers changes."""
         resize: dict[str, Resize] = {**self.strategy.resize(), PENDING: "reset"}
         if self.strategy.architecture.compensates:
             for field in PER_EDGE:
                 resize[field] = "reset"
-        return pack(str(self.strategy), self.world_size, self.step, order, resize, rank=self.rank, state=copied)
+        return resize
+
+    def _digest(self) -> torch.Tensor:
+        """One number for each parameter that stands for its values."""
+        return torch.tensor(digests(self._job.parameters.values()), dtype=torch.int64)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what state_dict() returned on this rank."""
-        expected = self._hooks.state() if self._hooks is not None else {}
-        step, order, state = unpack(
+        """Continue from what state_dict() returned on this rank; load model and optimizer first.
+
+        Every rank calls it. If one of them cannot load its state, all raise and nothing has changed.
+        """
+        self._job.engine.check()
+        report = read(
             state_dict,
             str(self.strategy),
-            self._job.parameters,
+            list(self._job.parameters),
             world_size=self.world_size,
             rank=self.rank,
-            expected=expected,
+            expected=self._hooks.state() if self._hooks is not None else {},
+            # What servers remember, they know.
+            kinds=None if self._pool is not None else self._resize(),
+            digest=self._digest(),
+            replicas_differ=not self.strategy.exchanges_gradients(),
         )
+        said = self._agree("load_state_dict()", report.summary())
+        compare(said, report, rank=self.rank, same_step=self.strategy.synchronization.barrier)
+        step, order, state = report.step, report.order, report.state
         if self._hooks is not None:
             self._hooks.load(state, order, step)
         if self._pool is not None:
@@ -195,6 +253,7 @@ class Session:
 
     def _finish(self) -> None:
         """What the last step leaves to be done, together with the other ranks."""
+        self._job.transport.set_status(DETACHED)  # a rank that waits for this one elsewhere does so in vain
         if self._hooks is not None:
             self._hooks.finish_updates()
         if self._buffers is not None:

@@ -109,8 +109,10 @@ def test_servers_are_told_of_other_buckets_and_lose_nothing() -> None:
         optimizer = sgd(model)
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             steps(model, optimizer, 4, rank=transport.rank)
-            saved = copy.deepcopy(session.state_dict())
+            saved, then = copy.deepcopy(session.state_dict()), snapshot(model)
             steps(model, optimizer, 2, first=4, rank=transport.rank)
+            snapshot(model)  # makes the updates that wait, which would otherwise change what is loaded
+            model.load_state_dict(then)
             session.load_state_dict(saved)
             again = copy.deepcopy(session.state_dict())
             return saved["ranks"][str(transport.rank)], again["ranks"][str(transport.rank)], len(session.plan.buckets)

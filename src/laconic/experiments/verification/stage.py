@@ -57,7 +57,8 @@ class Stage:
         """A session with a transport of its own."""
         transport = self._transport()
         timeout_s = _EXCHANGE_S if transport is None else None
-        return attach(model, optimizer, strategy, transport=transport, timeout_s=timeout_s)
+        # Some checks have trained the same model before, every rank by itself.
+        return attach(model, optimizer, strategy, transport=transport, timeout_s=timeout_s, sync_optimizer=True)
 
     def gather(self, fact: Fact) -> list[Fact]:
         """What every rank has to say, in the order of ranks."""

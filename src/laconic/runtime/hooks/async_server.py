@@ -127,6 +127,11 @@ class AsyncServerHooks(TrainingHooks):
         for state in self._buckets.states:
             state.restore(saved)
 
+    def stop_holding_up(self) -> None:
+        """See TrainingHooks."""
+        assert self._pool.client is not None
+        self._pool.client.rest()
+
     def settle(self) -> None:
         """See TrainingHooks; takes the servers' parameters."""
         self._pool.meet_and_pull()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import ClassVar
 
 from torch.optim import Optimizer
 
@@ -18,6 +19,9 @@ class TrainingHooks:
     Every answer but `plan` has a default: the one of a strategy that leaves gradients to their rank, remembers nothing
     and has nothing in flight between steps.
     """
+
+    can_join: ClassVar[bool] = False
+    """Whether a rank that has run out of data can go on taking part."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -59,8 +63,15 @@ class TrainingHooks:
     def settle(self) -> None:
         """Wait for what is in flight and apply it."""
 
+    def take_part(self) -> None:
+        """Do what ranks with data do in this step, with nothing of this rank's own; see session.join()."""
+        raise NotImplementedError
+
     def adopt(self) -> None:
         """The parameters have been changed from outside: continue from there."""
+
+    def stop_holding_up(self) -> None:
+        """Let ranks go on that wait for this one to make steps: it is about to wait for them elsewhere."""
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:

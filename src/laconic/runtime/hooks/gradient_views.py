@@ -21,7 +21,7 @@ class GradientViews:
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], scale: float) -> None:
         self._parameters = parameters
-        self._scale = scale
+        self.scale = scale
         self.layouts: Mapping[str, torch.Tensor] = {
             name: torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
             for name, parameter in parameters.items()
@@ -53,13 +53,13 @@ class GradientViews:
             view.zero_()
         elif self.lies_in_a_bucket(name, gradient):
             if gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride():
-                view.mul_(self._scale)
+                view.mul_(self.scale)
             else:  # e.g. transposed by the user: every element would overwrite another
-                view.copy_(gradient * self._scale)
+                view.copy_(gradient * self.scale)
         elif view.device.type in _TOGETHER_ON:
             self._uncopied[name] = gradient
         else:
-            torch.mul(gradient, self._scale, out=view)
+            torch.mul(gradient, self.scale, out=view)
 
     def flush(self, names: list[str]) -> None:
         """Make sure that the gradients of these parameters are in their places."""
@@ -67,7 +67,7 @@ class GradientViews:
         if waiting:
             views = [self._views[name] for name in waiting]
             torch._foreach_copy_(views, [self._uncopied.pop(name) for name in waiting])
-            torch._foreach_mul_(views, self._scale)
+            torch._foreach_mul_(views, self.scale)
 
     def lies_in_a_bucket(self, name: str, gradient: torch.Tensor) -> bool:
         """Whether the gradient lies in the memory of our buckets."""

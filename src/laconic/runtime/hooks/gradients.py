@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -66,6 +66,8 @@ class ParameterHook:
 class GradientHooks(TrainingHooks):
     """Hooks on the parameters of a module that nothing else synchronizes."""
 
+    can_join: ClassVar[bool] = True
+
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._views = GradientViews(job.parameters, job.strategy.architecture.share(job.transport.world_size))
@@ -88,6 +90,7 @@ class GradientHooks(TrainingHooks):
         self._tasks: list[Task] = []
         self._held_back: list[Task] = []
         self._open = False
+        self._without_data = False
         self._handles = [ParameterHook(self, name).put_on(parameter) for name, parameter in job.parameters.items()]
 
     def _allocate(self, plan: Plan, saved: ParameterState) -> Buckets:
@@ -121,6 +124,19 @@ class GradientHooks(TrainingHooks):
         self._buckets = self._allocate(plan, saved)
         if self._job.replan_servers is not None:
             self._job.replan_servers(plan.buckets)
+
+    def take_part(self) -> None:
+        """See TrainingHooks; a backward pass that found no parameter."""
+        self._without_data = True
+        self._used = dict.fromkeys(self._used, False)
+        for parameter in self._job.parameters.values():
+            parameter.grad = None
+        self._begin()
+        self._finish_pass()
+        for parameter in self._job.parameters.values():
+            parameter.grad = None
+        self._passes = 0
+        self._without_data = False
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -256,6 +272,7 @@ class GradientHooks(TrainingHooks):
         if self._new_plan is not None:
             # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
             self._adopt_plan(self._buckets.state_by_parameter())
+        self._views.scale = self._job.strategy.architecture.share(self._job.announce("backward pass").divisor)
         ratio = self._job.loss_scale.begin_pass()
         if ratio is not None:
             self._buckets.rescale(ratio)
@@ -322,7 +339,7 @@ class GradientHooks(TrainingHooks):
                 self._take_late()
             unfilled = [name for name in job.parameters if name not in self._filled]
             unused = [name for name in unfilled if not self._used[name]]
-            if unused and self._usage is None:
+            if unused and self._usage is None and not self._without_data:
                 raise CommunicationError(
                     f"{len(unused)} parameters got no gradient in step {job.step} on rank {job.transport.rank} "
                     f"({', '.join(unused[:3])}{', ...' if len(unused) > 3 else ''}), and find_unused_parameters=False "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from laconic.core.plan import Plan
@@ -15,11 +17,12 @@ from laconic.synchronization import Synchronization
 class LocalUpdateHooks(TrainingHooks):
     """Starts rounds when they are due and applies their outcome."""
 
+    can_join: ClassVar[bool] = True
+
     def __init__(self, job: Job, rule: Synchronization) -> None:
         super().__init__(job)
         self._rule = rule
         self._rounds = Rounds(job)
-        self._share = job.strategy.architecture.share(job.transport.world_size)
         self._ends: dict[int, int] = {}
         with torch.no_grad():
             for buckets in self._rounds.parts:
@@ -32,28 +35,36 @@ class LocalUpdateHooks(TrainingHooks):
         num_steps = self._job.step + 1
         with torch.no_grad():
             for part, end in list(self._ends.items()):
-                if end == num_steps:
+                if end <= num_steps:  # earlier only on a rank without data, which counts no steps between rounds
                     self._apply(part)
-            for part in self._rule.due(num_steps):
-                self._start(part, after=num_steps)
+            due = self._rule.due(num_steps)
+            if not due:
+                return
+            share = self._job.strategy.architecture.share(self._job.announce("round").divisor)
+            for part in due:
+                self._start(part, after=num_steps, share=share)
                 self._ends[part] = num_steps + self._rule.delay
                 if not self._rule.delay:
                     self._apply(part)
 
-    def _start(self, part: int, *, after: int) -> None:
+    def take_part(self) -> None:
+        """See TrainingHooks; how far this rank came after the last round counts in the next one, then nothing."""
+        self.after_step()
+        self._job.step += 1
+
+    def _start(self, part: int, *, after: int, share: float) -> None:
         buckets = self._rounds.parts[part]
         for index, state in enumerate(buckets.states):
             for name, anchor in buckets.views_of(index, state.flat[self._rule.anchor]).items():
                 torch.sub(anchor, self._job.parameters[name], out=buckets.views[name])
-            buckets.flats[index] *= self._share
+            buckets.flats[index] *= share
         self._rounds.start(part, after=after)
 
     def _apply(self, part: int) -> None:
         del self._ends[part]
         self._rounds.finish(part)
         job, rule, buckets = self._job, self._rule, self._rounds.parts[part]
-        groups = [group for optimizer in job.optimizers for group in optimizer.param_groups]
-        rates = {id(p): float(group["lr"]) for group in groups for p in group["params"]}
+        rates = {id(p): float(group["lr"]) for group in job.param_groups for p in group["params"]}
         for index, state in enumerate(buckets.states):
             anchor = state.flat[rule.anchor]
             for tensor, place in buckets.plan.buckets[index].segments():

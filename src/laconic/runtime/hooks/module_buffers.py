@@ -28,17 +28,26 @@ class ModuleBuffers:
             # As in DDP, the forward pass after one that only accumulated keeps its own statistics.
             self._due = not self._job.accumulating
 
+    def restart(self) -> None:
+        """Synchronize before the next forward pass, whatever this rank did last."""
+        self._due = True
+
     def synchronize(self) -> None:
-        """Overwrite all buffers by rank 0's."""
+        """Overwrite all buffers by rank 0's; inside session.join(), by those of a rank that still trains."""
         job = self._job
         buffers = list(job.model.buffers())
         if not buffers or job.transport.world_size == 1:
             return
+        source = job.announce("module buffers").source
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
             job.engine.call(
                 "module buffers",
                 lambda: broadcast_all(
-                    job.transport, buffers, purpose="buffers", what=f"module buffers in step {job.step}"
+                    job.transport,
+                    buffers,
+                    purpose="buffers",
+                    what=f"module buffers in step {job.step}",
+                    source=source,
                 ),
                 step=job.step,
                 device=buffers[0].device,

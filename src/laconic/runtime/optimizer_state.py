@@ -1,0 +1,151 @@
+"""What an optimizer remembers and its settings: compared between ranks, and made equal.
+
+Replicas stay equal only if equal gradients meet equal momenta and learning rates. What is compared and sent are tensors
+and plain values (numbers, texts, None, and tuples of them); an object of another kind, a function for example, is left
+to its rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from laconic.core.exchange import Exchange
+from laconic.core.transport import Transport
+from laconic.errors import AttachError, one_line
+from laconic.runtime.agreement import broadcast_all, differing, first_difference
+from laconic.runtime.digest import digests
+
+_Plain = bool | int | float | str | None
+Optimizers = Sequence[Optimizer]
+Parameters = Mapping[str, nn.Parameter]
+
+
+def check_optimizer_state(transport: Transport, optimizers: Optimizers, parameters: Parameters) -> None:
+    """Raise on every rank unless settings and state of the optimizers are the same everywhere."""
+    descriptions = differing(transport, _describe(optimizers, parameters))
+    for rank, other in enumerate(descriptions):
+        found = first_difference(descriptions[0], other)
+        if found is not None:
+            key, here, there = found
+            raise AttachError(
+                f"the optimizer is not the same on all ranks: {key} is {one_line(here, 60)} on rank 0 and "
+                f"{one_line(there, 60)} on rank {rank}, so replicas would drift apart. Attach with sync_optimizer=True "
+                "to take over rank 0's, or load the same optimizer state on every rank."
+            )
+
+
+def broadcast_optimizer_state(
+    transport: Transport, optimizers: Optimizers, parameters: Parameters, *, source: int = 0
+) -> Exchange:
+    """Make settings and state of the optimizers those of rank `source`."""
+    device = transport.control_device
+    text = json.dumps(_plan(optimizers, parameters)).encode() if transport.rank == source else b""
+    size = torch.tensor([len(text)], dtype=torch.int64, device=device)
+    yield transport.broadcast(size, source=source, purpose="control", what="the size of the optimizer's state")
+    packed = torch.zeros(int(size.item()), dtype=torch.uint8, device=device)
+    if text:
+        packed.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    yield transport.broadcast(packed, source=source, purpose="control", what="the fields of the optimizer's state")
+    if transport.rank != source:
+        _rebuild(json.loads(bytes(packed.tolist())), optimizers, parameters)
+    tensors = [value for _, value in _entries(optimizers, parameters) if isinstance(value, torch.Tensor)]
+    yield from broadcast_all(transport, tensors, purpose="control", what="the optimizer's state", source=source)
+
+
+def _entries(optimizers: Optimizers, parameters: Parameters) -> Iterator[tuple[str, Any]]:
+    """Everything that can be compared, in words, the same order on all ranks."""
+    several = len(optimizers) > 1
+    for number, optimizer in enumerate(optimizers):
+        of = f" of optimizer {number}" if several else ""
+        for index, group in enumerate(optimizer.param_groups):
+            for key in sorted(group):
+                if key != "params" and _comparable(group[key]):
+                    yield f"{key} in parameter group {index}{of}", group[key]
+        for name, parameter in parameters.items():
+            fields = optimizer.state.get(parameter, {})
+            for key in sorted(fields):
+                if _comparable(fields[key]):
+                    yield f"{key} of parameter {name}{of}", fields[key]
+
+
+def _comparable(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.layout == torch.strided
+    return isinstance(value, _Plain) or (isinstance(value, tuple | list) and all(map(_comparable_plain, value)))
+
+
+def _comparable_plain(value: object) -> bool:
+    return isinstance(value, _Plain)
+
+
+def _describe(optimizers: Optimizers, parameters: Parameters) -> dict[str, str]:
+    entries = list(_entries(optimizers, parameters))
+    tensors = [value for _, value in entries if isinstance(value, torch.Tensor)]
+    found = iter(digests(tensors))
+    described: dict[str, str] = {}
+    for key, value in entries:
+        if isinstance(value, torch.Tensor):
+            digest = f"{tuple(value.shape)} {value.dtype} with digest {next(found) % 2**64:016x}"
+            described[key] = repr(value.item()) if value.numel() == 1 else digest
+        else:
+            described[key] = repr(value)
+    return described
+
+
+def _plan(optimizers: Optimizers, parameters: Parameters) -> list[dict[str, Any]]:
+    """Settings and state with a description in the place of every tensor."""
+    return [
+        {
+            "groups": [
+                {key: _form(value) for key, value in group.items() if key != "params" and _comparable(value)}
+                for group in optimizer.param_groups
+            ],
+            "state": {
+                name: {key: _form(value) for key, value in optimizer.state[parameter].items() if _comparable(value)}
+                for name, parameter in parameters.items()
+                if parameter in optimizer.state
+            },
+        }
+        for optimizer in optimizers
+    ]
+
+
+def _form(value: Any) -> dict[str, Any]:
+    if not isinstance(value, torch.Tensor):
+        return {"value": value, "tuple": isinstance(value, tuple)}
+    kind = str(value.dtype).removeprefix("torch.")
+    return {"tensor": kind, "shape": list(value.shape), "stride": list(value.stride()), "on": value.device.type}
+
+
+def _rebuild(plan: list[dict[str, Any]], optimizers: Optimizers, parameters: Parameters) -> None:
+    for optimizer, theirs in zip(optimizers, plan, strict=True):
+        for group, settings in zip(optimizer.param_groups, theirs["groups"], strict=True):
+            for key, form in settings.items():
+                group[key] = _value(form, group.get(key), group["params"][0] if group["params"] else None)
+        for name, parameter in parameters.items():
+            fields = theirs["state"].get(name)
+            if fields is None:
+                optimizer.state.pop(parameter, None)
+                continue
+            mine = optimizer.state[parameter]
+            for key in [key for key, value in mine.items() if key not in fields and _comparable(value)]:
+                del mine[key]
+            for key, form in fields.items():
+                mine[key] = _value(form, mine.get(key), parameter)
+
+
+def _value(form: dict[str, Any], mine: object, like: torch.Tensor | None) -> Any:
+    """A plain value as it is, and a tensor to receive what the description is about."""
+    if "tensor" not in form:
+        return tuple(form["value"]) if form["tuple"] else form["value"]
+    dtype: torch.dtype = getattr(torch, form["tensor"])
+    if isinstance(mine, torch.Tensor) and mine.dtype == dtype and list(mine.shape) == form["shape"]:
+        return mine
+    device = torch.device("cpu") if form["on"] == "cpu" or like is None else like.device
+    return torch.empty_strided(form["shape"], form["stride"], dtype=dtype, device=device)
