@@ -1,6 +1,7 @@
 """Session state as plain containers and tensors, keyed by parameter name.
 
     {"format": 2, "strategy": text, "world_size": n, "step": s, "order": [parameter, ...],
+     "same_step": whether all ranks are in that step, "loss_scaled": whether a GradScaler was in use,
      "resize": {"<method>.<field>": "sum" | "copy" | "reset"},
      "digest": {"<rank>": tensor with one number per parameter},
      "ranks": {"<rank>": {"<parameter>": {"<method>.<field>": tensor}}}}
@@ -40,6 +41,8 @@ def pack(
     rank: int,
     state: ParameterState,
     digest: Mapping[str, torch.Tensor],
+    same_step: bool,
+    loss_scaled: bool,
 ) -> dict[str, Any]:
     """The state of one rank."""
     return {
@@ -47,6 +50,8 @@ def pack(
         "strategy": strategy,
         "world_size": world_size,
         "step": step,
+        "same_step": same_step,
+        "loss_scaled": loss_scaled,
         "order": order,
         "resize": dict(resize),
         "digest": dict(digest),
@@ -229,8 +234,9 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
         _check_form(saved)
         by_rank |= {int(rank): state for rank, state in saved["ranks"].items()}
     first = states[0]
+    alike = ("strategy", "world_size", *(("step",) if first["same_step"] else ()))
     for saved in states:
-        for key in ("strategy", "world_size", "step"):
+        for key in alike:
             if saved[key] != first[key]:
                 raise CheckpointError(
                     f"the states were not saved together: {key} is {one_line(first[key], 80)} in the first and "
@@ -247,9 +253,10 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
                 if resize.get(_kind(key), "sum") == "sum":
                     total = merged[rank % world_size][name][key]
                     total += tensor.to(total.device)
-    common = (first["strategy"], world_size, first["step"], list(first["order"]), resize)
+    common = (first["strategy"], world_size, max(saved["step"] for saved in states), list(first["order"]), resize)
+    facts = {"same_step": first["same_step"], "loss_scaled": first["loss_scaled"]}
     # Without digests: a new rank may be given the model of any old one.
-    return [pack(*common, rank=rank, state=state, digest={}) for rank, state in enumerate(merged)]
+    return [pack(*common, rank=rank, state=state, digest={}, **facts) for rank, state in enumerate(merged)]
 
 
 def _start(state: ParameterState, resize: Mapping[str, Resize]) -> ParameterState:
@@ -271,7 +278,8 @@ def _kind(key: str) -> str:
 
 def _check_form(saved: Mapping[str, Any]) -> None:
     """Raise unless a value that may come from anywhere has the form of a session state."""
-    keys = {"format", "strategy", "world_size", "step", "order", "resize", "digest", "ranks"}
+    flags = {"same_step", "loss_scaled"}
+    keys = {"format", "strategy", "world_size", "step", "order", "resize", "digest", "ranks", *flags}
     if not isinstance(saved, Mapping) or "format" not in saved:
         raise CheckpointError(f"this is not a laconic session state: it must have the keys {', '.join(sorted(keys))}.")
     if saved["format"] != FORMAT:
@@ -284,6 +292,8 @@ def _check_form(saved: Mapping[str, Any]) -> None:
     _check(saved, "strategy", isinstance(saved["strategy"], str), "a text")
     _check(saved, "world_size", _is_count(saved["world_size"], at_least=1), "a number of workers")
     _check(saved, "step", _is_count(saved["step"], at_least=0), f"a whole number from 0 to {_LAST_STEP}")
+    for flag in sorted(flags):
+        _check(saved, flag, isinstance(saved[flag], bool), "true or false")
     order, resize = saved["order"], saved["resize"]
     _check(saved, "order", isinstance(order, list) and _all_texts(order), "a list of parameter names")
     known = isinstance(resize, Mapping) and _all_texts(resize) and set(resize.values()) <= set(get_args(Resize))

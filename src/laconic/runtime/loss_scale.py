@@ -14,7 +14,7 @@ import weakref
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from laconic.errors import CheckpointError, warn_user
+from laconic.errors import warn_user
 from laconic.strategy import Strategy
 
 _FRAMES = 12
@@ -88,11 +88,15 @@ class LossScale:
         """The scale in whose unit gradients are remembered now."""
         return 1.0 if self._unit is None else float(self._unit)
 
-    def loaded(self, *, scaled: bool) -> None:
-        """A saved state was loaded, which is without a scale; `scaled`: a GradScaler was in use when it was saved."""
-        if scaled and self._remembers and self._scaler is None:
-            raise CheckpointError(
-                "the checkpoint was written while a GradScaler was in use, and no scaler is known here yet: remembered "
-                "gradients would meet scaled ones. Pass it: attach(..., grad_scaler=scaler)."
-            )
+    def why_not_loaded(self, *, scaled: bool) -> str:
+        """Why a state cannot be loaded that was saved while a GradScaler was in use (`scaled`); empty if it can."""
+        if not scaled or not self._remembers or self._scaler is not None:
+            return ""
+        return (
+            "the checkpoint was written while a GradScaler was in use, and no scaler is known here yet: remembered "
+            "gradients would meet scaled ones. Pass it: attach(..., grad_scaler=scaler)."
+        )
+
+    def loaded(self) -> None:
+        """A saved state was loaded, which is in the unit of gradients without a scale."""
         self._unit = None

@@ -163,7 +163,7 @@ class Session:
             if self._pool is not None:
                 for name, fields in self._pool.state().items():
                     state.setdefault(name, {}).update(fields)
-            copied = {name: {key: value.clone() for key, value in fields.items()} for name, fields in state.items()}
+            copied = {name: self._copied(fields) for name, fields in state.items()}
             digest = self._digest()
         order = self._hooks.order() if self._hooks is not None else []
         return pack(
@@ -175,7 +175,17 @@ class Session:
             rank=self.rank,
             state=copied,
             digest={str(self.rank): digest},
+            same_step=self.strategy.synchronization.barrier,
+            loss_scaled=self._job.loss_scale.unit != 1.0,
         )
+
+    def _copied(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A copy of what is remembered of one parameter, in the unit of gradients without a GradScaler's scale."""
+        unit, scaled = self._job.loss_scale.unit, self.strategy.scaled_fields()
+        return {
+            key: value / unit if unit != 1.0 and key.partition("|")[0] in scaled else value.clone()
+            for key, value in fields.items()
+        }
 
     def _resize(self) -> dict[str, Resize]:
         """What becomes of each field that may be saved when the number of workers changes."""
@@ -207,9 +217,11 @@ class Session:
             digest=self._digest(),
             replicas_differ=not self.strategy.exchanges_gradients(),
         )
+        report.unfit = report.unfit or self._job.loss_scale.why_not_loaded(scaled=state_dict["loss_scaled"])
         said = self._agree("load_state_dict()", report.summary())
         compare(said, report, rank=self.rank, same_step=self.strategy.synchronization.barrier)
         step, order, state = report.step, report.order, report.state
+        self._job.loss_scale.loaded()
         if self._hooks is not None:
             self._hooks.load(state, order, step)
         if self._pool is not None:

@@ -55,17 +55,20 @@ class OptimizerSteps:
                 "A session with several optimizers counts a step when each has made its own; call each once a step."
             )
         job.loss_scale.notice()
-        if optimizer in self._told:
-            self._unscale_or_skip(optimizer)
         if hooks is not None:
             if not self._stepped:
                 hooks.before_step(closure=closure)
             if not closure:
                 hooks.before_optimizer(optimizer)
+        if optimizer in self._told:
+            self._unscale_or_skip(optimizer)
 
     def _unscale_or_skip(self, optimizer: Optimizer) -> None:
         """Do what a GradScaler leaves to an optimizer that has told it so."""
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        for name in ("grad_scale", "found_inf"):
+            if getattr(optimizer, name, None) is not None:
+                setattr(optimizer, name, None)  # handled here: torch's own optimizers refuse them unless fused
         if overflow is not None and bool(overflow):
             self._skipping = _SkippedStep(optimizer)
         elif scale is not None:

@@ -293,20 +293,17 @@ class ServerPool:
                     self._job.parameters[tensor.name].copy_(values[place].view(tensor.shape))
 
     def leave(self) -> None:
-        """Say goodbye, and end the servers this rank has started once every rank has; raises a failure known here."""
+        """Say goodbye, and end the servers this rank has started once every rank has.
+
+        After a failure that is known here it says no goodbye and waits for nothing: see abandon().
+        """
         try:
-            if self.client is not None:
-                self._raise_failure(self.client)
+            if self.client is not None and self.client.failure is None and not self._job.engine.failed():
                 self._say_goodbye(self.client)
                 self._left = True
                 self._end(at_once=False)
         finally:
             self.abandon()
-
-    def _raise_failure(self, client: Client) -> None:
-        self._job.engine.check()
-        if client.failure is not None:
-            raise client.failure
 
     def _say_goodbye(self, client: Client) -> None:
         if not self._rule.barrier:
