@@ -55,10 +55,15 @@ class PowerSgd(Compressor):
         if any(_is_low(tensor, self.rank) for tensor in tensors):
             return
         best, name = max(((_highest_rank(tensor), tensor.name) for tensor in tensors), default=(0, ""))
-        cure = f'Use a rank of at most {best} (for "{name}")' if best else "No parameter is a matrix large enough"
+        if not best:
+            raise AttachError(
+                "compression.powersgd compresses no parameter of this model: none is a matrix with more values than "
+                'two thin matrices of rank 1 have. Use another compressor, such as "none".'
+            )
         raise AttachError(
-            f"compression.powersgd.rank={self.rank} compresses no parameter of this model: two thin matrices of that "
-            f'rank would be as large as what they stand for. {cure}, or another compressor such as "none".'
+            f"compression.powersgd.rank={self.rank} compresses no parameter of this model: none is a matrix with more "
+            f"values than two thin matrices of that rank have. Use a rank of at most {best}, which compresses "
+            f'"{name}", or another compressor, such as "none".'
         )
 
     def init(self, bucket: Bucket) -> BucketState:
