@@ -31,8 +31,8 @@ def test_text_names_every_method_setting_and_preset(
     whole = " ".join(" ".join(lines).split())
     for name, (text, what) in PRESETS.items():
         assert f" {name} {text} {what}" in whole
-    assert "Left off, architecture is parameter_server." in whole
-    assert "Left off, compression is dct_topk." in whole
+    assert "If left off: architecture parameter_server." in whole
+    assert "If left off: compression dct_topk." in whole
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "120"])

@@ -116,8 +116,8 @@ def _axis_as_text(axis: str) -> Group:
                     f"\nLoss {figure} compared with no compression: docs/results/convergence.md.", style="dim"
                 )
         elif issubclass(method, Synchronization) and method.partners:
-            partners = ", ".join(f"{other} is {text}" for other, text in method.partners.items())
-            summary.append(f"\nLeft off, {partners}.", style="dim")
+            partners = ", ".join(f"{other} {text}" for other, text in method.partners.items())
+            summary.append(f"\nIf left off: {partners}.", style="dim")
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
         settings = {
             f"{key}={setting.show(defaults[key])}": ("one of: " if setting.kind == "choice" else "") + setting.allowed()
@@ -167,5 +167,6 @@ def _presets_as_text() -> Group:
 def _last_words() -> Text:
     return Text(
         f"A strategy names one method per axis:\n  {' / '.join(AXES)}\n"
-        "Parts left off at the end take their defaults. Look at one with\n  laconic explain ddp-bf16"
+        "Parts left off at the end take defaults: those of the synchronization, then\n  all_reduce / none / fusion\n"
+        "Look at one with\n  laconic explain ddp-bf16"
     )
