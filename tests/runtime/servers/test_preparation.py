@@ -25,7 +25,7 @@ def test_every_compressor_can_be_prepared(name: str) -> None:
         strategy = Strategy.parse(f"bsp / parameter_server / {name}")
     except LaconicError:
         pytest.skip("not with servers, or not by itself")
-    dtypes = [dtype for dtype in (torch.float32, torch.bfloat16) if dtype in strategy.compression.dtypes]
+    dtypes = [dtype for dtype in (torch.float32, torch.bfloat16) if dtype in strategy.compression.traits.dtypes]
     state = torch.get_rng_state()
     prepare(strategy, dtypes, holds=False)
     assert torch.equal(torch.get_rng_state(), state), "the random numbers of training stay as they were"
