@@ -7,7 +7,7 @@ import json
 import pytest
 
 from laconic.cli import main
-from laconic.compression import Compressor, Wrapper
+from laconic.compression import Wrapper
 from laconic.strategy import AXES, PRESETS, Strategy
 from laconic.workload import workload
 
@@ -31,6 +31,8 @@ def test_text_names_every_method_setting_and_preset(
     whole = " ".join(" ".join(lines).split())
     for name, (text, what) in PRESETS.items():
         assert f" {name} {text} {what}" in whole
+    assert "If left off: architecture parameter_server." in whole
+    assert "If left off: compression dct_topk." in whole
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "120"])
@@ -53,16 +55,19 @@ def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
     for axis, registry in AXES.items():
         assert [entry["name"] for entry in document["axes"][axis]] == registry.names()
         for entry, method in zip(document["axes"][axis], registry, strict=True):
-            assert set(entry) == {"name", "summary", "wrapper", "settings"} | (
-                {"lossless", "unbiased", "wants_error_feedback", "ratio", "exact", "loss_gap"}
-                if issubclass(method, Compressor)
-                else set()
-            )
+            of_axis = {
+                "synchronization": {"partners"},
+                "compression": {"lossless", "unbiased", "wants_error_feedback", "ratio", "exact", "loss_gap"},
+            }
+            assert set(entry) == {"name", "summary", "wrapper", "settings"} | of_axis.get(axis, set())
             assert entry["summary"].endswith(".")
             assert [setting["name"] for setting in entry["settings"]] == list(method.declared())
             for setting in entry["settings"]:
                 assert set(setting) == {"name", "kind", "default", "allowed", "help"}
                 assert setting["help"], f"{method.name}.{setting['name']} has no docstring"
+    synchronization = {entry["name"]: entry for entry in document["axes"]["synchronization"]}
+    assert synchronization["bsp"]["partners"] == {}
+    assert synchronization["ssp"]["partners"] == {"architecture": "parameter_server"}
     compression = {entry["name"]: entry for entry in document["axes"]["compression"]}
     assert compression["none"]["lossless"] is True
     assert compression["fp16"]["lossless"] is False
@@ -89,13 +94,13 @@ def test_ratios_are_those_of_the_strategy(capsys: pytest.CaptureFixture[str]) ->
             assert entry["ratio"] == plain / strategy.wire_bytes_per_step(tensors, 4)
     main(["list"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert "as many bytes, lossless" in lines
+    assert "the same number of bytes, lossless" in lines
     assert "2 times fewer bytes, biased" in lines
     assert any(line.endswith("times fewer bytes, biased, wants error_feedback") for line in lines)
     assert any(line.startswith("at worst ") for line in lines), "threshold says only what it sends at most"
     far = [entry for entry in entries if (entry["loss_gap"] or 0) > 0.02]
     assert far
-    said = [line for line in lines if "beside no compression" in line]
+    said = [line for line in lines if "compared with no compression" in line]
     assert [line.split()[1] for line in said] == [f"{entry['loss_gap']:+.1%}" for entry in far]
 
 

@@ -92,12 +92,12 @@ def test_the_table_fits_and_says_why(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    out = text(capsys, "ddp", "powersgd-ef", "--cluster", "ethernet-1g")
+    out = text(capsys, "ddp", "powersgd", "--cluster", "ethernet-1g")
     assert max(map(len, out.splitlines())) <= int(columns)
     flat = " ".join(out.split())
     assert "8 workers on ethernet-1g: 8 hosts at 1gbit, delay 25us" in flat
     assert re.search(r"^ddp +1\.\d\d s", out, re.MULTILINE)
-    assert re.search(r"^powersgd-ef +\d+\.\d ms", out, re.MULTILINE)
+    assert re.search(r"^powersgd +\d+\.\d ms", out, re.MULTILINE)
     assert "waits for" in flat
     assert flat.count("is not known and counted as nothing") == 1
     assert "…" not in out
@@ -105,19 +105,19 @@ def test_the_table_fits_and_says_why(
 
 def test_noise_and_target_have_columns_with_ranges(capsys: pytest.CaptureFixture[str]) -> None:
     out = text(
-        capsys, "ddp", "powersgd-ef", "diloco / all_reduce / int8", "diloco(period=64)", "--noise", "5%", "--target"
+        capsys, "ddp", "powersgd", "diloco / all_reduce / int8", "diloco(period=64)", "--noise", "5%", "--target"
     )
     line = {row.split()[0]: row for row in out.splitlines() if " ms " in row and not row.startswith("diloco /")}
     assert re.search(r"\d+\.\d \(\d+\.\d-\d+\.\d\) ms", line["ddp"])
     assert re.search(r"1\.0x +\d\.\d\d min", line["ddp"])
-    assert re.search(r"1\.5x \(1\.4-2\.1\) +\d\.\d+ \(\d\.\d+-\d\.\d+\) min", line["powersgd-ef"])
+    assert re.search(r"1\.5x \(1\.4-2\.1\) +\d\.\d+ \(\d\.\d+-\d\.\d+\) min", line["powersgd"])
     assert line["diloco(period=64)"].count("not measured") == 2
     assert re.search(r"1\.\dx \(\d\.\d-\d\.\d\) \*", out)
     assert "their product was not" in " ".join(out.split())
 
 
 def test_target_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = simulate_json(capsys, "ssp-ps", "diloco(period=64)", "--target")["rows"]
+    rows = simulate_json(capsys, "ssp", "diloco(period=64)", "--target")["rows"]
     assert rows[1]["target"] is None
     target = rows[0]["target"]
     assert target["steps_ratio_low"] < target["steps_ratio"] < target["steps_ratio_high"]

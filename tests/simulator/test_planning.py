@@ -80,7 +80,7 @@ def test_every_part_of_the_model_has_the_plan_the_runtime_makes(synchronization)
 
 
 def test_wire_bytes_are_those_the_strategy_predicts() -> None:
-    for text in ("ddp", "powersgd-ef", "bsp-ps", "diloco", "streaming-diloco-int4", "d-psgd", "ad-psgd", "ssp-ps"):
+    for text in ("ddp", "powersgd", "bsp-ps", "diloco", "streaming-diloco-int4", "d-psgd", "ad-psgd", "ssp"):
         strategy = Strategy.parse(text)
         assert simulate(strategy, JOB, hosts(4)).prediction.wire_bytes == strategy.wire_bytes_per_step(JOB.tensors, 4)
 

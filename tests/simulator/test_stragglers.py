@@ -125,7 +125,7 @@ def test_speeds_of_hosts_are_those_of_their_ranks() -> None:
 def test_equal_hosts_listed_one_by_one_are_folded_like_a_uniform_cluster() -> None:
     link = Link(bandwidth_bps=8 * RATE, delay_s=1e-4)
     listed = Cluster(links=tuple(Link(bandwidth_bps=8 * RATE, delay_s=1e-4) for _ in range(16)), speeds=(1.0,) * 16)
-    for strategy in ("ddp", "dear", "ssp-ps", "d-psgd", "bsp-ps"):
+    for strategy in ("ddp", "dear", "ssp", "d-psgd", "bsp-ps"):
         found = simulate(strategy, JOB, listed)
         assert found.prediction == simulate(strategy, JOB, Cluster.uniform(16, link)).prediction
         assert len(found.drawing.inputs.classes) == 1

@@ -116,7 +116,7 @@ def test_who_encodes_is_told_and_how_long_that_takes() -> None:
     assert by_rank(found, "encode")[0][0].duration_s == pytest.approx(CODEC.encode_s(8e6))
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "ssp-ps", "ssp(staleness=0) / parameter_server"])
+@pytest.mark.parametrize("strategy", ["downpour", "ssp", "ssp(staleness=0) / parameter_server"])
 def test_workers_without_a_barrier_have_exchanges_of_their_own(strategy: str) -> None:
     found = events(simulated(strategy, slow={0: 4.0}))
     times = {

@@ -72,7 +72,10 @@ def _another_value(setting: Setting, default: object) -> object:
             return default
         case "count" | "size":
             assert isinstance(default, int)
-            return default if setting.at_most is not None and default >= setting.at_most else default + 1
+            if setting.at_most is not None and default >= setting.at_most:
+                return default
+            # A count of 0 means "nothing", and 1 then sometimes means the same.
+            return default + 1 if default or setting.kind == "size" else 2
         case _:
             assert isinstance(default, int | float)
             return default * 0.9375
@@ -160,7 +163,7 @@ def methods(draw: st.DrawFn, axis: str) -> Method:
     method = _as_far_as_they_fit(kind, draw(settings_of(kind)))
     if isinstance(method, Compressor):
         for wrapper in draw(st.lists(st.sampled_from(WRAPPERS), unique=True, max_size=2)):
-            method = wrapper(method, **draw(settings_of(wrapper)))
+            method = _as_far_as_they_fit(wrapper, draw(settings_of(wrapper)), inner=method)
     return method
 
 

@@ -49,7 +49,7 @@ def test_every_triple_is_legal_or_refused_with_a_legal_choice(when: str, whom: s
         ("demo / push_sum / dct_topk", "demo works on the mean over all", "demo / all_reduce / dct_topk / fusion"),
         ("streaming_diloco / gossip / int4", "over its neighbours", "streaming_diloco / all_reduce / int4 / fusion"),
         (
-            "demo / all_reduce",
+            "demo / all_reduce / none",
             'demo keeps what is not sent, and "none" sends everything',
             "demo / all_reduce / dct_topk / fusion",
         ),

@@ -25,10 +25,10 @@ from laconic.compression import (
     Qsgd,
     TopK,
 )
-from laconic.errors import IllegalCombination, UnknownName
+from laconic.errors import IllegalCombination, MethodError, UnknownName
 from laconic.scheduling import Fusion, Sequential, Wfbp
 from laconic.strategy import AXES, PRESETS, Strategy, as_strategy
-from laconic.synchronization import SYNCHRONIZATIONS, Bsp
+from laconic.synchronization import SYNCHRONIZATIONS, Bsp, Synchronization
 from tests.strategy.generate import strategies
 
 MIB = 1024**2
@@ -164,11 +164,19 @@ def test_presets(name: str) -> None:
     assert Strategy.parse(f"  {name}\n") == Strategy.parse(text)
     assert str(Strategy.parse(name)) == text, "a preset is written in canonical text"
     assert meaning
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_with_the_name_of_a_method(name: str) -> None:
+    """Is that method alone; with another axis' name it may add something, but only if it is spelled as the method."""
     for axis, registry in AXES.items():
         for method in registry:
-            if _bare(method.name) == _bare(name):
-                alone = Strategy(**{axis: method()})
-                assert Strategy.parse(name) == alone, "all else must be at its defaults"
+            if _bare(method.name) != _bare(name):
+                continue
+            is_alone = Strategy.parse(name) == Strategy.from_table({axis: method.name})
+            assert is_alone or (axis != "synchronization" and method.name == name), (
+                f'the preset "{name}" adds something to the {axis} "{method.name}"'
+            )
 
 
 def _bare(name: str) -> str:
@@ -179,25 +187,70 @@ def test_no_two_presets_differ_by_a_hyphen() -> None:
     assert len(set(map(_bare, PRESETS))) == len(PRESETS)
 
 
-@pytest.mark.parametrize("rule", SYNCHRONIZATIONS.names())
-def test_a_rule_by_itself_is_that_rule_with_an_all_reduce(rule: str) -> None:
-    """Or both are refused with the same words."""
+@pytest.mark.parametrize("rule", list(SYNCHRONIZATIONS))
+def test_a_rule_by_itself_is_a_strategy(rule: type[Synchronization]) -> None:
+    """With the partners that it declares, and the general defaults."""
+    usual = {"architecture": "all_reduce", "compression": "none", "scheduling": "fusion"}
+    assert set(rule.partners) <= set(usual)
+    written = " / ".join([rule.name, *(usual | dict(rule.partners)).values()])
+    assert str(Strategy.parse(rule.name)) == written
 
-    def meant(text: str) -> Strategy | str:
-        try:
-            return Strategy.parse(text)
-        except IllegalCombination as refusal:
-            return str(refusal)
 
-    assert meant(rule) == meant(f"{rule} / all_reduce")
+@pytest.mark.parametrize(
+    ("written", "texts", "toml"),
+    [
+        ("demo / all_reduce / dct_topk / fusion", ["demo", "demo / all_reduce"], 'synchronization = "demo"'),
+        ("demo(beta=0.5) / all_reduce / topk / fusion", ["demo(beta=0.5) / all_reduce / topk"], None),
+        ("demo / parameter_server / dct_topk / fusion", ["demo / parameter_server"], None),
+        (
+            "demo / all_reduce / dct_topk / wfbp",
+            ["demo / all_reduce / dct_topk / wfbp"],
+            'synchronization = "demo"\nscheduling = "wfbp"',
+        ),
+        (
+            "ssp / parameter_server / none / fusion",
+            ["ssp", "ssp / parameter_server"],
+            '[synchronization]\nname = "ssp"',
+        ),
+        (
+            "asp / gossip / none / fusion",
+            ["asp / gossip", "ad-psgd"],
+            'synchronization = "asp"\narchitecture = "gossip"',
+        ),
+        ("asp / parameter_server / none / fusion", ["asp", "downpour"], 'synchronization = "asp"'),
+        (
+            "asp / parameter_server / int8 / fusion",
+            ["asp / parameter_server / int8"],
+            'synchronization = "asp"\ncompression = "int8"',
+        ),
+    ],
+)
+def test_parts_left_off_are_the_partners_of_the_rule(written: str, texts: list[str], toml: str | None) -> None:
+    assert [str(Strategy.parse(text)) for text in texts] == [written] * len(texts)
+    if toml is not None:
+        assert str(Strategy.from_toml(toml)) == written
+
+
+def test_a_part_that_is_given_is_never_replaced_by_a_partner() -> None:
+    with pytest.raises(IllegalCombination, match='"none" sends everything'):
+        Strategy.parse("demo / all_reduce / none")
+    with pytest.raises(IllegalCombination, match="waits for nobody"):
+        Strategy.from_toml('synchronization = "ssp"\narchitecture = "all_reduce"')
+
+
+@pytest.mark.parametrize("axis", ["compresion", "synchronization"])
+def test_partners_of_an_unknown_axis_are_refused(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bsp, "partners", {axis: "bsp"})
+    with pytest.raises(MethodError, match=f'bsp.partners names "{axis}"; it may name architecture, comp'):
+        Strategy.parse("bsp / all_reduce")
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         (
-            "powersgd",
-            'a method of compression. Write "bsp / all_reduce / powersgd", or take a preset that has it: powersgd-ef',
+            "ef_signsgd",
+            'a method of compression. Write "bsp / all_reduce / ef_signsgd", or take a preset that has it: sign-ef',
         ),
         ("priority", 'a method of scheduling. Write "bsp / all_reduce / none / priority", or take a preset'),
         ("push_sum", 'a method of architecture. Write "bsp / push_sum", or take a preset that has it: sgp.'),
@@ -218,9 +271,9 @@ def test_a_name_that_is_no_strategy_says_what_to_write(name: str, words: str) ->
         ("ddp-bf16", Strategy(compression=Bf16())),
         ("bsp-a2a", Strategy(scheduling=Sequential())),
         ("wfbp-a2a", Strategy(scheduling=Wfbp())),
-        ("powersgd-ef", Strategy(compression=ErrorFeedback(PowerSgd(rank=4)))),
+        ("powersgd", Strategy(compression=ErrorFeedback(PowerSgd(rank=4)))),
         ("dgc", Strategy(compression=Dgc(density=0.001))),
-        ("onebit-ef", Strategy(compression=ErrorFeedback(OneBit()))),
+        ("onebit", Strategy(compression=ErrorFeedback(OneBit()))),
         ("topk-int8-ef", Strategy(compression=ErrorFeedback(Chain(TopK(density=0.01), second=Int8())))),
     ],
 )

@@ -3,6 +3,7 @@
 With --json, one stable document:
 
     {"axes": {AXIS: [{"name": str, "summary": str, "wrapper": bool,
+                      "partners": {AXIS: str},                            synchronization only: parts left off
                       "lossless": bool,                                   compression only, null for wrappers
                       "unbiased": bool, "wants_error_feedback": bool,     likewise
                       "ratio": float,                                     likewise: times fewer bytes than fp32
@@ -32,6 +33,7 @@ from laconic.compression import Compressor, NoCompression, Wrapper
 from laconic.core.tensor import TensorSpec
 from laconic.settings import Method
 from laconic.strategy import AXES, PRESETS, Strategy
+from laconic.synchronization import Synchronization
 from laconic.workload import workload
 
 _MODEL = "gpt2"
@@ -70,6 +72,8 @@ def _method_as_json(method: type[Method]) -> dict[str, object]:
         "summary": method.summary(),
         "wrapper": issubclass(method, Wrapper),
     }
+    if issubclass(method, Synchronization):
+        entry["partners"] = dict(method.partners)
     if issubclass(method, Compressor):
         # What a wrapper is like depends on what it wraps.
         compressor = None if issubclass(method, Wrapper) else method()
@@ -108,7 +112,12 @@ def _axis_as_text(axis: str) -> Group:
             gap = compressor.traits.loss_gap
             if gap is not None and gap > _NEAR:
                 figure = f"{gap:+.1%}"
-                summary.append(f"\nLoss {figure} beside no compression: docs/results/convergence.md.", style="dim")
+                summary.append(
+                    f"\nLoss {figure} compared with no compression: docs/results/convergence.md.", style="dim"
+                )
+        elif issubclass(method, Synchronization) and method.partners:
+            partners = ", ".join(f"{other} {text}" for other, text in method.partners.items())
+            summary.append(f"\nIf left off: {partners}.", style="dim")
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
         settings = {
             f"{key}={setting.show(defaults[key])}": ("one of: " if setting.kind == "choice" else "") + setting.allowed()
@@ -117,7 +126,7 @@ def _axis_as_text(axis: str) -> Group:
         table.add_row(Text(name, style="cyan", no_wrap=True), summary_with_settings(summary, settings))
     title = Text.assemble((axis, "bold"), f": {registry.contract.summary()}")
     if issubclass(registry.contract, Compressor):
-        title.append(f"\n  Bytes as against fp32, for the tensors of {_MODEL} and {_WORKERS} workers.", style="dim")
+        title.append(f"\n  Bytes compared with fp32, for the tensors of {_MODEL} and {_WORKERS} workers.", style="dim")
     return Group(title, table)
 
 
@@ -126,7 +135,7 @@ def _properties(compressor: Compressor) -> str:
     ratio, traits = _ratio(compressor), compressor.traits
     times = f"{ratio:.3g} times fewer bytes" if ratio >= 1 else f"{1 / ratio:.3g} times MORE bytes"
     words = [
-        "as many bytes" if ratio == 1 else times if traits.exact_bytes else f"at worst {times}",
+        "the same number of bytes" if ratio == 1 else times if traits.exact_bytes else f"at worst {times}",
         "lossless" if traits.lossless else "unbiased" if traits.unbiased else "biased",
     ]
     if traits.wants_error_feedback or traits.keeps_residual:
@@ -158,5 +167,6 @@ def _presets_as_text() -> Group:
 def _last_words() -> Text:
     return Text(
         f"A strategy names one method per axis:\n  {' / '.join(AXES)}\n"
-        "Parts left off at the end take their defaults. Look at one with\n  laconic explain ddp-bf16"
+        "Parts left off at the end take defaults: those of the synchronization, then\n  all_reduce / none / fusion\n"
+        "Look at one with\n  laconic explain ddp-bf16"
     )

@@ -55,7 +55,7 @@ DEFAULT_STRATEGIES = (
     "bytescheduler-a2a",
     "dear",
     "ddp-bf16",
-    "powersgd-ef",
+    "powersgd",
     "topk-int8-ef",
     "local-sgd",
     "d-psgd",

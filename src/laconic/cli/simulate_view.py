@@ -35,7 +35,7 @@ _MEANINGS = {
     "step": "a steady one, on average",
     "exposed": "communication that compute waits for",
     "samples/s": "of all workers together",
-    "efficiency": "beside one worker that does not communicate",
+    "efficiency": "relative to a single worker without communication",
     "sent/step": "payload bytes of one worker",
     "busy": "share of the time in which the network is",
     "median (5-95%)": "of steps whose compute times vary as given",

@@ -19,7 +19,7 @@ from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
-from laconic.errors import AttachError
+from laconic.errors import AttachError, InvalidSetting
 from laconic.settings import count, pattern
 
 
@@ -42,16 +42,29 @@ class PerLayer(Wrapper):
     min_dims: int = count(2)
     """So are those with fewer dimensions than this: biases and normalizations have one."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_numel == 1:
+            raise InvalidSetting(
+                f"{self.axis}.{self.name}.min_numel=1 has no effect: every parameter has an element. Give at least 2, "
+                "or leave it out."
+            )
+
     def traits_around(self, inner: Traits) -> Traits:
         """Parameters are chosen by their name and shape."""
         return replace(inner, needs_whole_tensors=True)
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
-        """Raise if nothing is left to compress, or if no name matches."""
+        """Raise if nothing is left to compress, if no name matches, or if all that match are skipped anyway."""
         if self.skip and not any(_matches(tensor.name, self.skip) for tensor in tensors):
             raise AttachError(
                 f'compression.per_layer.skip="{self.skip}" matches no parameter of this model, whose first is '
                 f'"{tensors[0].name}". Patterns are for whole names: "*norm*" matches wherever "norm" stands.'
+            )
+        if self.skip and all(self._is_small(tensor) for tensor in tensors if _matches(tensor.name, self.skip)):
+            raise AttachError(
+                f'compression.per_layer.skip="{self.skip}" has no effect on this model: every parameter it matches is '
+                f"skipped for its shape anyway (min_numel={self.min_numel}, min_dims={self.min_dims}). Leave skip out."
             )
         chosen = [tensor for tensor in tensors if not self._skips(tensor)]
         if not chosen:
@@ -61,8 +74,11 @@ class PerLayer(Wrapper):
             )
         self.inner.check(chosen, optimizer)
 
+    def _is_small(self, tensor: TensorSpec) -> bool:
+        return tensor.numel < self.min_numel or len(tensor.shape) < self.min_dims
+
     def _skips(self, tensor: TensorSpec) -> bool:
-        return tensor.numel < self.min_numel or len(tensor.shape) < self.min_dims or _matches(tensor.name, self.skip)
+        return self._is_small(tensor) or _matches(tensor.name, self.skip)
 
     def _split(self, bucket: Bucket) -> _Split:
         return _split(bucket, tuple(self._skips(tensor) for tensor in bucket.tensors))

@@ -55,10 +55,13 @@ class PowerSgd(Compressor):
         if any(_is_low(tensor, self.rank) for tensor in tensors):
             return
         best, name = max(((_highest_rank(tensor), tensor.name) for tensor in tensors), default=(0, ""))
-        cure = f'Use a rank of at most {best} (for "{name}")' if best else "No parameter is a matrix large enough"
+        if best:
+            smaller, cure = "that rank", f'a rank of at most {best}, which compresses "{name}", or another compressor'
+        else:
+            smaller, cure = "rank 1", "another compressor"
         raise AttachError(
-            f"compression.powersgd.rank={self.rank} compresses no parameter of this model: two thin matrices of that "
-            f'rank would be as large as what they stand for. {cure}, or another compressor such as "none".'
+            f"compression.powersgd.rank={self.rank} compresses no parameter of this model: none is a matrix with more "
+            f'values than two thin matrices of {smaller} have. Use {cure}, such as "none".'
         )
 
     def init(self, bucket: Bucket) -> BucketState:

@@ -23,7 +23,7 @@ DEFAULT_STRATEGIES: tuple[str, ...] = (
     "bsp / all_reduce / int8 / fusion",
     "bsp / all_reduce / int4 + error_feedback / fusion",
     "topk-int8-ef",
-    "powersgd-ef",
+    "powersgd",
 )
 """Three ways to send everything, then fewer and fewer bytes."""
 

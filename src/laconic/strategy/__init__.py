@@ -15,7 +15,15 @@ from laconic.core.plan import Bucket, Plan
 from laconic.core.stateful import BucketState, Resize
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
-from laconic.errors import InvalidSetting, StrategyError, SyntaxProblem, UnknownName, did_you_mean, one_line
+from laconic.errors import (
+    InvalidSetting,
+    MethodError,
+    StrategyError,
+    SyntaxProblem,
+    UnknownName,
+    did_you_mean,
+    one_line,
+)
 from laconic.registry import Registry
 from laconic.scheduling import SCHEDULES, Fusion, Schedule
 from laconic.settings import Method, found
@@ -107,8 +115,10 @@ class Strategy:
 
     @classmethod
     def _assemble(cls, methods: Mapping[str, Method]) -> Strategy:
+        """Parts that were left off are the partners of the synchronization, then the general defaults."""
+        when = cast(Synchronization, methods.get("synchronization", cls.synchronization))
         # The registries guarantee the types; __post_init__ checks them again.
-        return cls(**cast(dict[str, Any], methods))
+        return cls(**cast(dict[str, Any], {**methods, **_partners(when, methods)}))
 
     def __str__(self) -> str:
         return self._parts().text()
@@ -233,6 +243,15 @@ def _not_a_strategy(name: str) -> UnknownName:
 def as_strategy(strategy: Strategy | str) -> Strategy:
     """A Strategy from text or from itself."""
     return strategy if isinstance(strategy, Strategy) else Strategy.parse(strategy)
+
+
+def _partners(when: Synchronization, given: Mapping[str, Method]) -> dict[str, Method]:
+    """The methods that a synchronization declares for the axes that were left off."""
+    others = [axis for axis in AXES if axis != when.axis]
+    for axis in when.partners:
+        if axis not in others:
+            raise MethodError(f'{when.name}.partners names "{axis}"; it may name {", ".join(others)}.')
+    return {axis: _from_value(axis, text) for axis, text in when.partners.items() if axis not in given}
 
 
 def _from_value(axis: str, value: object) -> Method:

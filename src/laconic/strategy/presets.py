@@ -19,16 +19,11 @@ PRESETS: dict[str, tuple[str, str]] = {
         "diloco / all_reduce / topk(density=0.03) + chain(second=int4) + error_feedback / fusion",
         "DiLoCo that sends few entries of the change in few bits, the others later",
     ),
-    "demo-dct": (
-        "demo / all_reduce / dct_topk / fusion",
-        "DeMo: fast-moving components of momentum; for SGD without momentum",
-    ),
     "d-psgd": ("bsp / gossip / none / fusion", "each replica mixes with its two neighbours on a ring"),
     "sgp": ("bsp / push_sum / none / fusion", "stochastic gradient push: one peer in turn, 1, 2, 4, ... places on"),
     "ad-psgd": ("asp / gossip / none / fusion", "pairs average in the background, nobody waits"),
     "choco-sgd": ("bsp / choco / topk(density=0.1) / fusion", "gossip that sends one entry in ten"),
     "downpour": ("asp / parameter_server / none / fusion", "servers apply each gradient as it comes"),
-    "ssp-ps": ("ssp / parameter_server / none / fusion", "the fastest worker waits when it is 3 steps ahead"),
     "ddp-fp16": ("bsp / all_reduce / fp16 / fusion", "DDP with its fp16 communication hook"),
     "ddp-bf16": ("bsp / all_reduce / bf16 / fusion", "DDP with its bf16 communication hook"),
     "ddp-bf16-ef": ("bsp / all_reduce / bf16 + error_feedback / fusion", "the same, keeping what rounding lost"),
@@ -40,20 +35,18 @@ PRESETS: dict[str, tuple[str, str]] = {
     "bytescheduler-ps": ("bsp / parameter_server / none / priority", "the same with servers"),
     "dear": ("bsp / all_reduce / none / dear", "half of each all-reduce in the next forward pass"),
     "wfbp-a2a": ("bsp / all_reduce / none / wfbp", "one all-reduce per tensor during the backward pass"),
-    "powersgd-ef": ("bsp / all_reduce / powersgd + error_feedback / fusion", "PowerSGD of rank 4, as published"),
+    "powersgd": ("bsp / all_reduce / powersgd + error_feedback / fusion", "PowerSGD of rank 4, as published"),
     "topk-ef": ("bsp / all_reduce / topk + error_feedback / fusion", "the largest 1% of the entries, the others later"),
     "topk-int8-ef": ("bsp / all_reduce / topk + chain + error_feedback / fusion", "the same with values of 8 bits"),
     "dgc": ("bsp / all_reduce / dgc / fusion", "deep gradient compression; for SGD without momentum"),
-    "scaled-sign-ef": (
-        "bsp / all_reduce / ef_signsgd + error_feedback / fusion",
-        "EF-SignSGD: scaled signs, the error later",
-    ),
-    "onebit-ef": ("bsp / all_reduce / onebit + error_feedback / fusion", "1-bit SGD"),
+    "sign-ef": ("bsp / all_reduce / ef_signsgd + error_feedback / fusion", "EF-SignSGD: scaled signs, the error later"),
+    "onebit": ("bsp / all_reduce / onebit + error_feedback / fusion", "1-bit SGD"),
 }
 """name -> (strategy text, what it is)
 
-A preset that has the name of a method, up to hyphens and case, is that method with all else at its defaults:
-"diloco" is "diloco / all_reduce". One that adds something says so in its name.
+A preset that has the name of a synchronization, up to hyphens and case, is that method by itself: "diloco" is
+"diloco / all_reduce". A method of another axis cannot stand where a strategy stands, so a preset may have its name,
+spelled as it is, and add what the method is published with: "powersgd" has error feedback.
 """
 
 SEVEN = ("bsp-ps", "bsp-a2a", "wfbp-ps", "wfbp-a2a", "mg-wfbp", "bytescheduler-ps", "bytescheduler-a2a")

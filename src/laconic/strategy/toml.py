@@ -13,8 +13,8 @@
 
 A setting that is itself a method is text or a table with a name, as an axis is.
 
-Each axis is text or a table; axes left off take their defaults. A file may hold the table itself or a table
-[strategy].
+Each axis is text or a table; axes left off are what the synchronization declares (`partners`), then the defaults.
+A file may hold the table itself or a table [strategy].
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ class Asp(Asynchronous):
     """
 
     name: ClassVar[str] = "asp"
+    partners: ClassVar[Mapping[str, str]] = {"architecture": "parameter_server"}
     for_servers: ClassVar[tuple[str, ...]] = ("learning_rate", "delay_compensation")
 
     learning_rate: str = choice("mean", "staleness", "full")

@@ -59,6 +59,9 @@ class Synchronization(Method):
     scale_equivariant: ClassVar[bool] = True
     """Twice the gradients give twice the result. False where only a direction comes out: a GradScaler divides it
     by its scale, which would shrink every step."""
+    partners: ClassVar[Mapping[str, str]] = {}
+    """What parts of a strategy that are left off are, where the general defaults would not do: axis -> text. By name,
+    because the other axes are not known here."""
     scaled_fields: ClassVar[frozenset[str]] = frozenset()
     """Those fields that are in the unit of the gradients: they follow when a GradScaler changes its scale."""
 

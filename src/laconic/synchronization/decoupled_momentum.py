@@ -22,8 +22,8 @@ class DecoupledMomentum(LocalUpdates):
 
         m_i <- beta m_i + (x_old - x_i),   q_i = C(m_i),   m_i <- m_i - q_i,   x <- x_old - lr mean_i(q_i)
 
-    C is the compressor of the strategy, dct_topk as published: the chunked cosine transform of the momentum, of which
-    only the largest coefficients are exchanged. What they leave behind stays in the momentum of each replica.
+    C is the compressor of the strategy; left off, dct_topk as published: the chunked cosine transform of the momentum,
+    of which only the largest coefficients are exchanged. The others stay in the momentum of each replica.
 
     Reference: Iacob et al. 2025, arXiv:2510.03371 (decoupled momentum); Peng et al. 2024 (DeMo), arXiv:2411.19870.
     """
@@ -31,6 +31,7 @@ class DecoupledMomentum(LocalUpdates):
     name: ClassVar[str] = "decoupled_momentum"
     acts_alone: ClassVar[bool] = True
     remembers_unsent: ClassVar[bool] = True
+    partners: ClassVar[Mapping[str, str]] = {"compression": "dct_topk"}
     # Changes come scaled by 1/n, so what is still to be sent adds up.
     fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum"}
 

@@ -24,8 +24,8 @@ class Demo(Synchronization):
 
         m_i <- beta m_i + g_i,   q_i = C(m_i),   m_i <- m_i - q_i,   g <- sign(mean_i(q_i))
 
-    C is the compressor of the strategy, dct_topk as published. The optimizer must be SGD without momentum: what it is
-    given is already a direction of length one per parameter, so its learning rate is that of sign methods.
+    C is the compressor of the strategy; left off, dct_topk as published. The optimizer must be SGD without momentum: it
+    is given a direction of length one per parameter, so its learning rate is that of sign methods.
 
     Reference: Peng et al. 2024, arXiv:2411.19870.
     """
@@ -37,6 +37,7 @@ class Demo(Synchronization):
     replicas_identical: ClassVar[bool] = True
     needs_everyone: ClassVar[bool] = True
     remembers_unsent: ClassVar[bool] = True
+    partners: ClassVar[Mapping[str, str]] = {"compression": "dct_topk"}
     # Gradients come scaled by 1/n, so what is still to be sent adds up.
     fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum"}
     scale_equivariant: ClassVar[bool] = False

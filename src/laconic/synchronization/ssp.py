@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ class Ssp(Asynchronous):
     """
 
     name: ClassVar[str] = "ssp"
+    partners: ClassVar[Mapping[str, str]] = {"architecture": "parameter_server"}
     needs_clocks: ClassVar[bool] = True
 
     staleness: int = count(3)

@@ -1,1 +1,1 @@
-"""The places where PyTorch lets us in. Each hooks hands gradients to the engine and puts the result back."""
+"""The places where PyTorch lets us in. Hooks hand gradients or parameters to the engine and put the result back."""
