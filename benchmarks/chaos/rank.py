@@ -96,6 +96,8 @@ class Rank:
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=scenario.world_size, timeout=limit)
         model, optimizer = self._model()
         warnings.simplefilter("ignore")
+        dist.barrier()
+        time.sleep(0.3 * self._is_victim)  # nobody may still be in an operation of the script's own
         self._moment("attach")
         session = laconic.attach(model, optimizer, STRATEGIES[scenario.strategy], timeout_s=TIMEOUT_S)
         if scenario.style == "with":
@@ -111,6 +113,7 @@ class Rank:
                 # A script that lets an error pass never detaches; then at least nothing may keep the process alive.
                 self._loop(model, optimizer, session)
                 stack.callback(session.detach)
+        self._write(f"detached{self.rank}", "")
         torch.save([parameter.detach() for parameter in model.parameters()], self.folder / f"model{self.rank}.pt")
 
     def _model(self) -> tuple[nn.Module, torch.optim.Optimizer]:

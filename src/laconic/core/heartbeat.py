@@ -12,16 +12,20 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
-from laconic.core.transport import DETACHED, will_not_come
+from laconic.core.transport import DETACHED, DETACHING, will_not_come
 from laconic.errors import CommunicationError, PeerLost, one_line
 
 _LOG = logging.getLogger("laconic")
 _LOOKS = 4
 """Beats that must be missing before a rank counts as silent."""
+_LOOKS_AHEAD = _LOOKS + 2
+"""Beats before the end of a wait from which on others are listened to, so that the silent ones are known by then."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
 """Between two looks whether the texts of all ranks are there: soon at first, then less and less often."""
 
@@ -64,8 +68,11 @@ class Heartbeat:
         self._last_words: str | None = None
         self._look = False
         self._looked = threading.Event()
+        self._deadlines: list[float] = []
+        """When waits that last will be given up."""
         self._heard: dict[int, tuple[str, str]] = {}
         self._unchanged: dict[int, int] = {}
+        """For each rank how many looks ago its beat has changed."""
         self._alive: set[int] = set()
         self._num_texts = 0
         self._texts: _Texts | None = None
@@ -88,8 +95,10 @@ class Heartbeat:
                 if self._failure is None and self._store.check(["failure"]):
                     record = json.loads(self._store.get("failure"))
                     self._failure = (record["rank"], record["reason"])
-                if self._look:
+                if self._look or self._is_late():
                     self._listen()
+                elif self._heard:
+                    self._heard, self._unchanged, self._alive = {}, {}, set()
                 if self._texts is not None:
                     self._gather(self._texts)
                 self._answered_s = time.monotonic()
@@ -104,15 +113,21 @@ class Heartbeat:
             self._store_gone = True  # the connection is broken; whoever waits next says so
             self._looked.set()
 
+    def _is_late(self) -> bool:
+        """Whether a wait is about to be given up."""
+        begin_s = time.monotonic() + _LOOKS_AHEAD * self.period_s
+        watched = [began_s + self._timeout_s for began_s, _, _ in list(self._watched)[:1]]
+        return any(deadline_s <= begin_s for deadline_s in (*self._deadlines, *watched))
+
     def _listen(self) -> None:
         for rank in range(self.world_size):
             if rank != self.rank:
                 beat, _, status = self._hear(rank)
-                heard = (beat, status)
-                if rank in self._heard and heard[0] != self._heard[rank][0]:
-                    self._alive.add(rank)
                 self._unchanged[rank] = self._unchanged.get(rank, -1) + 1
-                self._heard[rank] = heard
+                if rank in self._heard and beat != self._heard[rank][0]:
+                    self._alive.add(rank)
+                    self._unchanged[rank] = 0
+                self._heard[rank] = (beat, status)
 
     def _hear(self, rank: int) -> tuple[str, int, str]:
         """A rank's last beat, the exchange it had begun by then, and its status."""
@@ -138,7 +153,8 @@ class Heartbeat:
                 if rank != self.rank and not self._store.check([key]):
                     _, exchange, status = self._hear(rank)
                     # Asked once more: it may have come, met all others and gone on in between.
-                    if (exchange > texts.exchange or status == DETACHED) and not self._store.check([key]):
+                    gone = exchange > texts.exchange or status in (DETACHING, DETACHED)
+                    if gone and not self._store.check([key]):
                         texts.elsewhere = (rank, status)
                         break
         texts.poll_s = min(_LAST_POLL_S, 1.5 * texts.poll_s)
@@ -187,7 +203,8 @@ class Heartbeat:
         self.status = DETACHED
         self._stopping = True
         self._wake.set()
-        self._thread.join(timeout=2)
+        # A thread that hangs on a store that does not answer will not end now.
+        self._thread.join(timeout=2 if self._store_answers() else 0)
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
         """See Transport."""
@@ -195,21 +212,32 @@ class Heartbeat:
         self._texts = texts
         self._wake.set()
         deadline_s = time.monotonic() + self._timeout_s
-        while not texts.over.wait(self.period_s):
-            self.check(what)
-            if time.monotonic() >= deadline_s:
-                self._texts = None
-                raise self.explain(what, f"did not finish in {self._timeout_s:g} s", timed_out=True)
+        with self.waiting_until(deadline_s):
+            while not texts.over.wait(self.period_s):
+                self.check(what)
+                if time.monotonic() >= deadline_s:
+                    self._texts = None
+                    raise self.explain(what, f"did not finish in {self._timeout_s:g} s", timed_out=True)
         if texts.elsewhere is not None:
             problem = will_not_come(what, *texts.elsewhere, advice)
             self.fail(self.rank, problem)
             raise CommunicationError(f"rank {self.rank} {problem}.")
         return texts.found
 
+    @contextmanager
+    def waiting_until(self, deadline_s: float) -> Iterator[None]:
+        """Inside, this rank waits for others and gives up then; before that it begins to listen to them."""
+        self._deadlines.append(deadline_s)
+        try:
+            yield
+        finally:
+            self._deadlines.remove(deadline_s)
+
     def fail(self, rank: int, reason: str) -> None:
         """Record that `rank` has failed; the first record wins. Returns when the others can read it, or cannot."""
         if self._failure is None and self._last_words is None:
             self._last_words = json.dumps({"rank": rank, "reason": reason})
+            self._wake.set()
             self._next_look()
             self._stay()
 
@@ -217,7 +245,7 @@ class Heartbeat:
         """Rank 0 often hosts the store: there it waits, once, until the others have read who failed and why."""
         if self.rank == 0 and not self._stayed:
             self._stayed = True
-            time.sleep(2 * self.period_s)
+            time.sleep(1.5 * self.period_s)
 
     def check(self, operation: str) -> None:
         """Raise PeerLost if some rank is known to have failed."""
@@ -230,23 +258,23 @@ class Heartbeat:
 
     def explain(self, operation: str, cause: str, *, timed_out: bool = False) -> CommunicationError:
         """Find out which rank is to blame for a failed wait, tell the others, and make the error."""
-        self._heard, self._unchanged, self._alive = {}, {}, set()
         self._look = True
         silent: list[int] = []
         try:
-            while not silent and len(self._alive) < self.world_size - 1:
+            while True:
                 self.check(operation)
+                silent = [rank for rank, looks in sorted(self._unchanged.items()) if looks >= _LOOKS]
+                if silent or len(self._alive) == self.world_size - 1:
+                    break
                 if not self._next_look():
                     return self._no_store(operation, "does not answer")
-                looked = sorted(self._unchanged.items())
-                silent = [rank for rank, looks in looked if looks >= _LOOKS and rank not in self._alive]
-            self.check(operation)
         except PeerLost as lost:
             return lost
         finally:
             self._look = False
         if silent:
-            rank = silent[0]
+            # One that has detached went its way in peace, unless there is no other.
+            rank = min(silent, key=lambda rank: (self._heard[rank][1] == DETACHED, rank))
             status = self._heard[rank][1]
             # Ranks that run out of data at different times are the usual reason.
             uneven = "has detached: ranks must make the same number of steps, or train inside session.join()"
@@ -262,9 +290,13 @@ class Heartbeat:
     def _next_look(self) -> bool:
         """Wait until the thread has been around once more; False if the store keeps it from coming back."""
         self._looked.clear()
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread and self._store_answers():
             self._looked.wait(4 * self.period_s)
-        return self._looked.is_set() or time.monotonic() - self._answered_s < 4 * self.period_s
+        return self._looked.is_set() or self._store_answers()
+
+    def _store_answers(self) -> bool:
+        """Whether the thread that talks to the store has come back from there lately."""
+        return time.monotonic() - self._answered_s < 4 * self.period_s
 
     def _no_store(self, operation: str, state: str) -> PeerLost:
         return PeerLost(

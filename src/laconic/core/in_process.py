@@ -19,6 +19,7 @@ import torch
 from laconic.core.hosts import Hosts, checked_hosts
 from laconic.core.transport import (
     DETACHED,
+    DETACHING,
     DoneWork,
     Purpose,
     ReduceOp,
@@ -373,7 +374,7 @@ class InProcessTransport:
                 missing = [rank for rank in range(self.world_size) if rank not in texts]
                 for rank in missing:
                     status = cluster._status.get(rank, "silent")
-                    if cluster._begun.get(rank, 0) > exchange or status == DETACHED:
+                    if cluster._begun.get(rank, 0) > exchange or status in (DETACHING, DETACHED):
                         problem = will_not_come(what, rank, status, advice)
                         self.announce_failure(problem)
                         raise CommunicationError(f"rank {self.rank} {problem}.")

@@ -31,7 +31,7 @@ from laconic.core.transport import (
 )
 from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
 
-_GRACE_S = 2.0
+_GRACE_S = 1.0
 _GPU_GRACE_S = 60.0
 """NCCL ends the whole process at its time limit, so it gets a generous one."""
 _SLICE_S = 0.5
@@ -346,6 +346,10 @@ class _HostWork:
         self._deadline_s = time.monotonic() + timeout_s
 
     def wait(self) -> None:
+        with self._heartbeat.waiting_until(self._deadline_s):
+            self._wait()
+
+    def _wait(self) -> None:
         for work in self._works:
             while True:
                 try:
@@ -391,6 +395,10 @@ class _PeerWork:
         self._waited = False
 
     def wait(self) -> None:
+        with self._heartbeat.waiting_until(self._deadline_s):
+            self._wait()
+
+    def _wait(self) -> None:
         for work in [] if self._waited else self._works:
             left_s = max(0.001, self._deadline_s - time.monotonic())
             try:

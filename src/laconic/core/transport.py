@@ -29,13 +29,13 @@ Purpose = Literal["payload", "buffers", "control"]
 
 ReduceOp = Literal["sum", "max", "min"]
 
-DETACHED = "detached"
-"""The status of a rank that has begun to detach and will come to no other operation."""
+DETACHING, DETACHED = "detaching", "detached"
+"""The status of a rank that has begun to detach and will come to no other operation, and of one that has done so."""
 
 
 def will_not_come(what: str, rank: int, status: str, advice: str) -> str:
     """The reason why a rank that is in `what` gives up: another one is elsewhere."""
-    where = "has detached" if status == DETACHED else f'is in "{status}"'
+    where = "has detached" if status in (DETACHING, DETACHED) else f'is in "{status}"'
     return f"is in {what}, while rank {rank} {where}. {advice.rstrip('.')}"
 
 

@@ -12,7 +12,7 @@ import torch
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import Resize
-from laconic.core.transport import DETACHED, Traffic
+from laconic.core.transport import DETACHING, Traffic
 from laconic.errors import one_line
 from laconic.runtime.agreement import agree
 from laconic.runtime.checkpoint import compare, pack, read
@@ -265,7 +265,7 @@ class Session:
 
     def _finish(self) -> None:
         """What the last step leaves to be done, together with the other ranks."""
-        self._job.transport.set_status(DETACHED)  # a rank that waits for this one elsewhere does so in vain
+        self._job.transport.set_status(DETACHING)  # a rank that waits for this one elsewhere does so in vain
         if self._hooks is not None:
             self._hooks.finish_updates()
         if self._buffers is not None:
