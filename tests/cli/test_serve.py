@@ -61,6 +61,8 @@ def serving(token: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
+        # Whoever runs the tests in the background may have made them ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     lines: list[str] = []
     first = threading.Event()

@@ -6,7 +6,7 @@ from laconic.architecture.contract import Architecture
 from laconic.architecture.gossip import Gossip
 from laconic.architecture.parameter_server import ParameterServer
 from laconic.architecture.push_sum import PushSum
-from laconic.architecture.server_layout import ServerLayout
+from laconic.architecture.servers.layout import ServerLayout
 from laconic.registry import Registry
 
 ARCHITECTURES: Registry[Architecture] = Registry(

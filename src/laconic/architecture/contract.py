@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Protocol, Self
 import torch
 
 from laconic.architecture.graphs.topologies import Neighbourhood
-from laconic.architecture.server_layout import ServerLayout
+from laconic.architecture.servers.layout import ServerLayout
 from laconic.collectives.choice import Costs
 from laconic.core.exchange import Exchange, Group, Move, Round, Wire
 from laconic.core.hosts import Hosts

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 
 from laconic.architecture.contract import Architecture, Codec, Scope
-from laconic.architecture.server_exchange import bytes_to_server, moves_to_server, sum_at_server, waits_for_server
-from laconic.architecture.server_layout import ServerLayout
+from laconic.architecture.servers.exchange import bytes_to_server, moves_to_server, sum_at_server, waits_for_server
+from laconic.architecture.servers.layout import ServerLayout
 from laconic.core.exchange import Exchange, Move, Wire
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan

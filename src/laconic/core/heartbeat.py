@@ -68,6 +68,7 @@ class Heartbeat:
         self._last_words: str | None = None
         self._look = False
         self._looked = threading.Event()
+        self._listened_s = 0.0
         self._deadlines: list[float] = []
         """When waits that last will be given up."""
         self._heard: dict[int, tuple[str, str]] = {}
@@ -96,7 +97,10 @@ class Heartbeat:
                     record = json.loads(self._store.get("failure"))
                     self._failure = (record["rank"], record["reason"])
                 if self._look or self._is_late():
-                    self._listen()
+                    # Not each time the thread comes by: that may be much more often than others beat.
+                    if time.monotonic() - self._listened_s >= 0.9 * self.period_s:
+                        self._listened_s = time.monotonic()
+                        self._listen()
                 elif self._heard:
                     self._heard, self._unchanged, self._alive = {}, {}, set()
                 if self._texts is not None:

@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 
 from laconic.errors import one_line
 
-_MAGNITUDES = (1e-3, 1.0, 1e4, 1.0)
-"""Of the gradients tried: coupling such as clipping may act on large ones only."""
+_TRIED = ((1e-3, 0), (1.0, 0), (1e4, 0), (1e4, 0), (1.0, 1), (1.0, 2))
+"""Size and direction of the gradients of each step that is tried. Coupling such as clipping acts on large gradients
+only, and an estimate of the step size (Prodigy) moves only where steps keep their direction."""
 _SIDES = (4, 3, 2)
 _PER_SHAPE = 2
 
@@ -70,9 +71,9 @@ def why_not_separable(optimizer: Optimizer) -> str | None:
 
 def _first_difference(optimizer: Optimizer, *, with_state: bool) -> str | None:
     at_once, in_parts = [_with_stand_ins(optimizer, with_state=with_state) for _ in range(2)]
-    for number, magnitude in enumerate(_MAGNITUDES):
+    for magnitude, direction in _TRIED:
         for one in (at_once, in_parts):
-            _set_gradients(one, magnitude, seed=number)
+            _set_gradients(one, magnitude, seed=direction)
         raw_step(at_once)
         _step_one_by_one(in_parts)
         difference = _difference(at_once, in_parts)
