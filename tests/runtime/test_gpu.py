@@ -96,7 +96,8 @@ def test_every_way_into_the_loop_over_nccl(family: str, optimizer: str, families
         assert result.value[key]["steps"] == STEPS
         assert all(bool(value.isfinite().all()) for value in found.values())
         assert_equal(found, families[0].value[key]["model"])
-        if "none" in FAMILIES[family] or family == "servers":
+        # Adam makes a whole step of the rounding in a gradient that is almost zero.
+        if optimizer == "sgd" and ("none" in FAMILIES[family] or family == "servers"):
             # DDP leaves each rank its own statistics after the last forward pass; laconic's detach() does not.
             expected = families[0].value[f"ddp, {optimizer}"]["model"]
             for name, value in found.items():
