@@ -54,6 +54,8 @@ def test_what_cannot_be_served(
 @contextmanager
 def serving(token: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """The command as a process of its own, and the lines it has printed; the first says where it listens."""
+    # Tests that run in the background of a shell ignore Ctrl-C, and what they start would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "laconic.cli", "serve", "--port", "0", *options],
         env={**os.environ, TOKEN_VARIABLE: token},
@@ -61,9 +63,8 @@ def serving(token: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        # Whoever runs the tests in the background may have made them ignore Ctrl-C, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+    signal.signal(signal.SIGINT, before)
     lines: list[str] = []
     first = threading.Event()
 

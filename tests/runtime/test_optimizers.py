@@ -169,3 +169,45 @@ def test_a_wrapper_is_opened_or_refused_by_name() -> None:
     assert session.step == 1
     session.detach()
     assert "Hollow is a torch.optim.Optimizer without its hooks" in refused(replica, Hollow(), "bsp")
+
+
+class CallsItsParent(torch.optim.SGD):
+    """torch wraps the step of both classes, so hooks run twice in every step."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["local_sgd(period=3)", "bsp / all_reduce / none / priority(partition_bytes=1KiB)", "bsp / gossip"]
+)
+def test_a_subclass_that_calls_its_parents_step_makes_one_step(strategy: str) -> None:
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)  # torch wraps a class when it is first used
+
+    def of(kind: type[torch.optim.SGD]) -> Callable[[nn.Module], Sequence[Optimizer]]:
+        return lambda replica: [kind(replica.parameters(), lr=0.1, momentum=0.9)]
+
+    for one, other in zip(trained(strategy, of(CallsItsParent)), trained(strategy, of(torch.optim.SGD)), strict=True):
+        assert_equal(one, other)
+
+
+def test_a_step_that_raises_leaves_the_next_one_right() -> None:
+    class Raises(CallsItsParent):
+        fails = True
+
+        def step(self, closure=None):
+            if self.fails:
+                raise ValueError("not yet")
+            return super().step(closure)
+
+    replica = model()
+    optimizer = Raises(replica.parameters(), lr=0.1)
+    with laconic.attach(replica, optimizer, "bsp", transport=laconic.InProcessCluster(1).transport(0)) as session:
+        loss(replica, 0, 0).backward()
+        with pytest.raises(ValueError, match="not yet"):
+            optimizer.step()
+        optimizer.fails = False
+        optimizer.step()
+        assert session.step == 1
+        optimizer.step()
+        assert session.step == 2

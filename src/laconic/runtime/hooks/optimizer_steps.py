@@ -7,6 +7,8 @@ due by the number of steps.
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ class OptimizerSteps:
         self._stepped: list[Optimizer] = []
         self._began_s = job.clock.now()
         self._skipping: _SkippedStep | None = None
+        self._calls: dict[int, _Call] = {}
         self._handles: list[Any] = []
         self._told: list[Optimizer] = []
         for optimizer in job.optimizers:
@@ -43,9 +46,14 @@ class OptimizerSteps:
                 setattr(optimizer, _AMP, True)
                 self._told.append(optimizer)
 
-    def before(self, optimizer: Optimizer, *, closure: bool) -> None:
+    def before(self, optimizer: Optimizer, caller: FrameType, *, closure: bool) -> None:
         """Nothing may be applied that has not been exchanged: raise if the step must not be made."""
         job, hooks = self._job, self._hooks
+        call = self._calls.get(id(optimizer))
+        if call is not None and call.is_around(caller):
+            call.depth += 1
+            return
+        self._calls[id(optimizer)] = _Call(caller)
         job.engine.check()
         check_parameters(optimizer, self._known)
         if optimizer in self._stepped:
@@ -80,6 +88,11 @@ class OptimizerSteps:
     def after(self, optimizer: Optimizer) -> None:
         """Count the step once all optimizers have made theirs, and record how long it took."""
         job = self._job
+        call = self._calls.get(id(optimizer))
+        if call is not None and call.depth:
+            call.depth -= 1
+            return
+        self._calls.pop(id(optimizer), None)
         if self._skipping is not None:
             self._skipping.undo()
             self._skipping = None
@@ -113,7 +126,22 @@ class BeforeStep:
         """Raise if the step must not be made."""
         # torch hands its hooks the optimizer as the first argument.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self._steps.before(optimizer, closure=closure is not None)
+        self._steps.before(optimizer, sys._getframe(1), closure=closure is not None)
+
+
+class _Call:
+    """One call of an optimizer's step(); a subclass that calls its parent's step() makes torch run all hooks again."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self._frame = frame
+        self.depth = 0
+
+    def is_around(self, frame: FrameType) -> bool:
+        """Whether this call has not returned or raised yet, as seen from a frame inside it."""
+        outer = frame.f_back
+        while outer is not None and outer is not self._frame:
+            outer = outer.f_back
+        return outer is not None
 
 
 class _SkippedStep:

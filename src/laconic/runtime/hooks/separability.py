@@ -22,6 +22,7 @@ from laconic.errors import one_line
 _TRIED = ((1e-3, 0), (1.0, 0), (1e4, 0), (1e4, 0), (1.0, 1), (1.0, 2))
 """Size and direction of the gradients of each step that is tried. Coupling such as clipping acts on large gradients
 only, and an estimate of the step size (Prodigy) moves only where steps keep their direction."""
+_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _SIDES = (4, 3, 2)
 _PER_SHAPE = 2
 
@@ -45,12 +46,16 @@ def step_in_part(optimizer: Optimizer, settings: Settings, params: Sequence[Sequ
     """One step for these parameters of each group with these settings; afterwards the groups are as they were."""
     groups = optimizer.param_groups
     whole = [dict(group) for group in groups]
+    # A subclass that calls its parent's step() would run everybody's hooks there.
+    hooks = {name: value for name, value in vars(optimizer).items() if name in _STEP_HOOKS}
     try:
+        vars(optimizer).update({name: OrderedDict() for name in hooks})
         for group, values, chosen in zip(groups, settings, params, strict=True):
             group.update(values)
             group["params"] = list(chosen)
         raw_step(optimizer)
     finally:
+        vars(optimizer).update(hooks)
         for group, before in zip(groups, whole, strict=True):
             group.update(before)
 
