@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
+# Two cores are shared by threads and processes that play ranks. Set before torch is loaded: torch.set_num_threads()
+# would hold for the main thread alone, and sums formed by another number of threads differ in their last bits.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import hypothesis
 import pytest
-import torch
 
 from tests.processes import warm_up
 
@@ -18,9 +23,6 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("laconic")
-
-# Two cores are shared by threads and processes that play ranks.
-torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

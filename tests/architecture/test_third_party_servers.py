@@ -88,6 +88,7 @@ def test_it_keeps_what_strategies_promise(strategy: str) -> None:
     assert verify_on_threads(Strategy.parse(strategy), 2).failures == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["bsp / {} / none", "ssp / {} / none", "local_sgd(period=4) / {} / int8"])
 def test_it_is_simulated_as_our_one_server_is(strategy: str) -> None:
     theirs = simulate(strategy.format("central"), JOB, hosts(4)).prediction
@@ -101,6 +102,7 @@ def test_it_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Each of 1 server(s) gets" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_a_server_process_knows_it(installed: Path) -> None:
     """A server is told the strategy as text, so it has to find the architecture by its entry point, too."""

@@ -9,6 +9,7 @@ from tests.beside_ddp.trials import run_trials
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(90)]
 
 
+@pytest.mark.slow
 def test_trials_that_go_wrong_are_named_and_the_others_run() -> None:
     names = ["before", "raise", "between", "exit", "then", "hang", "after"]
     outcomes = run_trials("tests.beside_ddp.misbehaviour:trial", names, world_size=2, limit_s=4)

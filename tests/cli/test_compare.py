@@ -380,6 +380,7 @@ def test_replay_takes_compute_or_communication_whichever_is_longer(
 TOO_LARGE = "bsp / all_reduce / powersgd(rank=4000) + error_feedback / fusion"
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("command", ["compare", "replay"])

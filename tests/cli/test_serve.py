@@ -85,6 +85,7 @@ def serving(token: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
         reader.join(10)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_two_jobs_in_a_row_and_ctrl_c() -> None:

@@ -119,6 +119,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         Cluster.from_toml(text)
 
 
+@pytest.mark.slow
 @given(clusters())
 def test_every_cluster_reads_back_from_its_toml(cluster: Cluster) -> None:
     assert Cluster.from_toml(cluster.to_toml()) == cluster

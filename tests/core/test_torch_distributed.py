@@ -161,6 +161,7 @@ class TestKill:
             assert ran.value["close_s"] < 5
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(100)
 def test_the_host_of_the_store_killed_while_others_attach_is_named() -> None:

@@ -21,6 +21,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(150)
 def test_a_rehearsal_changes_no_loss_and_records_nothing() -> None:
@@ -31,6 +32,7 @@ def test_a_rehearsal_changes_no_loss_and_records_nothing() -> None:
         assert plain[0] != plain[-1], strategy
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(90)
 def test_time_to_compile_is_no_training_time() -> None:

@@ -82,6 +82,7 @@ def test_results(folder: RunFolder, data: st.DataObject) -> None:
         folder.write_text("results.json", text)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(data=st.data())
 def test_events(folder: RunFolder, data: st.DataObject) -> None:

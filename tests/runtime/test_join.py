@@ -209,6 +209,7 @@ def test_the_model_is_what_torch_join_gives_bit_for_bit(batches: list[int]) -> N
             assert_equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_uneven_work_without_join_ends_in_a_named_error() -> None:

@@ -34,6 +34,7 @@ def many_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -
         optimizer.zero_grad()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["asp", "bsp"])
 @pytest.mark.parametrize("schedule", ["wfbp", "sequential"])
 def test_more_than_a_thousand_tensors_on_one_server(strategy: str, schedule: str) -> None:
