@@ -115,6 +115,7 @@ def test_push_sum_on_balanced_graphs_is_gossip(topology: str) -> None:
     assert_close(found, [[{name: values[name].double() for name in NAMES} for values in step] for step in same])
 
 
+@pytest.mark.slow
 @schedules
 @pytest.mark.parametrize(
     ("text", "send"), [("topk(density=0.25)", lambda values: largest(values, 3)), ("none", lambda values: values)]

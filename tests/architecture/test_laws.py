@@ -143,6 +143,7 @@ def test_equal_replicas_stay_as_they_are(architecture: Architecture) -> None:
     InProcessCluster(3).run(rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [TopK(density=0.1), Int4(), TopK(density=0.1, route="scatter")], ids=str)
 @pytest.mark.parametrize("architecture", [method for method in ALL if method.compensates], ids=str)
 def test_what_a_compressor_loses_is_made_up_for(architecture: Architecture, compression: Compressor) -> None:

@@ -17,6 +17,7 @@ from tests.collectives.layouts import collective, every_algorithm, hosts_of_size
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.slow
 @every_algorithm
 @pytest.mark.parametrize("some", [range(1, 33), range(33, 49), range(49, 65)], ids=str)
 def test_all_reduce_for_every_number_of_ranks(algorithm: str, some: range) -> None:

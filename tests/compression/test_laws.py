@@ -286,6 +286,7 @@ class Session:
         return result
 
 
+@pytest.mark.slow
 @every_compressor
 def test_saved_state_continues_bit_for_bit(compressor: Compressor) -> None:
     """In the same buckets, after a detour through others; and in others, unless a method looks at a whole bucket."""

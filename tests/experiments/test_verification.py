@@ -336,6 +336,7 @@ def test_checks_that_processes_did_not_come_to_have_failed(monkeypatch: pytest.M
     assert "rank 1 of 2 ended with signal SIGKILL" in findings.failures["bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "seen"),
     [

@@ -84,6 +84,7 @@ print(options.get_attr("TCA_TBF_RATE64") or options.get_attr("TCA_TBF_PARMS")["r
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bandwidth_bps", [10e9, 34.3e9, 35e9, 400e9, 10e12])
 def test_a_link_may_be_faster_than_32_bits_can_say(bandwidth_bps: float) -> None:
     rates: list[int] = []

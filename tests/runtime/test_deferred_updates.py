@@ -109,6 +109,7 @@ def slower_on_one_rank(replica, optimizer, session, rank: int) -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.slow
 @every_deferring
 @pytest.mark.parametrize("kind", [GlobalNorm, CountsItself, LosesCount])
 @pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")

@@ -74,6 +74,7 @@ def test_replicas_end_identical_and_bytes_are_as_predicted(strategy: Strategy, w
         assert_equal(states[0], state)
 
 
+@pytest.mark.slow
 @every_strategy
 def test_saved_and_loaded_training_continues_bit_for_bit(strategy: Strategy, tmp_path) -> None:
     original = _mlp()

@@ -166,6 +166,7 @@ def test_predicted_bytes_per_step_are_those_of_a_period(strategy: Strategy) -> N
             assert abs(predicted - counted) <= 1, rule
 
 
+@pytest.mark.slow
 @every_strategy
 @pytest.mark.parametrize("saved_after", [1, PERIOD + 2, 2 * PERIOD])
 def test_saved_and_loaded_training_continues_bit_for_bit(strategy: Strategy, saved_after: int, tmp_path) -> None:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(60)
 STRATEGIES = ["bsp / parameter_server", "bsp / parameter_server / none / wfbp", "asp / parameter_server"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_detaching_after_a_server_is_lost_keeps_the_first_error(strategy: str) -> None:
     """`finally: session.detach()`, as most training loops have it."""
