@@ -57,7 +57,9 @@ class Chaos:
         self._options = options
         self._work = Path(tempfile.mkdtemp(prefix="laconic-chaos-"))
         self._counts: dict[str, Counter[str]] = defaultdict(Counter)
-        self._references: dict[tuple[object, ...], Path] = {}
+        self._references: dict[tuple[object, ...], Job] = {}
+        self._over: set[int] = set()
+        """Scenarios whose reference has ended."""
         self._began_s = time.monotonic()
         self.wrong: list[str] = []
         self._done = 0
@@ -70,12 +72,19 @@ class Chaos:
             while self._waiting or running or ending:
                 while self._waiting and len(running) < self._options.jobs:
                     scenario = self._waiting.pop()
-                    self._reference(scenario)
+                    self._start_reference(scenario)
                     running.append(Job(scenario, self._work / f"job{scenario.number}"))
+                for reference in self._references.values():
+                    if id(reference) not in self._over and reference.poll():
+                        self._over.add(id(reference))
+                        reference.end()
                 for job in [job for job in running if job.poll()]:
                     running.remove(job)
                     ending.append((job, job.end()))
                 for job, ended in list(ending):
+                    reference = self._references.get(_kind(job.scenario))
+                    if reference is not None and id(reference) not in self._over:
+                        continue
                     left = job.leftover()
                     if left is not None:
                         ending.remove((job, ended))
@@ -83,28 +92,21 @@ class Chaos:
                         self._judge(job, ended)
                 time.sleep(0.02)
         finally:
-            for job in running:
+            for job in (*running, *(job for job in self._references.values() if id(job) not in self._over)):
                 job.end()
             shutil.rmtree(self._work, ignore_errors=True)
 
-    def _reference(self, scenario: Scenario) -> Path | None:
-        """The models of a run without the fault, for those that must come to the same."""
-        if scenario.fault != "frozen":
-            return None
-        averages = (scenario.moment, scenario.step) if scenario.moment in ("average", "state_dict") else ()
-        key = (scenario.strategy, scenario.world_size, scenario.batch_norm, averages)
-        if key not in self._references:
+    def _start_reference(self, scenario: Scenario) -> None:
+        """A run without the fault, for scenarios that must come to the same; it goes on beside them."""
+        key = _kind(scenario)
+        if scenario.fault == "frozen" and key not in self._references:
             folder = self._work / f"reference{len(self._references)}"
-            job = Job(scenario, folder, strikes=False)
-            while not job.poll():
-                time.sleep(0.02)
-            job.end()
-            self._references[key] = folder
-        return self._references[key]
+            self._references[key] = Job(scenario, folder, strikes=False)
 
     def _judge(self, job: Job, ended: Ended) -> None:
         scenario = job.scenario
-        found = problems(scenario, ended, job.folder, self._reference(scenario))
+        reference = self._references.get(_kind(scenario))
+        found = problems(scenario, ended, job.folder, None if reference is None else reference.folder)
         kinds = {problem.partition(":")[0] for problem in found} or {"right"}
         for key in (scenario.fault, scenario.moment, scenario.strategy, "all"):
             self._counts[key].update(["faults", *kinds])
@@ -117,8 +119,7 @@ class Chaos:
             with self._options.out.open("a", encoding="utf-8") as lines:
                 record = {"scenario": vars(scenario), "problems": found, "ranks": ended.ranks}
                 lines.write(json.dumps(record) + "\n")
-        if not any(path.samefile(job.folder) for path in self._references.values()):
-            shutil.rmtree(job.folder, ignore_errors=True)
+        shutil.rmtree(job.folder, ignore_errors=True)
         self._done += 1
         if sys.stderr.isatty() or self._done % 25 == 0:
             took_s = time.monotonic() - self._began_s
@@ -138,6 +139,12 @@ class Chaos:
                     table.add_row(key, *(str(counts[column]) for column in ("faults", "right", *kinds)))
             table.add_section()
         Console(width=160).print(table)
+
+
+def _kind(scenario: Scenario) -> tuple[object, ...]:
+    """Scenarios that come to the same models if nothing goes wrong."""
+    saves = (scenario.moment, scenario.step) if scenario.moment in ("average", "state_dict") else ()
+    return scenario.strategy, scenario.world_size, scenario.batch_norm, saves
 
 
 if __name__ == "__main__":

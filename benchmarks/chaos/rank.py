@@ -147,6 +147,7 @@ class Rank:
                 elif self.scenario.moment == "average":
                     self._moment("average")
                     session.average()
+        self._write(f"looped{self.rank}", "")
         self._moment("detach")
 
 

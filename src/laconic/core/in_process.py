@@ -403,11 +403,11 @@ class InProcessTransport:
         if lost is not None:
             raise lost
 
-    def announce_failure(self, reason: str) -> None:
+    def announce_failure(self, reason: str, *, rank: int | None = None) -> None:
         """See Transport."""
         with self.cluster._lock:
             if self.cluster._failure is None:
-                self.cluster._failure = (self.rank, reason)
+                self.cluster._failure = (self.rank if rank is None else rank, reason)
             self.cluster._lock.notify_all()
 
     def close(self) -> None:

@@ -205,9 +205,9 @@ class PacedTransport:
         """See Transport."""
         self.inner.raise_if_peer_failed()
 
-    def announce_failure(self, reason: str) -> None:
+    def announce_failure(self, reason: str, *, rank: int | None = None) -> None:
         """See Transport."""
-        self.inner.announce_failure(reason)
+        self.inner.announce_failure(reason, rank=rank)
 
     def close(self) -> None:
         """See Transport."""

@@ -299,10 +299,10 @@ class TorchTransport:
         if self._heartbeat is not None:
             self._heartbeat.check("communication")
 
-    def announce_failure(self, reason: str) -> None:
+    def announce_failure(self, reason: str, *, rank: int | None = None) -> None:
         """See Transport."""
         if self._heartbeat is not None:
-            self._heartbeat.fail(self.rank, reason)
+            self._heartbeat.fail(self.rank if rank is None else rank, reason)
 
     def close(self) -> None:
         """See Transport."""

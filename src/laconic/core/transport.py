@@ -244,8 +244,8 @@ class Transport(Protocol):
         """Raise PeerLost if a rank is known to have failed."""
         ...
 
-    def announce_failure(self, reason: str) -> None:
-        """Tell the other ranks that this one has failed, so that none of them waits for it."""
+    def announce_failure(self, reason: str, *, rank: int | None = None) -> None:
+        """Tell the other ranks that this one, or another `rank`, has failed, so that none of them waits for it."""
         ...
 
     def close(self) -> None:

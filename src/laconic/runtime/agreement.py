@@ -153,7 +153,8 @@ def with_last_words(error: PeerLost, transport: Transport) -> PeerLost:
         try:
             transport.raise_if_peer_failed()
         except PeerLost as words:
-            return PeerLost(f"{error} Also: {words}")
+            # First the cause: a rank that went may have gone because of another one.
+            return PeerLost(f"{words} Also: {error}")
         time.sleep(0.1)
     return error
 

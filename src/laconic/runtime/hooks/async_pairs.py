@@ -114,8 +114,13 @@ class AsyncPairHooks(TrainingHooks):
             peer = self._choose.choice(list(self._callers))
             try:
                 self._average_with(peer)
+            except PeerLost as exc:
+                self._error = self._error or exc
             except CommunicationError as exc:
                 self._error = self._error or exc
+                # Replicas answer from a thread that waits for nobody, so whoever does not answer stands still.
+                rank = self._job.transport.rank
+                self._job.transport.announce_failure(f"did not answer rank {rank}: {one_line(exc)}", rank=peer)
             except Exception as exc:  # noqa: BLE001 - carried to the training thread by before_step()
                 self._error = CommunicationError(
                     f"averaging with rank {peer} failed on rank {self._job.transport.rank}: {type(exc).__name__}: "
