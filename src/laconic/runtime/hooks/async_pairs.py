@@ -255,10 +255,10 @@ class AsyncPairHooks(TrainingHooks):
             caller.call(_BYE, what="goodbye").wait()
         while not self._all_said_goodbye.wait(_LOOK_S):
             if time.monotonic() - self._heard_s > limit_s:
-                late = ", ".join(str(peer) for peer in self._messages.answers if peer not in self._said_goodbye)
-                raise CommunicationError(
-                    f"detaching on rank {rank}: rank {late} has not detached, nor asked for anything for {limit_s:g} s."
-                )
+                late = next(peer for peer in self._messages.answers if peer not in self._said_goodbye)
+                problem = f"has not detached, nor asked rank {rank} for anything for {limit_s:g} s"
+                self._job.transport.announce_failure(problem, rank=late)
+                raise PeerLost(f"detaching on rank {rank} cannot finish: rank {late} {problem}.")
         self._check()
 
     def detach(self) -> None:
