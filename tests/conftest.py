@@ -7,6 +7,8 @@ import os
 # Two cores are shared by threads and processes that play ranks. Set before torch is loaded: torch.set_num_threads()
 # would hold for the main thread alone, and sums formed by another number of threads differ in their last bits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch's store looks up the names of its clients; where there is no name server, that takes 5 s each time.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 import hypothesis
 import pytest

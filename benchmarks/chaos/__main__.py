@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=3, help="jobs at a time")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further job after this long")
     parser.add_argument("--only", help="strategies whose name contains this")
     parser.add_argument("--number", type=int, action="append", help="only the scenario with this number")
     parser.add_argument("--out", type=Path, help="write one JSON line per fault")
@@ -73,6 +74,8 @@ class Chaos:
         ending: list[tuple[Job, Ended]] = []
         try:
             while self._waiting or running or ending:
+                if time.monotonic() - self._began_s > self._options.seconds:
+                    self._waiting.clear()
                 while self._waiting and len(running) < self._options.jobs:
                     scenario = self._waiting.pop()
                     self._start_reference(scenario)
