@@ -11,6 +11,7 @@ rank goes on, all must finish with the result of a run without the fault.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -43,6 +44,9 @@ def main() -> int:
     torch.set_num_threads(1)
     # torch's store looks up the names of its clients; without a name server each of them takes 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+    # What every rank would load by itself, once for all that are forked from here.
+    for name in ("torch._dynamo", "numba", "laconic.compression.kernels.numba_cpu.quantizers"):
+        importlib.import_module(name)
     numbers = options.number or range(options.faults)
     chaos = Chaos([draw(number, options.seed, options.only) for number in numbers], options)
     try:
