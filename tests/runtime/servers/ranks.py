@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -100,12 +100,16 @@ def holdings() -> tuple[set[str], list[str], list[int]]:
         int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _parent_of(path) == os.getpid()
     ]
     store = _sockets_of_store()
-    open_files = [str(path.readlink()) for path in _listed(Path("/proc/self/fd"))]
-    return threads, sorted(name for name in open_files if name not in store), children
+    return threads, sorted(name for name in _open_files() if name not in store), children
 
 
-def _listed(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_symlink()]
+def _open_files() -> list[str]:
+    found: list[str] = []
+    for path in Path("/proc/self/fd").iterdir():
+        # Another thread may close one between the listing and the reading of it.
+        with suppress(FileNotFoundError):
+            found.append(str(path.readlink()))
+    return found
 
 
 def _sockets_of_store() -> set[str]:
