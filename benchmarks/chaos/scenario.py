@@ -8,7 +8,8 @@ from dataclasses import dataclass
 TIMEOUT_S = 8.0
 """Of every wait in the jobs; longer than a rank is frozen for."""
 FROZEN_S = 5.0
-STEPS = 14
+STEPS = 16
+"""A multiple of every period: the last step of all strategies needs everybody."""
 
 STRATEGIES = {
     "fusion": "bsp / all_reduce / none / fusion(bytes=64KiB, first_bytes=16KiB)",

@@ -71,6 +71,11 @@ class CommunicationError(LaconicError):
 class PeerLost(CommunicationError):
     """A rank died, raised or stopped answering while others waited for it."""
 
+    def __init__(self, message: str, *, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        """The rank that was lost, where that is known."""
+
 
 class FrameRefused(CommunicationError):
     """Bytes on a socket that are not a frame this job allows."""

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from laconic.core import heartbeat
+from laconic.core import job_store
 from laconic.core.heartbeat import Heartbeat
+from laconic.core.job_store import JobStore
 from laconic.errors import CommunicationError, PeerLost
 from tests.processes import eventually
 
@@ -21,9 +22,8 @@ ADVICE = "Every rank must call it."
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Heartbeat]]:
     store = dist.HashStore()
-    monkeypatch.setattr(heartbeat, "job_store", lambda: store)
-    group = SimpleNamespace(group_name="test", abort=lambda: None)
-    made = [Heartbeat(group, rank, 2, timeout_s=5.0) for rank in range(2)]  # pyrefly: ignore[bad-argument-type]
+    monkeypatch.setattr(job_store, "_default_store", lambda: SimpleNamespace(clone=lambda: store))
+    made = [Heartbeat(JobStore(timeout_s=5.0), "test", rank, 2, timeout_s=5.0) for rank in range(2)]
     yield made
     for one in made:
         one.stop()

@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 import torch.distributed as dist
 
-from laconic.core import tallies
+from laconic.core import job_store, tallies
 from laconic.core.heartbeat import Heartbeat
 from laconic.core.in_process import InProcessCluster
-from laconic.errors import CommunicationError, PeerLost
+from laconic.core.job_store import JobStore
+from laconic.core.tallies import Tallies
+from laconic.errors import PeerLost
 
 
-class _Heartbeat:
-    """One that knows of a failure, or of none."""
-
-    def __init__(self, failure: str = "") -> None:
-        self._failure = failure
-
-    def check(self, operation: str) -> None:
-        if self._failure:
-            raise PeerLost(f"{operation}: {self._failure}")
-
-    def explain(self, operation: str, cause: str, *, timed_out: bool = False) -> CommunicationError:
-        return CommunicationError(f"{operation} {cause}")
+@pytest.fixture
+def heartbeat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat]:
+    """The only rank that beats, of two."""
+    store = dist.HashStore()
+    monkeypatch.setattr(job_store, "_default_store", lambda: SimpleNamespace(clone=lambda: store))
+    made = Heartbeat(JobStore(timeout_s=5.0), "test", 0, 2, timeout_s=1.0)
+    yield made
+    made.stop()
 
 
-def _tallies(
-    monkeypatch: pytest.MonkeyPatch, store: object, *, failure: str = "", timeout_s: float = 5.0
-) -> tallies.Tallies:
-    monkeypatch.setattr(tallies, "job_store", lambda: store)
-    monkeypatch.setattr(tallies.dist, "PrefixStore", lambda prefix, inner: inner)
-    return tallies.Tallies("group", cast(Heartbeat, _Heartbeat(failure)), timeout_s)
-
-
-def test_counters_add_up_and_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_add_up_and_are_dropped(heartbeat: Heartbeat) -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=5))
-    one, other = (_tallies(monkeypatch, store) for _ in range(2))
+    one, other = (Tallies(store, heartbeat) for _ in range(2))
     assert one.add("unused/0/3", 1) == 1
     assert other.add("unused/0/3", 1) == 2
     assert one.add("unused/0/3", 0) == 2
@@ -60,25 +52,31 @@ class _SilentStore:
         return 0
 
 
-def test_a_store_that_never_answers_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tallies, "_SLICE_S", 0.02)
+def _tallies(monkeypatch: pytest.MonkeyPatch, store: object, heartbeat: Heartbeat) -> Tallies:
+    monkeypatch.setattr(tallies.dist, "PrefixStore", lambda prefix, inner: inner)
+    return Tallies(cast(dist.Store, store), heartbeat)
+
+
+def test_a_store_that_never_answers_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat) -> None:
     store = _SilentStore()
+    counters = _tallies(monkeypatch, store, heartbeat)
     try:
-        with pytest.raises(CommunicationError, match=r'counter "a" got no answer in 0\.1 s'):
-            _tallies(monkeypatch, store, timeout_s=0.1).add("a", 1)
-        with pytest.raises(PeerLost, match="rank 2 raised"):
-            _tallies(monkeypatch, store, failure="rank 2 raised").add("a", 1)
+        with pytest.raises(PeerLost, match=r'counter "a" on rank 0 cannot finish: rank 1 did not attach'):
+            counters.add("a", 1)
+        with pytest.raises(PeerLost, match="rank 1 did not attach"):
+            counters.add("a", 1)
     finally:
         store.thawed.set()
 
 
-def test_a_broken_connection_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_connection_is_explained(monkeypatch: pytest.MonkeyPatch, heartbeat: Heartbeat) -> None:
     class Broken:
         def add(self, name: str, amount: int) -> int:
             raise RuntimeError("connection reset")
 
-    with pytest.raises(CommunicationError, match='counter "a" connection reset'):
-        _tallies(monkeypatch, Broken()).add("a", 1)
+    with pytest.raises(PeerLost, match="rank 1 did not attach") as caught:
+        _tallies(monkeypatch, Broken(), heartbeat).add("a", 1)
+    assert "connection reset" in str(caught.value.__cause__)
 
 
 def test_ranks_as_threads_count_together() -> None:

@@ -131,9 +131,8 @@ class TestTrouble:
     def test_a_rank_that_does_not_attach(self, trouble: list[RankResult]) -> None:
         for rank in (0, 2):
             attach = trouble[rank].value["attach"]
-            assert attach["kind"] == "CommunicationError", attach
-            assert f"attaching on rank {rank} failed after " in attach["message"]
-            assert "rank 1 did not attach" in attach["message"]
+            assert attach["kind"] == "PeerLost", attach
+            assert f"attaching on rank {rank} cannot finish: rank 1 did not attach" in attach["message"]
             assert attach["seconds"] < 10
 
 
@@ -175,7 +174,7 @@ def test_the_host_of_the_store_killed_while_others_attach_is_named() -> None:
     for ran in survivors:
         assert ran.value["kind"] == "PeerLost", ran.value
         assert "rank 0 or the launcher, which hosts the job's store, is gone" in ran.value["message"]
-        assert f"attaching on rank {ran.rank} failed after " in ran.value["message"]
+        assert f"attaching on rank {ran.rank} " in ran.value["message"]
         assert "did not finish in 40 s" not in ran.value["message"]
         assert ran.ended_s - killed.ended_s < 20
 

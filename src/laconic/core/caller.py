@@ -91,12 +91,14 @@ class Caller:
         rank: int,
         timeout_s: float = 300.0,
         name: str = "server",
+        peer: int | None = None,
         connect_timeout_s: float = 30.0,
         frame_timeout_s: float = 30.0,
         limit_bytes: int = LIMIT_BYTES,
         count: Count | None = None,
         link: PacedLink | None = None,
     ) -> None:
+        """`peer`: the rank that is lost when the connection is."""
         if len(token) != TOKEN_BYTES:
             raise CommunicationError(f"the token for {name} must have {TOKEN_BYTES} bytes, got {len(token)}.")
         if not 0 < address[1] <= LAST_PORT:
@@ -105,6 +107,7 @@ class Caller:
                 f"{LAST_PORT}."
             )
         self.rank = rank
+        self.peer = peer
         self.server = f"{name} at {address[0]}:{address[1]}"
         """Name and address, for messages."""
         self.timeout_s = timeout_s
@@ -155,7 +158,8 @@ class Caller:
                     raise PeerLost(
                         f"rank {self.rank} cannot join {self.server} within {timeout_s:g} s: it closed {attempts} "
                         "connections without an answer. It is ending, or all its connections are in use; its log says "
-                        "which."
+                        "which.",
+                        rank=self.peer,
                     ) from exc
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
@@ -212,7 +216,8 @@ class Caller:
                 # A server that was started a moment ago may not listen yet.
                 if not isinstance(exc, ConnectionError) or left_s <= _RETRY_S:
                     raise PeerLost(
-                        f"rank {self.rank} cannot reach {self.server} within {timeout_s:g} s: {one_line(exc)}."
+                        f"rank {self.rank} cannot reach {self.server} within {timeout_s:g} s: {one_line(exc)}.",
+                        rank=self.peer,
                     ) from exc
                 time.sleep(_RETRY_S)
                 continue
@@ -277,4 +282,4 @@ class Caller:
             return CommunicationError(text)
         if reason == LEFT:
             text += " It has ended, or refused a frame; its log says which."
-        return PeerLost(text)
+        return PeerLost(text, rank=self.peer)

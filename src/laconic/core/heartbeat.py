@@ -12,20 +12,29 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from laconic.core.job_store import JobStore, in_time
 from laconic.core.transport import DETACHED, DETACHING, will_not_come
 from laconic.errors import CommunicationError, PeerLost, one_line
 
+_T = TypeVar("_T")
 _LOG = logging.getLogger("laconic")
 _LOOKS = 4
 """Beats that must be missing before a rank counts as silent."""
 _LOOKS_AHEAD = _LOOKS + 2
 """Beats before the end of a wait from which on others are listened to, so that the silent ones are known by then."""
+_NOTHING = "nothing yet"
+_WHY_SILENT = {
+    # Ranks that run out of data at different times are the usual reason.
+    DETACHED: "has detached: ranks must make the same number of steps, or train inside session.join()",
+    _NOTHING: "did not attach: every rank of the process group must call laconic.attach",
+}
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
 """Between two looks whether the texts of all ranks are there: soon at first, then less and less often."""
 
@@ -48,7 +57,8 @@ class _Texts:
 class Heartbeat:
     """Heartbeats and last words of one rank, and what it has heard of the others."""
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(self, connection: JobStore, place: str, rank: int, world_size: int, timeout_s: float) -> None:
+        """`connection` is this object's own from now on; `place`: where in the store all ranks of this session meet."""
         self.rank = rank
         self.world_size = world_size
         self.status = "attaching"
@@ -57,8 +67,10 @@ class Heartbeat:
         # A thousand ranks must not flood the store: two hundred beats a second in all are plenty.
         self.period_s = max(0.5, world_size / 200)
         self._timeout_s = timeout_s
-        self._group = group
-        self._store = dist.PrefixStore(f"laconic/{group.group_name}", job_store())
+        self.group: dist.ProcessGroup | None = None
+        """Aborted when an operation on a GPU is given up."""
+        self._connection = connection
+        self._store = connection.under(place)
         self._wake = threading.Event()
         self._stopping = False
         self._answered_s = time.monotonic()
@@ -108,6 +120,8 @@ class Heartbeat:
                 self._answered_s = time.monotonic()
                 self._looked.set()
                 if stopping:
+                    if self.rank == 0:
+                        self._see_others_off()
                     return
                 beat += 1
                 self._wake.wait(self.period_s if self._texts is None else self._texts.poll_s)
@@ -116,6 +130,17 @@ class Heartbeat:
         except RuntimeError:
             self._store_gone = True  # the connection is broken; whoever waits next says so
             self._looked.set()
+
+    def _see_others_off(self) -> None:
+        """Rank 0 often hosts the store, and goes last if it can: the others may still have to read who failed."""
+        beats = [f"beat/{rank}" for rank in range(1, self.world_size)]
+        deadline_s = time.monotonic() + 1.5 * self.period_s
+        poll_s = _FIRST_POLL_S
+        while not self._stayed and time.monotonic() < deadline_s and self._store.check(beats):
+            if all(beat.decode().split("|", 2)[2] == DETACHED for beat in self._store.multi_get(beats)):
+                return
+            time.sleep(poll_s)
+            poll_s = min(_LAST_POLL_S, 1.5 * poll_s)
 
     def _is_late(self) -> bool:
         """Whether a wait is about to be given up."""
@@ -136,7 +161,7 @@ class Heartbeat:
     def _hear(self, rank: int) -> tuple[str, int, str]:
         """A rank's last beat, the exchange it had begun by then, and its status."""
         if not self._store.check([f"beat/{rank}"]):
-            return "", 0, "nothing yet"
+            return "", 0, _NOTHING
         beat, exchange, status = self._store.get(f"beat/{rank}").decode().split("|", 2)
         return beat, int(exchange), status
 
@@ -194,7 +219,8 @@ class Heartbeat:
         self.lost = self.explain(operation, f"did not finish in {self._timeout_s:g} s", timed_out=True)
         _LOG.error("%s", self.lost)
         # Ends the operation, so that a host that waits for the device goes on and meets the error.
-        self._group.abort()
+        if self.group is not None:
+            self.group.abort()
 
     # -- what the others ask ------------------------------------------------------------------------------------
 
@@ -207,8 +233,12 @@ class Heartbeat:
         self.status = DETACHED
         self._stopping = True
         self._wake.set()
-        # A thread that hangs on a store that does not answer will not end now.
-        self._thread.join(timeout=2 if self._store_answers() else 0)
+        if self._store_answers():
+            self._thread.join(timeout=2 + 1.5 * self.period_s)
+        if self._thread.is_alive():
+            self._connection.cut()
+            self._thread.join(timeout=2)
+        self._connection.close()
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
         """See Transport."""
@@ -237,6 +267,33 @@ class Heartbeat:
         finally:
             self._deadlines.remove(deadline_s)
 
+    def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
+        """See Transport."""
+        ended = False
+        while not ended:
+            deadline_s = heard_s() + self._timeout_s
+            if time.monotonic() >= deadline_s:
+                raise self.explain(what, f"did not finish in {self._timeout_s:g} s", timed_out=True)
+            with self.waiting_until(deadline_s):
+                ended = event.wait(min(self.period_s, max(0.0, deadline_s - time.monotonic())))
+            if not ended:
+                self.check(what)
+
+    def in_time(self, call: Callable[[], _T], what: str) -> _T:
+        """What a call that waits for other ranks returns; an error that names the one to blame if it fails or is late.
+
+        The call is made in another thread, which is left behind where it does not come back.
+        """
+        try:
+            with self.waiting_until(time.monotonic() + self._timeout_s):
+                return in_time(
+                    call, timeout_s=self._timeout_s, thread_name="laconic-store", look=lambda: self.check(what)
+                )
+        except TimeoutError as exc:
+            raise self.explain(what, f"did not finish in {self._timeout_s:g} s", timed_out=True) from exc
+        except RuntimeError as exc:
+            raise self.explain(what, one_line(exc)) from exc
+
     def fail(self, rank: int, reason: str) -> None:
         """Record that `rank` has failed; the first record wins. Returns when the others can read it, or cannot."""
         if self._failure is None and self._last_words is None:
@@ -256,7 +313,7 @@ class Heartbeat:
         if self._failure is not None:
             self._stay()
             rank, reason = self._failure
-            raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
+            raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.", rank=rank)
         if self._store_gone:
             raise self._no_store(operation, "is gone")
 
@@ -280,11 +337,9 @@ class Heartbeat:
             # One that has detached went its way in peace, unless there is no other.
             rank = min(silent, key=lambda rank: (self._heard[rank][1] == DETACHED, rank))
             status = self._heard[rank][1]
-            # Ranks that run out of data at different times are the usual reason.
-            uneven = "has detached: ranks must make the same number of steps, or train inside session.join()"
-            reason = uneven if status == DETACHED else f'stopped answering; it last said "{status}"'
+            reason = _WHY_SILENT.get(status, f'stopped answering; it last said "{status}"')
             self.fail(rank, reason)
-            return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.")
+            return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.", rank=rank)
         said = ", ".join(f'rank {rank} says "{status}"' for rank, (_, status) in sorted(self._heard.items()))
         said = one_line(said, 400)
         # With what was seen: this rank only gave up first, another one is to blame.
@@ -307,8 +362,3 @@ class Heartbeat:
             f"{operation} on rank {self.rank} cannot finish: rank 0 or the launcher, which hosts the job's store, "
             f"{state}."
         )
-
-
-def job_store() -> dist.Store:
-    """A connection of our own to the job's store: a blocking call on a shared one would hold up everybody else's."""
-    return dist.distributed_c10d._get_default_store().clone()  # pyrefly: ignore[missing-attribute]

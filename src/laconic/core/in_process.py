@@ -10,6 +10,7 @@ error that shows both calls, instead of the hang or the mixed-up data a real net
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -390,12 +391,26 @@ class InProcessTransport:
             cluster._texts.pop(number - 1, None)
         return [texts[rank] for rank in range(self.world_size)]
 
+    def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
+        """See Transport."""
+        while not event.wait(_SLICE_S):
+            self.raise_if_peer_failed(what)
+            if time.monotonic() - heard_s() >= self.cluster.timeout_s:
+                said = [
+                    f'rank {rank} says "{said}"' for rank, said in self.cluster._status.items() if rank != self.rank
+                ]
+                problem = f"did not finish in {self.cluster.timeout_s:g} s; {', '.join(said)}"
+                self.announce_failure(f"gave up: {what} {problem}")
+                raise CommunicationError(f"{what} on rank {self.rank}: {problem}.")
+
     def known_failure(self, operation: str = "communication") -> CommunicationError | None:
         """See Transport."""
         failure = self.cluster._failure
         if failure is None:
             return None
-        return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {failure[0]} {failure[1]}.")
+        return PeerLost(
+            f"{operation} on rank {self.rank} cannot finish: rank {failure[0]} {failure[1]}.", rank=failure[0]
+        )
 
     def raise_if_peer_failed(self, operation: str = "communication") -> None:
         """See Transport."""

@@ -197,6 +197,10 @@ class PacedTransport:
         """See Transport; too small to be held back."""
         return self.inner.gather_texts(text, what=what, exchange=exchange, advice=advice)
 
+    def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
+        """See Transport."""
+        self.inner.wait_for(event, what, heard_s=heard_s)
+
     def known_failure(self) -> CommunicationError | None:
         """See Transport."""
         return self.inner.known_failure()

@@ -6,6 +6,7 @@ script issues. A wait that fails finds out who is to blame (see heartbeat.py).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from laconic.core.heartbeat import Heartbeat, job_store
+from laconic.core.heartbeat import Heartbeat
 from laconic.core.hosts import Hosts, hosts_of, name_of_host
+from laconic.core.job_store import JobStore, in_time
 from laconic.core.tallies import Tallies
 from laconic.core.transport import (
     DETACHED,
@@ -75,29 +77,28 @@ class TorchTransport:
         self._may_destroy = False
         self._taken = False
         self._heartbeat: Heartbeat | None = None
+        self._questions: JobStore | None = None
         self._tallies: Tallies | None = None
-        self._hosts: Hosts | None = ((0,),) if self.world_size == 1 else None
+        self.hosts: Hosts = ((0,),)
         if self.world_size == 1:
             return
-        self._group, self._may_destroy = _private_group(parent, config, self.rank, timeout_s)
         with _naming_the_store(self.rank, time.monotonic()):
-            self._heartbeat = Heartbeat(self._group, self.rank, self.world_size, timeout_s)
-            self._names = dist.PrefixStore(f"laconic/hosts/{self._group.group_name}", job_store())
-            self._names.set(str(self.rank), name_of_host())
-            self._tallies = Tallies(self._group.group_name, self._heartbeat, timeout_s)
-
-    @property
-    def hosts(self) -> Hosts:
-        """See Transport; asks the job's store the first time."""
-        if self._hosts is None:
-            try:
-                names = self._names.multi_get([str(rank) for rank in range(self.world_size)])
-            except RuntimeError as exc:
-                raise CommunicationError(
-                    f"rank {self.rank} could not learn which ranks share a host: {one_line(exc)}."
-                ) from exc
-            self._hosts = hosts_of([name.decode() for name in names])
-        return self._hosts
+            self._questions, place = _connect(parent, self.rank, timeout_s)
+            beats = JobStore(timeout_s=timeout_s)
+        self._heartbeat = Heartbeat(beats, f"{place}/beats", self.rank, self.world_size, timeout_s)
+        try:
+            # torch waits on the script's own connection to the store for all to come: so they have come before that.
+            advice = "every rank of the process group must call laconic.attach"
+            names = self._heartbeat.gather_texts(name_of_host(), what="attaching", exchange=0, advice=advice)
+            self.hosts = hosts_of(names)
+            self._group = self._heartbeat.group = _private_group(parent, config, self._heartbeat, timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        # torch names a part of the job after its ranks and how many groups exist, so destroying one would give its
+        # name, and the stale addresses stored under it, to the next.
+        self._may_destroy = parent is dist.group.WORLD
+        self._tallies = Tallies(self._questions.under(place), self._heartbeat)
 
     def _start(
         self,
@@ -290,6 +291,11 @@ class TorchTransport:
             raise CommunicationError("the transport is closed; attach again to communicate.")
         return self._heartbeat.gather_texts(text, what=what, exchange=exchange, advice=advice)
 
+    def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
+        """See Transport."""
+        if self._heartbeat is not None:
+            self._heartbeat.wait_for(event, what, heard_s=heard_s)
+
     def known_failure(self) -> CommunicationError | None:
         """See Transport."""
         return self._heartbeat.lost if self._heartbeat is not None else None
@@ -310,6 +316,9 @@ class TorchTransport:
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
+        questions, self._questions = self._questions, None
+        if questions is not None:
+            questions.cut()
         group, self._group = self._group, None
         if group is not None and dist.is_initialized() and self._may_destroy:
             dist.destroy_process_group(group)
@@ -443,42 +452,40 @@ def _naming_the_store(rank: int, began_s: float) -> Iterator[None]:
     """Inside, the job's store is used while attaching; an error says who hosts it and how long this rank waited."""
     try:
         yield
-    except RuntimeError as exc:
+    except (RuntimeError, TimeoutError) as exc:
+        state = "does not answer" if isinstance(exc, TimeoutError) else "is gone"
         raise PeerLost(
             f"attaching on rank {rank} failed after {time.monotonic() - began_s:.1f} s: rank 0 or the launcher, which "
-            f"hosts the job's store, is gone ({one_line(exc, 120)})."
+            f"hosts the job's store, {state} ({one_line(exc, 120)})."
         ) from exc
 
 
-def _private_group(
-    parent: dist.ProcessGroup, config: str, rank: int, timeout_s: float
-) -> tuple[dist.ProcessGroup, bool]:
-    """A group with the same ranks for laconic alone, and whether it may be destroyed while the job goes on."""
-    ranks = dist.get_process_group_ranks(parent)
-    whole_job = parent is dist.group.WORLD
-    backends = {item.split(":", 1)[1] for item in config.split(",")}
-    began_s = time.monotonic()
-    with _naming_the_store(rank, began_s):
-        store = dist.PrefixStore(f"laconic/attach/{parent.group_name}", job_store())
-        attempt = store.add(str(rank), 1)
+def _connect(parent: dist.ProcessGroup, rank: int, timeout_s: float) -> tuple[JobStore, str]:
+    """A connection to the job's store, and where in it this session has its place: all ranks come to the same."""
+    questions = JobStore(timeout_s=timeout_s)
+    sessions = questions.under(f"laconic/{parent.group_name}/sessions")
     try:
+        number = in_time(lambda: sessions.add(str(rank), 1), timeout_s=timeout_s, thread_name="laconic-store")
+    except BaseException:
+        questions.cut()
+        raise
+    return questions, f"laconic/{parent.group_name}/{number}"
+
+
+def _private_group(parent: dist.ProcessGroup, config: str, heartbeat: Heartbeat, timeout_s: float) -> dist.ProcessGroup:
+    """A group with the same ranks for laconic alone."""
+    backends = {item.split(":", 1)[1] for item in config.split(",")}
+
+    def make() -> dist.ProcessGroup:
         group = dist.new_group(
-            ranks=ranks,
+            ranks=dist.get_process_group_ranks(parent),
             # When time is up we act, and can say who is to blame; the backend would be second.
             timeout=timedelta(seconds=timeout_s + (_GPU_GRACE_S if torch.cuda.is_available() else _GRACE_S)),
             backend=backends.pop() if len(backends) == 1 else config,
-            use_local_synchronization=not whole_job,
+            use_local_synchronization=parent is not dist.group.WORLD,
             group_desc="laconic",
         )
-    except RuntimeError as exc:
-        with _naming_the_store(rank, began_s):
-            absent = [str(other) for other in range(len(ranks)) if store.add(str(other), 0) < attempt]
-        who = f"rank {', '.join(absent)} did not attach" if absent else one_line(exc)
-        raise CommunicationError(
-            f"attaching on rank {rank} failed after {time.monotonic() - began_s:.1f} s: {who}. Every rank of the "
-            "process group must call laconic.attach."
-        ) from exc
-    # torch names a part of the job after its ranks and how many groups exist, so destroying one would give its
-    # name, and the stale addresses stored under it, to the next.
-    assert isinstance(group, dist.ProcessGroup)
-    return group, whole_job
+        assert isinstance(group, dist.ProcessGroup)
+        return group
+
+    return heartbeat.in_time(make, "attaching")

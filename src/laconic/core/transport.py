@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -233,6 +233,14 @@ class Transport(Protocol):
 
         Raises as soon as another rank has begun an exchange numbered above `exchange`, or has detached: it will not
         come. what: what this rank is doing, in words. advice: what to do then, as sentences.
+        """
+        ...
+
+    def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
+        """Return when `event` is set; raise, naming the rank to blame, when nothing was heard for `timeout_s`.
+
+        For waits that other ranks end in a way of their own. heard_s: when one of them was last heard of, by
+        time.monotonic().
         """
         ...
 

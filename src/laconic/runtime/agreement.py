@@ -154,7 +154,7 @@ def with_last_words(error: PeerLost, transport: Transport) -> PeerLost:
             transport.raise_if_peer_failed()
         except PeerLost as words:
             # First the cause: a rank that went may have gone because of another one.
-            return PeerLost(f"{words} Also: {error}")
+            return PeerLost(f"{words} Also: {error}", rank=words.rank)
         time.sleep(0.1)
     return error
 

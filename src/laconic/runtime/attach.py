@@ -21,7 +21,7 @@ from laconic.core.paced import PacedTransport, link_from_environment
 from laconic.core.tensor import TensorSpec
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
-from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient, one_line
+from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient
 from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
 from laconic.runtime.collective_costs import settle, what_was_settled
 from laconic.runtime.engine import Engine
@@ -41,7 +41,7 @@ from laconic.runtime.job import Job
 from laconic.runtime.loss_scale import LossScale
 from laconic.runtime.optimizer_state import broadcast_optimizer_state, check_optimizer_state
 from laconic.runtime.servers.server_pool import ServerPool
-from laconic.runtime.session import Session, close_after
+from laconic.runtime.session import Session, announce, close_after
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
 
@@ -115,7 +115,7 @@ def attach(
         job = Job(model, parameters, optimizers, chosen, wire, engine, clock, events, stopwatch, unused, scale)
         return _start(job, cleanup, init_sync=init_sync, sync_optimizer=sync_optimizer)
     except BaseException as error:
-        wire.announce_failure(f"raised {type(error).__name__} while attaching: {one_line(error)}")
+        announce(wire, error, while_doing=" while attaching")
         close_after(error, cleanup)
         raise
 

@@ -12,8 +12,8 @@ import torch
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import Resize
-from laconic.core.transport import DETACHING, Traffic
-from laconic.errors import one_line
+from laconic.core.transport import DETACHING, Traffic, Transport
+from laconic.errors import PeerLost, one_line
 from laconic.runtime.agreement import agree
 from laconic.runtime.checkpoint import compare, pack, read
 from laconic.runtime.consensus import average, consensus_distance
@@ -268,6 +268,7 @@ class Session:
         self._job.transport.set_status(DETACHING)  # a rank that waits for this one elsewhere does so in vain
         if self._hooks is not None:
             self._hooks.finish_updates()
+            self._hooks.wait()
         if self._buffers is not None:
             self._buffers.synchronize()
         self._job.stopwatch.flush()
@@ -284,7 +285,7 @@ class Session:
         """Undo everything without waiting for anybody, and tell the others why this rank will not come."""
         self._attached = False
         if not self._job.engine.failed():
-            self._job.transport.announce_failure(f"raised {type(error).__name__}: {one_line(error)}")
+            announce(self._job.transport, error)
         close_after(error, self._cleanup)
 
     def __enter__(self) -> Self:
@@ -297,6 +298,15 @@ class Session:
             self.detach()
         elif self._attached:
             self._release_after(error)
+
+
+def announce(transport: Transport, error: BaseException, *, while_doing: str = "") -> None:
+    """Tell the other ranks why this one will not come: another one's fault, if the error says so."""
+    said, lost = one_line(error), error.rank if isinstance(error, PeerLost) else None
+    if lost is None or lost == transport.rank:
+        transport.announce_failure(f"raised {type(error).__name__}{while_doing}: {said}")
+    else:
+        transport.announce_failure(f"was lost, says rank {transport.rank}: {said}", rank=lost)
 
 
 def close_after(error: BaseException, cleanup: ExitStack) -> None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 import torch
 
-from laconic.core.caller import Caller
+from laconic.core.caller import Caller, Reply
 from laconic.core.frames import Frame, new_token
 from laconic.core.interface import local_address
 from laconic.core.listener import Listener, ReplyTo
@@ -35,7 +35,6 @@ from laconic.runtime.pairwise_messages import PairwiseMessages, make_pairwise_me
 
 _AVERAGE, _BYE = 1, 2
 _MOST_DIGITS = 15
-_LOOK_S = 0.2
 
 
 class AsyncPairHooks(TrainingHooks):
@@ -95,6 +94,7 @@ class AsyncPairHooks(TrainingHooks):
                 rank=transport.rank,
                 timeout_s=transport.timeout_s,
                 name=f"rank {peer}",
+                peer=peer,
                 count=count,
                 link=link,
             )
@@ -114,13 +114,8 @@ class AsyncPairHooks(TrainingHooks):
             peer = self._choose.choice(list(self._callers))
             try:
                 self._average_with(peer)
-            except PeerLost as exc:
-                self._error = self._error or exc
             except CommunicationError as exc:
-                self._error = self._error or exc
-                # Replicas answer from a thread that waits for nobody, so whoever does not answer stands still.
-                rank = self._job.transport.rank
-                self._job.transport.announce_failure(f"did not answer rank {rank}: {one_line(exc)}", rank=peer)
+                self._error = self._error or self._lost(peer, exc)
             except Exception as exc:  # noqa: BLE001 - carried to the training thread by before_step()
                 self._error = CommunicationError(
                     f"averaging with rank {peer} failed on rank {self._job.transport.rank}: {type(exc).__name__}: "
@@ -129,6 +124,14 @@ class AsyncPairHooks(TrainingHooks):
             self._idle.set()
             if self._error is not None:
                 return
+
+    def _lost(self, peer: int, error: CommunicationError) -> PeerLost:
+        """A neighbour did not do what it was asked for: it answers from a thread that waits for nobody."""
+        if isinstance(error, PeerLost):
+            return error
+        rank = self._job.transport.rank
+        self._job.transport.announce_failure(f"did not answer rank {rank}: {one_line(error)}", rank=peer)
+        return PeerLost(str(error), rank=peer)
 
     def _average_with(self, peer: int) -> None:
         with self._lock, torch.no_grad():
@@ -167,7 +170,8 @@ class AsyncPairHooks(TrainingHooks):
         if not outsider and sender not in self._said_goodbye and not self._stopping and self._error is None:
             self._error = PeerLost(
                 f"averaging on rank {self._job.transport.rank} cannot go on: rank {sender} {reason} before the end of "
-                "training."
+                "training.",
+                rank=sender,
             )
             self._all_said_goodbye.set()
 
@@ -248,18 +252,24 @@ class AsyncPairHooks(TrainingHooks):
 
     def leave(self) -> None:
         """Say goodbye; answer neighbours until they have, too, as long as they make steps."""
-        limit_s, rank = self._job.transport.timeout_s, self._job.transport.rank
-        self._idle.wait(limit_s + 5.0)
+        self._idle.wait(self._job.transport.timeout_s + 5.0)
         self._check()
-        for caller in self._callers.values():
-            caller.call(_BYE, what="goodbye").wait()
-        while not self._all_said_goodbye.wait(_LOOK_S):
-            if time.monotonic() - self._heard_s > limit_s:
-                late = next(peer for peer in self._messages.answers if peer not in self._said_goodbye)
-                problem = f"has not detached, nor asked rank {rank} for anything for {limit_s:g} s"
-                self._job.transport.announce_failure(problem, rank=late)
-                raise PeerLost(f"detaching on rank {rank} cannot finish: rank {late} {problem}.")
+        self._say_goodbye()
         self._check()
+        self._job.transport.wait_for(self._all_said_goodbye, "detaching", heard_s=lambda: self._heard_s)
+        self._check()
+
+    def _say_goodbye(self) -> None:
+        said: dict[int, Reply] = {}
+        for peer in (*self._callers, *self._callers):  # all are told before the first answer is waited for
+            try:
+                if peer in said:
+                    said[peer].wait()
+                else:
+                    said[peer] = self._callers[peer].call(_BYE, what="goodbye")
+            except CommunicationError as exc:
+                self._error = self._error or self._lost(peer, exc)
+                return
 
     def detach(self) -> None:
         """See TrainingHooks; neighbours that were not told goodbye take it for a loss."""

@@ -128,6 +128,7 @@ class Client:
                         name=f"server {number} of rank {number % transport.world_size}"
                         if started_by_ranks
                         else f"server {number}",
+                        peer=number % transport.world_size if started_by_ranks else None,
                         connect_timeout_s=min(60.0, timeout_s),
                         count=lambda payload, overhead: traffic.count("control", "frames", overhead),
                         link=link,
@@ -172,10 +173,14 @@ class Client:
             self.failure = error
             # A rank that has ended may have said why, and a server ends with the rank that started it.
             if isinstance(error, PeerLost) or GONE in str(error):
-                self.failure = with_last_words(PeerLost(str(error)), self._transport)
+                self.failure = with_last_words(PeerLost(str(error), rank=self._rank_of(error)), self._transport)
             elif lost:
                 self.failure = PeerLost(str(error))
         return self.failure
+
+    @staticmethod
+    def _rank_of(error: CommunicationError) -> int | None:
+        return error.rank if isinstance(error, PeerLost) else None
 
     def configure(self, about: Sequence[Configuration]) -> None:
         """Describe the job to every server; one rank does."""
