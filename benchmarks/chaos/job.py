@@ -15,11 +15,9 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.chaos import rank as one_rank
-from benchmarks.chaos.scenario import FROZEN_S, TIMEOUT_S, Scenario
+from benchmarks.chaos.scenario import FROZEN_S, LATE_S, TIMEOUT_S, Scenario
 
 START_LIMIT_S = 60.0
-LATE_S = 2.0
-"""By how much a survivor may exceed the job's own time limit."""
 LEFTOVER_S = 14.0
 """How long servers started beside a rank that died may stay, to tell the others who it was."""
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
-from benchmarks.chaos.scenario import STEPS, STRATEGIES, TIMEOUT_S, Scenario
+from benchmarks.chaos.scenario import LATE_S, STEPS, STRATEGIES, TIMEOUT_S, Scenario
 from laconic.errors import LaconicError, PeerLost
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM, "frozen": signal.SIGSTOP}
@@ -53,8 +53,10 @@ class Rank:
         return 0 if ended["outcome"] == "finished" else 1
 
     def _threads(self) -> list[str]:
-        """Laconic's threads that are still there a moment after the session was released."""
-        deadline_s = time.monotonic() + 3.0
+        """Laconic's threads that are still there when everything should be over."""
+        fault = self.folder / "fault"
+        deadline_s = float(fault.read_text()) + TIMEOUT_S + LATE_S if fault.exists() else 0.0
+        deadline_s = max(deadline_s, time.monotonic() + 3.0)
         while True:
             names = [thread.name for thread in threading.enumerate() if thread.name.startswith("laconic")]
             if not names or time.monotonic() > deadline_s:
@@ -134,6 +136,8 @@ class Rank:
     def _loop(self, model: nn.Module, optimizer: torch.optim.Optimizer, session: laconic.Session) -> None:
         generator = torch.Generator().manual_seed(self.rank)
         for self._step in range(STEPS):
+            if self._step == STEPS - 1:
+                self._write(f"last{self.rank}", "")
             inputs = torch.randn(8, 64, generator=generator)
             model(inputs).square().mean().backward()
             self._moment("before step")
@@ -147,7 +151,6 @@ class Rank:
                 elif self.scenario.moment == "average":
                     self._moment("average")
                     session.average()
-        self._write(f"looped{self.rank}", "")
         self._moment("detach")
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 TIMEOUT_S = 8.0
 """Of every wait in the jobs; longer than a rank is frozen for."""
+LATE_S = 2.0
+"""By how much a survivor may exceed the job's own time limit."""
 FROZEN_S = 5.0
 STEPS = 16
 """A multiple of every period: the last step of all strategies needs everybody."""
@@ -77,16 +79,19 @@ def draw(number: int, seed: int, only: str | None) -> Scenario:
     chance = random.Random(f"{seed}/{number}")
     names = [name for name in STRATEGIES if only is None or only in name]
     combined = chance.randrange(10**6)
+    moment = MOMENTS[combined % len(MOMENTS)]
+    # Late enough to come at any moment, and early enough that the rank is still there.
+    delay_s = chance.choice((0.0, 0.0, 0.001) if moment == "detach" else (0.0, 0.0, 0.001, 0.01, 0.03))
     return Scenario(
         number=number,
         strategy=names[number % len(names)],
-        moment=MOMENTS[combined % len(MOMENTS)],
+        moment=moment,
         fault=FAULTS[combined // len(MOMENTS) % len(FAULTS)],
         world_size=(world_size := chance.choice((3, 4))),
         victim=chance.randrange(world_size),
-        step=chance.randrange(1, STEPS - 1),
+        step=chance.randrange(1, STEPS // 2 if delay_s else STEPS - 1),
         store=chance.choice(("launcher", "rank 0")),
         style=chance.choice(("with", "finally", "bare")),
         batch_norm=chance.random() < 0.3,
-        delay_s=chance.choice((0.0, 0.0, 0.001, 0.01, 0.1)),
+        delay_s=delay_s,
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.chaos.job import LATE_S, Ended
-from benchmarks.chaos.scenario import TIMEOUT_S, UNORDERED, Scenario
+from benchmarks.chaos.job import Ended
+from benchmarks.chaos.scenario import LATE_S, TIMEOUT_S, UNORDERED, Scenario
 
 CLOSE = 1e-4
 
@@ -54,8 +54,8 @@ def _of_rank(scenario: Scenario, ended: Ended, rank: int, folder: Path, *, is_vi
     if late_s > TIMEOUT_S + LATE_S:
         found.append(f"late: rank {rank} ended {late_s:.1f} s after the fault")
     if outcome == "finished":
-        # A signal that comes a moment late may meet a rank that has made all its steps.
-        done = (folder / f"looped{scenario.victim}").exists()
+        # A signal that comes a moment late may meet a rank that has done all that the others need of it.
+        done = (folder / f"last{scenario.victim}").exists()
         may_finish = done or scenario.strategy in UNORDERED
         if not may_finish:
             found.append(f"silent: rank {rank} finished as if nothing had happened")

@@ -192,7 +192,8 @@ def tables(results: Results) -> list[Text | Table]:
     ]
     sections += [Text(sentence, style="bold green") for sentence in results.advice]
     notes = (
-        "ms/step: median of the timed steps. exposed: waiting for the network, beyond what the step computes alone. "
+        "ms/step: median of the timed steps; their mean where most exchange nothing, and on a GPU the wall clock of "
+        "whole turns. exposed: waiting for the network, beyond what the step computes alone. "
         "encode: waiting for one's own compression. sent: bytes each rank sent per step"
     )
     sources = {row.wire_bytes_source for row in results.rows}

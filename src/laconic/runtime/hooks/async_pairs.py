@@ -56,6 +56,8 @@ class AsyncPairHooks(TrainingHooks):
         self._callers: dict[int, Caller] = {}
         self._listener: Listener | None = None
         self._error: CommunicationError | None = None
+        self._named = False
+        """Whether this rank has told the others of the error itself."""
         self._said_goodbye: set[int] = set()
         self._all_said_goodbye = threading.Event()
         self._heard_s = time.monotonic()
@@ -129,6 +131,7 @@ class AsyncPairHooks(TrainingHooks):
         """A neighbour did not do what it was asked for: it answers from a thread that waits for nobody."""
         if isinstance(error, PeerLost):
             return error
+        self._named = True
         rank = self._job.transport.rank
         self._job.transport.announce_failure(f"did not answer rank {rank}: {one_line(error)}", rank=peer)
         return PeerLost(str(error), rank=peer)
@@ -186,7 +189,7 @@ class AsyncPairHooks(TrainingHooks):
 
     def _check(self) -> None:
         """Raise what went wrong in the background."""
-        if isinstance(self._error, PeerLost):
+        if isinstance(self._error, PeerLost) and not self._named:
             raise with_last_words(self._error, self._job.transport) from self._error
         if self._error is not None:
             raise self._error

@@ -22,8 +22,10 @@ from laconic.runtime.servers.server import Server
 _LOG = logging.getLogger("laconic")
 _START_S = 120.0
 """A process must first import torch and compile kernels, and many may do so at the same time."""
+_HANG_UP_S = 2.0
+"""What ranks need to disconnect when all have said goodbye; one that takes longer stands still."""
 _END_S = 10.0
-"""What a process needs to end when no rank is connected any more."""
+"""What a process needs to end when it was killed, and its reader after it."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class ThreadServer:
     def stop(self, *, at_once: bool) -> None:
         """See LocalServer."""
         if not at_once:
-            self._service.finished.wait(_END_S)
+            self._service.finished.wait(_HANG_UP_S)
         self._service.finished.set()
         self._listener.close()
 
@@ -130,7 +132,7 @@ class ProcessServer:
         try:
             if not at_once:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_S)
+                    self._process.wait(_HANG_UP_S)
             # Every rank that needs it has said goodbye, or the job is over: nothing is lost with it.
             self._process.kill()
             try:
