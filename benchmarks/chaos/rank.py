@@ -54,6 +54,8 @@ class Rank:
 
     def _threads(self) -> list[str]:
         """Laconic's threads that are still there when everything should be over."""
+        if self.scenario.style == "bare":
+            return []  # it has not detached, and the process ends: the others are waiting for that
         fault = self.folder / "fault"
         deadline_s = float(fault.read_text()) + TIMEOUT_S + LATE_S if fault.exists() else 0.0
         deadline_s = max(deadline_s, time.monotonic() + 3.0)

@@ -39,7 +39,7 @@ def _of_rank(scenario: Scenario, ended: Ended, rank: int, folder: Path, *, is_vi
         how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
         return [f"foreign: rank {rank} ended by {how}"]
     found: list[str] = []
-    if said["threads"] and scenario.style != "bare":
+    if said["threads"]:
         found.append(f"thread left: rank {rank} has {said['threads']}")
     outcome = said["outcome"]
     if scenario.fault == "frozen":

@@ -475,17 +475,22 @@ def _connect(parent: dist.ProcessGroup, rank: int, timeout_s: float) -> tuple[Jo
 def _private_group(parent: dist.ProcessGroup, config: str, heartbeat: Heartbeat, timeout_s: float) -> dist.ProcessGroup:
     """A group with the same ranks for laconic alone."""
     backends = {item.split(":", 1)[1] for item in config.split(",")}
+    # When time is up we act, and can say who is to blame; the backend would be second.
+    limit = timedelta(seconds=timeout_s + (_GPU_GRACE_S if torch.cuda.is_available() else _GRACE_S))
+    # All are here, so that connecting to each other takes a moment; where it does not, it ends in time even if Gloo
+    # waits twice, for addresses and for connections.
+    connecting = timedelta(seconds=timeout_s / 2) if backends == {"gloo"} else limit
 
     def make() -> dist.ProcessGroup:
         group = dist.new_group(
             ranks=dist.get_process_group_ranks(parent),
-            # When time is up we act, and can say who is to blame; the backend would be second.
-            timeout=timedelta(seconds=timeout_s + (_GPU_GRACE_S if torch.cuda.is_available() else _GRACE_S)),
-            backend=backends.pop() if len(backends) == 1 else config,
+            timeout=connecting,
+            backend=next(iter(backends)) if len(backends) == 1 else config,
             use_local_synchronization=parent is not dist.group.WORLD,
             group_desc="laconic",
         )
         assert isinstance(group, dist.ProcessGroup)
+        dist.distributed_c10d._set_pg_timeout(limit, group)
         return group
 
     return heartbeat.in_time(make, "attaching")
