@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -402,6 +403,10 @@ class InProcessTransport:
                 problem = f"did not finish in {self.cluster.timeout_s:g} s; {', '.join(said)}"
                 self.announce_failure(f"gave up: {what} {problem}")
                 raise CommunicationError(f"{what} on rank {self.rank}: {problem}.")
+
+    def waiting_until(self, deadline_s: float) -> AbstractContextManager[None]:
+        """See Transport."""
+        return nullcontext()
 
     def silent_rank(self, operation: str) -> int | None:
         """See Transport; threads of one process do not stop answering."""

@@ -15,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -200,6 +201,10 @@ class PacedTransport:
     def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
         """See Transport."""
         self.inner.wait_for(event, what, heard_s=heard_s)
+
+    def waiting_until(self, deadline_s: float) -> AbstractContextManager[None]:
+        """See Transport."""
+        return self.inner.waiting_until(deadline_s)
 
     def silent_rank(self, operation: str) -> int | None:
         """See Transport."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch
@@ -289,6 +290,10 @@ class TorchTransport:
         """See Transport."""
         if self._heartbeat is not None:
             self._heartbeat.wait_for(event, what, heard_s=heard_s)
+
+    def waiting_until(self, deadline_s: float) -> AbstractContextManager[None]:
+        """See Transport."""
+        return nullcontext() if self._heartbeat is None else self._heartbeat.waiting_until(deadline_s)
 
     def silent_rank(self, operation: str) -> int | None:
         """See Transport."""

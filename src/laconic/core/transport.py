@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -241,6 +242,13 @@ class Transport(Protocol):
 
         For waits that other ranks end in a way of their own. heard_s: when one of them was last heard of, by
         time.monotonic().
+        """
+        ...
+
+    def waiting_until(self, deadline_s: float) -> AbstractContextManager[None]:
+        """Inside, this rank waits for others in a way of its own, until then by time.monotonic().
+
+        Before that it begins to listen to them, so that it knows by then who has stopped answering.
         """
         ...
 

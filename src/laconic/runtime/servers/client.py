@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from laconic.runtime.servers.protocol import (
     STATE,
     Configuration,
     GroupSettings,
+    patience_s,
 )
 
 _CPU = torch.device("cpu")
@@ -49,7 +51,7 @@ class ServerAnswer:
     def wait(self) -> None:
         """See Work."""
         try:
-            self._reply.wait()
+            self._client.wait(self._reply)
         except CommunicationError as exc:
             error = self._client.explain(exc)
             if error is exc:
@@ -165,6 +167,15 @@ class Client:
         for answer in answers:
             answer.wait()
 
+    def wait(self, reply: Reply) -> None:
+        """Return when an answer is here, or raise."""
+        if reply.done():
+            reply.wait()
+            return
+        # A server gives up first: then this rank must know who has stopped answering.
+        with self._transport.waiting_until(time.monotonic() + patience_s(self._transport.timeout_s)):
+            reply.wait()
+
     def explain(self, error: CommunicationError) -> CommunicationError:
         """The error of a request, with the reason of the rank that caused it if that rank has given one."""
         lost = isinstance(error, PeerLost) or LOST in str(error)
@@ -186,12 +197,15 @@ class Client:
 
     def _of_those_who_wait(self, error: CommunicationError) -> PeerLost:
         """The error of a server that has waited for some ranks too long: one of them may hold up the others."""
+        named = self._rank_of(error)
+        if named is not None:
+            return PeerLost(str(error), rank=named)
         try:
             silent = self._transport.silent_rank("communication")
         except PeerLost as lost:
             return PeerLost(f"{lost} Also: {error}", rank=lost.rank)
         if silent is None:
-            return PeerLost(str(error), rank=self._rank_of(error))
+            return PeerLost(str(error))
         here = self._transport.rank
         return PeerLost(
             f"communication on rank {here} cannot finish: rank {silent} stopped answering. Also: {error}", rank=silent

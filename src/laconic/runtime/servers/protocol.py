@@ -35,6 +35,7 @@ from laconic.errors import CommunicationError, one_line
 
 JOIN, CONFIGURE, REDUCE, PUSH, REST, STATE, RESTORE, PULL, BYE, MISSING = range(1, 11)
 
+_FORE_S = 5.0
 LOST = "job lost: "
 """How an error begins that names a rank without which the job cannot go on; if it is to blame, right after this."""
 GONE = "before the end of training"
@@ -65,6 +66,11 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 GroupSettings = dict[str, object]
 """Settings of one parameter group: numbers, truth values and lists of them."""
+
+
+def patience_s(limit_s: float) -> float:
+    """How long a server lets workers wait for each other: a little less than their own limit, so that it says why."""
+    return limit_s - min(_FORE_S, 0.1 * limit_s)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from laconic.runtime.servers.protocol import (
     RESTORE,
     STATE,
     Configuration,
+    patience_s,
 )
 from laconic.runtime.servers.server_optimizer import check_values
 from laconic.runtime.servers.sum_server import SumServer
@@ -40,8 +41,6 @@ from laconic.strategy import Strategy
 _LOG = logging.getLogger("laconic")
 _STAY_S = 10.0
 """How long a server stays after a rank was lost, for the others to learn of it."""
-_FORE_S = 5.0
-"""A wait that is too long is ended this much before the workers would end it themselves, or a tenth of their limit."""
 
 
 class Server:
@@ -187,7 +186,7 @@ class Server:
         """End waits that are too long, and a job that was lost a while ago."""
         assert self._about is not None
         limit_s = self._about.timeout_s
-        patience_s = limit_s - min(_FORE_S, 0.1 * limit_s)
+        longest_s = patience_s(limit_s)
         while not self.finished.wait(min(1.0, limit_s / 50)):
             if self._lost is not None:
                 if time.monotonic() - self._lost_s > _STAY_S:
@@ -195,7 +194,7 @@ class Server:
                 continue
             for number, part in self._all_parts():
                 waited_s, ranks = part.waiting_for()
-                if waited_s > patience_s:
+                if waited_s > longest_s:
                     who = ", ".join(map(str, ranks))
                     self.lose(
                         f"rank {who} kept the others waiting at bucket {number} for {waited_s:.3g} s; the limit is "
