@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -17,7 +16,8 @@ import torch.distributed as dist
 
 from laconic.core.heartbeat import Heartbeat
 from laconic.core.hosts import Hosts, hosts_of, name_of_host
-from laconic.core.job_store import JobStore, in_time
+from laconic.core.job_store import JobStore
+from laconic.core.meeting import Meeting
 from laconic.core.tallies import Tallies
 from laconic.core.transport import (
     DETACHED,
@@ -31,11 +31,8 @@ from laconic.core.transport import (
     broadcast_sent,
     shard_exchange_sent,
 )
-from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
+from laconic.errors import AttachError, CommunicationError, one_line
 
-_GRACE_S = 1.0
-_GPU_GRACE_S = 60.0
-"""NCCL ends the whole process at its time limit, so it gets a generous one."""
 _SLICE_S = 0.5
 """How long a wait sleeps before it looks whether a peer has failed."""
 _LARGE_ROW_BYTES = 256 * 1024
@@ -82,22 +79,19 @@ class TorchTransport:
         self.hosts: Hosts = ((0,),)
         if self.world_size == 1:
             return
-        with _naming_the_store(self.rank, time.monotonic()):
-            self._questions, place = _connect(parent, self.rank, timeout_s)
-            beats = JobStore(timeout_s=timeout_s)
-        self._heartbeat = Heartbeat(beats, f"{place}/beats", self.rank, self.world_size, timeout_s)
+        meeting = Meeting(self.rank, parent, timeout_s)
+        self._questions, place = meeting.questions, meeting.place
+        self._heartbeat = Heartbeat(meeting.beats, f"{place}/beats", self.rank, self.world_size, timeout_s)
         try:
-            # torch waits on the script's own connection to the store for all to come: so they have come before that.
+            # Before a group is made: who does not come is named here.
             advice = "every rank of the process group must call laconic.attach"
             names = self._heartbeat.gather_texts(name_of_host(), what="attaching", exchange=0, advice=advice)
             self.hosts = hosts_of(names)
-            self._group = self._heartbeat.group = _private_group(parent, config, self._heartbeat, timeout_s)
+            self._group, self._may_destroy = meeting.group(config, self._heartbeat)
         except BaseException:
             self.close()
             raise
-        # torch names a part of the job after its ranks and how many groups exist, so destroying one would give its
-        # name, and the stale addresses stored under it, to the next.
-        self._may_destroy = parent is dist.group.WORLD
+        self._heartbeat.group = self._group
         self._tallies = Tallies(self._questions.under(place), self._heartbeat)
 
     def _start(
@@ -316,12 +310,12 @@ class TorchTransport:
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
-        questions, self._questions = self._questions, None
-        if questions is not None:
-            questions.cut()
         group, self._group = self._group, None
         if group is not None and dist.is_initialized() and self._may_destroy:
             dist.destroy_process_group(group)
+        questions, self._questions = self._questions, None
+        if questions is not None:
+            questions.cut()
 
 
 class _DeviceWork:
@@ -445,52 +439,3 @@ def _messages(
     operations = [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for peer, tensor in receives]
     operations += [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]
     return dist.batch_isend_irecv(operations)
-
-
-@contextmanager
-def _naming_the_store(rank: int, began_s: float) -> Iterator[None]:
-    """Inside, the job's store is used while attaching; an error says who hosts it and how long this rank waited."""
-    try:
-        yield
-    except (RuntimeError, TimeoutError) as exc:
-        state = "does not answer" if isinstance(exc, TimeoutError) else "is gone"
-        raise PeerLost(
-            f"attaching on rank {rank} failed after {time.monotonic() - began_s:.1f} s: rank 0 or the launcher, which "
-            f"hosts the job's store, {state} ({one_line(exc, 120)})."
-        ) from exc
-
-
-def _connect(parent: dist.ProcessGroup, rank: int, timeout_s: float) -> tuple[JobStore, str]:
-    """A connection to the job's store, and where in it this session has its place: all ranks come to the same."""
-    questions = JobStore(timeout_s=timeout_s)
-    sessions = questions.under(f"laconic/{parent.group_name}/sessions")
-    try:
-        number = in_time(lambda: sessions.add(str(rank), 1), timeout_s=timeout_s, thread_name="laconic-store")
-    except BaseException:
-        questions.cut()
-        raise
-    return questions, f"laconic/{parent.group_name}/{number}"
-
-
-def _private_group(parent: dist.ProcessGroup, config: str, heartbeat: Heartbeat, timeout_s: float) -> dist.ProcessGroup:
-    """A group with the same ranks for laconic alone."""
-    backends = {item.split(":", 1)[1] for item in config.split(",")}
-    # When time is up we act, and can say who is to blame; the backend would be second.
-    limit = timedelta(seconds=timeout_s + (_GPU_GRACE_S if torch.cuda.is_available() else _GRACE_S))
-    # All are here, so that connecting to each other takes a moment; where it does not, it ends in time even if Gloo
-    # waits twice, for addresses and for connections.
-    connecting = timedelta(seconds=timeout_s / 2) if backends == {"gloo"} else limit
-
-    def make() -> dist.ProcessGroup:
-        group = dist.new_group(
-            ranks=dist.get_process_group_ranks(parent),
-            timeout=connecting,
-            backend=next(iter(backends)) if len(backends) == 1 else config,
-            use_local_synchronization=parent is not dist.group.WORLD,
-            group_desc="laconic",
-        )
-        assert isinstance(group, dist.ProcessGroup)
-        dist.distributed_c10d._set_pg_timeout(limit, group)
-        return group
-
-    return heartbeat.in_time(make, "attaching")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from laconic.core.moment import Moment
 from laconic.core.paced import PacedLink
 from laconic.core.plan import Bucket
 from laconic.core.transport import Transport
-from laconic.errors import CommunicationError, PeerLost
+from laconic.errors import CommunicationError, PeerLost, one_line
 from laconic.runtime.agreement import with_last_words
 from laconic.runtime.servers.protocol import (
     BYE,
@@ -175,12 +176,21 @@ class Client:
             if isinstance(error, PeerLost) or GONE in str(error):
                 self.failure = with_last_words(PeerLost(str(error), rank=self._rank_of(error)), self._transport)
             elif lost:
-                self.failure = PeerLost(str(error))
+                self.failure = PeerLost(str(error), rank=self._rank_of(error))
+            rank = self.failure.rank if isinstance(self.failure, PeerLost) else None
+            if rank is not None:
+                # At once: those who wait elsewhere must not take this rank, which will end, for the cause.
+                problem = f"was lost, says rank {self._transport.rank}: {one_line(self.failure)}"
+                self._transport.announce_failure(problem, rank=rank)
         return self.failure
 
     @staticmethod
     def _rank_of(error: CommunicationError) -> int | None:
-        return error.rank if isinstance(error, PeerLost) else None
+        """The rank that is lost, as the connection or a server says."""
+        if isinstance(error, PeerLost):
+            return error.rank
+        named = re.search(rf"{LOST}(?:server \d+ of )?rank (\d+) ", str(error))
+        return int(named[1]) if named else None
 
     def configure(self, about: Sequence[Configuration]) -> None:
         """Describe the job to every server; one rank does."""

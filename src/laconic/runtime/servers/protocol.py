@@ -36,7 +36,7 @@ from laconic.errors import CommunicationError, one_line
 JOIN, CONFIGURE, REDUCE, PUSH, REST, STATE, RESTORE, PULL, BYE, MISSING = range(1, 11)
 
 LOST = "job lost: "
-"""How an error begins that names a rank without which the job cannot go on."""
+"""How an error begins that names a rank without which the job cannot go on; if it is to blame, right after this."""
 GONE = "before the end of training"
 """How it ends if that rank is gone."""
 _MOST_RANKS = 2**16

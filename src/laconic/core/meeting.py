@@ -1,0 +1,100 @@
+"""Where the ranks of a session meet: a place in the job's store, and a process group for laconic alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from laconic.core.heartbeat import Heartbeat
+from laconic.core.job_store import JobStore, in_time
+from laconic.errors import PeerLost, one_line
+
+_GRACE_S = 1.0
+_GPU_GRACE_S = 60.0
+"""NCCL ends the whole process at its time limit, so it gets a generous one."""
+
+
+class Meeting:
+    """Two connections to the job's store, and a place in it that all ranks of this session come to."""
+
+    def __init__(self, rank: int, parent: dist.ProcessGroup, timeout_s: float) -> None:
+        self._parent = parent
+        self._timeout_s = timeout_s
+        with _naming_the_store(rank):
+            self.questions = JobStore(timeout_s=timeout_s)
+            sessions = self.questions.under(f"laconic/{parent.group_name}/sessions")
+            try:
+                number = in_time(lambda: sessions.add(str(rank), 1), timeout_s=timeout_s, thread_name="laconic-store")
+                self.beats = JobStore(timeout_s=timeout_s)
+            except BaseException:
+                self.questions.cut()
+                raise
+        self.place = f"laconic/{parent.group_name}/{number}"
+
+    def group(self, config: str, heartbeat: Heartbeat) -> tuple[dist.ProcessGroup, bool]:
+        """A group with the ranks of the parent, and whether it may be destroyed while the job goes on.
+
+        Called when all ranks are there.
+        """
+        backends = {item.split(":", 1)[1] for item in config.split(",")}
+        # When time is up we act, and can say who is to blame; the backend would be second.
+        limit = timedelta(seconds=self._timeout_s + (_GPU_GRACE_S if torch.cuda.is_available() else _GRACE_S))
+        if backends == {"gloo"}:
+            return heartbeat.in_time(lambda: self._gloo(limit), "attaching"), True
+        name = next(iter(backends)) if len(backends) == 1 else config
+        # torch names a part of the job after its ranks and how many groups exist, so destroying one would give its
+        # name, and the stale addresses stored under it, to the next.
+        return heartbeat.in_time(lambda: self._other(name, limit), "attaching"), self._parent is dist.group.WORLD
+
+    def _gloo(self, limit: timedelta) -> dist.ProcessGroup:
+        """As new_group makes it, but by way of our own connection to the store.
+
+        Gloo asks that for the addresses of all ranks. Where one of them has just ended, this takes as long as the
+        training script allows its own connection, unless it is one that can be cut.
+        """
+        c10d, ranks = dist.distributed_c10d, dist.get_process_group_ranks(self._parent)
+        group, _ = c10d._new_process_group_helper(
+            len(ranks),
+            dist.get_rank(self._parent),
+            ranks,
+            dist.Backend("gloo"),
+            self.questions.under(self.place),
+            self.place,  # pyrefly: ignore[bad-argument-type]
+            # All are here, so the rest takes a moment; half of the time is plenty, even if Gloo waits twice.
+            timeout=timedelta(seconds=self._timeout_s / 2),
+            group_desc="laconic",
+        )
+        assert isinstance(group, dist.ProcessGroup)
+        c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+        c10d._set_pg_timeout(limit, group)
+        return group
+
+    def _other(self, backend: str, limit: timedelta) -> dist.ProcessGroup:
+        group = dist.new_group(
+            ranks=dist.get_process_group_ranks(self._parent),
+            timeout=limit,
+            backend=backend,
+            use_local_synchronization=self._parent is not dist.group.WORLD,
+            group_desc="laconic",
+        )
+        assert isinstance(group, dist.ProcessGroup)
+        return group
+
+
+@contextmanager
+def _naming_the_store(rank: int) -> Iterator[None]:
+    """Inside, the job's store is used while attaching; an error says who hosts it and how long this rank waited."""
+    began_s = time.monotonic()
+    try:
+        yield
+    except (RuntimeError, TimeoutError) as exc:
+        state = "does not answer" if isinstance(exc, TimeoutError) else "is gone"
+        raise PeerLost(
+            f"attaching on rank {rank} failed after {time.monotonic() - began_s:.1f} s: rank 0 or the launcher, which "
+            f"hosts the job's store, {state} ({one_line(exc, 120)})."
+        ) from exc
