@@ -129,6 +129,11 @@ class Synchronization(Method):
         return self
 
     @property
+    def asks_for_length(self) -> bool:
+        """Whether it cannot be attached before it is `planned`."""
+        return False
+
+    @property
     def beginning(self) -> str:
         """The compressor that sends gradients in the first `warmup` steps in place of the strategy's; "": that one."""
         return ""

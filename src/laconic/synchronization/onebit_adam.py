@@ -59,6 +59,11 @@ class OnebitAdam(Synchronization):
         return max(1, round(self.warmup_share * self.total_steps))
 
     @property
+    def asks_for_length(self) -> bool:
+        """See Synchronization."""
+        return not self.total_steps
+
+    @property
     def beginning(self) -> str:
         """See Synchronization."""
         return self.first
@@ -79,7 +84,7 @@ class OnebitAdam(Synchronization):
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise if the length of training is not known, or the optimizer has no momentum of Adam's kind."""
-        if not self.total_steps:
+        if self.asks_for_length:
             raise AttachError(
                 "synchronization.onebit_adam begins when a share of all steps is over: say how many there will be, by "
                 'attach(..., total_steps=1000) or "onebit_adam(total_steps=1000)".'
