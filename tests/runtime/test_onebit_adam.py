@@ -20,7 +20,10 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore::lacon
 STEPS, WARMUP = 24, 6
 LR, BETAS, EPS, DECAY = 0.01, (0.8, 0.9), 1e-8, 0.1
 FLOOR = 0.05
-RULE = f"onebit_adam(warmup_share={WARMUP / STEPS}, total_steps={STEPS}, first=none, floor={FLOOR})"
+RULE = f"onebit_adam(warmup_share={WARMUP / STEPS}, total_steps={STEPS}, first=none, floor={FLOOR}, refresh_share=0)"
+REFRESHED = RULE.replace("refresh_share=0", "refresh_share=0.2")
+REFRESHES = (8, 10, 12, 15, 18, 22)
+"""From 6 steps on a fifth more each time, rounded up: 7.2, 9.6, 12, 14.4, 18, 21.6."""
 
 Compress = Callable[[torch.Tensor], torch.Tensor]
 
@@ -55,7 +58,9 @@ def _train(
     return InProcessCluster(world_size).run(one_rank)
 
 
-def _by_hand(compress: Compress | None, *, world_size: int = 3) -> dict[str, torch.Tensor]:
+def _by_hand(
+    compress: Compress | None, refreshes: tuple[int, ...] = (), *, world_size: int = 3
+) -> dict[str, torch.Tensor]:
     """Parameter by parameter, as the paper writes it, with residuals on the workers."""
     model = mlp()
     parameters = dict(model.named_parameters())
@@ -71,8 +76,8 @@ def _by_hand(compress: Compress | None, *, world_size: int = 3) -> dict[str, tor
             gradients.append({name: p.grad.clone() for name, p in parameters.items() if p.grad is not None})
         c1, c2 = (1 - beta ** (step + 1) for beta in BETAS)
         for name, p in parameters.items():
+            mean = torch.stack([g[name] for g in gradients]).mean(0)
             if step < WARMUP:
-                mean = sum(g[name] for g in gradients) / world_size
                 m[name] = BETAS[0] * m[name] + (1 - BETAS[0]) * mean
                 v[name] = BETAS[1] * v[name] + (1 - BETAS[1]) * mean**2
                 denominator = (v[name] / c2).sqrt() + EPS
@@ -80,13 +85,18 @@ def _by_hand(compress: Compress | None, *, world_size: int = 3) -> dict[str, tor
                 if step == WARMUP:
                     before = 1 - BETAS[1] ** WARMUP
                     frozen[name] = v[name].clamp(min=FLOOR * float(v[name].mean())) / before
-                sent: list[torch.Tensor] = []
-                for rank, residual in enumerate(residuals):
-                    own = BETAS[0] * m[name] + (1 - BETAS[0]) * gradients[rank][name]
-                    due = own + residual[name]
-                    sent.append(due if compress is None else compress(due))
-                    residual[name] = due - sent[-1]
-                m[name] = torch.stack(sent).mean(0)
+                if step in refreshes:
+                    weight = (1 - BETAS[1]) / (1 - BETAS[1] ** (WARMUP + refreshes.index(step) + 1))
+                    frozen[name] = (1 - weight) * frozen[name] + weight * mean**2
+                    m[name] = BETAS[0] * m[name] + (1 - BETAS[0]) * mean
+                else:
+                    sent: list[torch.Tensor] = []
+                    for rank, residual in enumerate(residuals):
+                        own = BETAS[0] * m[name] + (1 - BETAS[0]) * gradients[rank][name]
+                        due = own + residual[name]
+                        sent.append(due if compress is None else compress(due))
+                        residual[name] = due - sent[-1]
+                    m[name] = torch.stack(sent).mean(0)
                 denominator = frozen[name].sqrt() + EPS
             p.data.mul_(1 - LR * DECAY).sub_(LR * (m[name] / c1) / denominator)
     return snapshot(model)
@@ -115,9 +125,12 @@ def _signs(x: torch.Tensor) -> torch.Tensor:
         ("onebit(route=gather) + error_feedback", _signs),
     ],
 )
-def test_as_written_out_by_hand(compression: str, compress: Compress | None) -> None:
-    replicas = _train(f"{RULE} / all_reduce / {compression}")
-    expected = _by_hand(compress)
+@pytest.mark.parametrize(("rule", "refreshes"), [(RULE, ()), (REFRESHED, REFRESHES)], ids=["frozen", "refreshed"])
+def test_as_written_out_by_hand(
+    rule: str, refreshes: tuple[int, ...], compression: str, compress: Compress | None
+) -> None:
+    replicas = _train(f"{rule} / all_reduce / {compression}")
+    expected = _by_hand(compress, refreshes)
     for replica in replicas:
         assert_equal(replica, replicas[0])
         for name, value in expected.items():
@@ -196,7 +209,7 @@ def test_one_bit_learns_what_adam_learns() -> None:
 
 
 def test_a_checkpoint_continues_bit_for_bit() -> None:
-    strategy = f"{RULE} / all_reduce / onebit(route=scatter) + error_feedback"
+    strategy = f"{REFRESHED} / all_reduce / onebit(route=scatter) + error_feedback"
 
     start = mlp()
 
@@ -207,7 +220,7 @@ def test_a_checkpoint_continues_bit_for_bit() -> None:
         saved: dict[int, tuple[dict, dict, dict]] = {}
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(STEPS):
-                if step in (WARMUP - 1, WARMUP, WARMUP + 5):
+                if step in (WARMUP - 1, WARMUP, REFRESHES[0], REFRESHES[0] + 1, WARMUP + 7):
                     state = session.state_dict()
                     saved[step] = copy.deepcopy((model.state_dict(), optimizer.state_dict(), state))
                 _loss(model, step, transport.rank).backward()
@@ -238,7 +251,7 @@ def test_bytes_are_as_predicted_before_and_after_the_switch() -> None:
         model = mlp()
         optimizer = _adamw(model)
         pairs: list[tuple[int, int]] = []
-        strategy = f"{RULE.replace('first=none', 'first=int8')} / all_reduce / onebit + error_feedback"
+        strategy = f"{REFRESHED.replace('first=none', 'first=int8')} / all_reduce / onebit + error_feedback"
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(STEPS):
                 before, due = session.traffic.sent_bytes("payload"), session.predicted_bytes_per_step()
@@ -250,7 +263,7 @@ def test_bytes_are_as_predicted_before_and_after_the_switch() -> None:
 
     for pairs in InProcessCluster(4).run(one_rank):
         assert all(sent == due for sent, due in pairs), pairs
-        assert pairs[WARMUP][0] < pairs[WARMUP - 1][0]
+        assert pairs[WARMUP][0] < pairs[WARMUP - 1][0] == pairs[REFRESHES[0]][0]
 
 
 def _all_finite(value: object) -> bool:

@@ -1,5 +1,6 @@
 """WHAT goes on the wire. One file per method; its registration is its entry in the list below."""
 
+from laconic.compression.by_step import ByStep
 from laconic.compression.cast import Bf16, Fp16
 from laconic.compression.chain import Chain
 from laconic.compression.contract import Compressor, Packed, Wrapper
@@ -61,6 +62,7 @@ COMPRESSORS: Registry[Compressor] = Registry(
 __all__ = [
     "COMPRESSORS",
     "Bf16",
+    "ByStep",
     "Chain",
     "Compressor",
     "DctTopK",

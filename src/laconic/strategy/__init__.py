@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
-from laconic.compression import COMPRESSORS, Compressor, NoCompression, Warmup, Wrapper
+from laconic.compression import COMPRESSORS, ByStep, Compressor, NoCompression, Wrapper
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
 from laconic.core.stateful import BucketState, Resize
@@ -141,12 +141,12 @@ class Strategy:
 
     @property
     def codec(self) -> Compressor:
-        """The compressor over the whole of training: the strategy's, after what a synchronization begins with."""
+        """The compressor over the whole of training: the strategy's, and what a synchronization has in its place."""
         when = self.synchronization
         if not when.beginning:
             return self.compression
         first = cast(Compressor, _from_value("compression", when.beginning))
-        return Warmup(self.compression, steps=when.warmup, first=first)
+        return _AsTheRuleSays(self.compression, first=first, rule=when)
 
     def planned(self, total_steps: int) -> Strategy:
         """The same, knowing how many optimizer steps training will take."""
@@ -237,6 +237,18 @@ class Strategy:
     def cannot_combine(self) -> list[str]:
         """Wrappers that would be refused on top of this strategy, with the reason."""
         return cannot_combine(self._parts(), [method for method in COMPRESSORS if issubclass(method, Wrapper)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AsTheRuleSays(ByStep):
+    """The strategy's compressor, and in some steps the one a synchronization has in its place."""
+
+    name: ClassVar[str] = "by_step"
+    rule: Synchronization
+
+    def is_first(self, step: int) -> bool:
+        """See ByStep."""
+        return self.rule.begins(step)
 
 
 def _not_a_strategy(name: str) -> UnknownName:

@@ -135,14 +135,21 @@ class Synchronization(Method):
 
     @property
     def beginning(self) -> str:
-        """The compressor that sends gradients in the first `warmup` steps in place of the strategy's; "": that one."""
+        """The compressor of the steps in which the strategy's is not used; "": it is used in all."""
         return ""
+
+    def begins(self, step: int) -> bool:
+        """Whether `beginning` sends what is exchanged in this step."""
+        return False
 
     # -- where the optimizer's momentum is averaged: quantity "momentum" ------------------------------------------
 
-    def steers(self, step: int) -> bool:
-        """Whether what `around` leaves in step `step` is the optimizer's next momentum instead of a gradient."""
-        return False
+    def refresh(self, step: int, beta2: float) -> float:
+        """How much the squared gradient of this step counts in the second moment once that is no longer Adam's own.
+
+        0: nothing, because `around` leaves a momentum and no gradient.
+        """
+        return 0.0
 
     @property
     def momentum_field(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar, Self
 
 import torch
@@ -21,19 +23,21 @@ _MOMENTUM = "onebit_adam.momentum"
 
 @dataclass(frozen=True, kw_only=True)
 class OnebitAdam(Synchronization):
-    """Average gradients at first; then freeze Adam's second moment and average its momentum, compressed.
+    """Average gradients at first; then average Adam's momentum, compressed, with a second moment that hardly changes.
 
         step < T    g <- mean_i(C_first(g_i)),   Adam as it is
-        from T on   m_i = b1 m + (1 - b1) g_i,   m <- mean_i(C(m_i)),   x <- x - lr m / (sqrt(v_T) + eps)
+        from T on   m_i = b1 m + (1 - b1) g_i,   m <- mean_i(C(m_i)),   x <- x - lr m / (sqrt(v) + eps)
+        refresh     g <- mean_i(C_first(g_i)),   m <- b1 m + (1 - b1) g,   v <- (1 - w) v + w g^2
 
     C is the compressor of the strategy; left off, one bit with error feedback. Error feedback makes what is sent add up
     to what was meant, which is right for a momentum that is applied as it is, and wrong for a gradient that Adam
-    divides by the size of what arrives. The optimizer stays Adam or AdamW: it is given its momentum, and its second
-    moment is kept as it was at step T, but not below `floor` times the mean of its tensor. T = warmup * total_steps.
+    divides by the size of what arrives. T = warmup * total_steps; v is refreshed whenever the number of steps has grown
+    by the share `refresh`, w = (1 - b2) / (1 - b2^k) for the k-th gradient that it takes in, and at T no element of it
+    is below `floor` times the mean of its tensor. The optimizer stays Adam or AdamW: it is given m and v.
 
-    Gradients are gone after step T: what clip_grad_norm_ clips is then the momentum.
+    Between refreshes there are no gradients: what clip_grad_norm_ clips is then the momentum.
 
-    Reference: Tang et al. 2021, arXiv:2102.02888.
+    Reference: Tang et al. 2021, arXiv:2102.02888 (without refresh); Lu et al. 2022, arXiv:2202.06009 (with it).
     """
 
     name: ClassVar[str] = "onebit_adam"
@@ -50,6 +54,8 @@ class OnebitAdam(Synchronization):
     """Optimizer steps of the whole training; 0: attach() is told."""
     first: str = choice("int8", "none", "bf16", "int4")
     """How gradients are sent in those steps."""
+    refresh_share: float = share(0.05, above=None, at_least=0.0)
+    """v is refreshed when so large a share of the steps so far has been made since; 0: it stays as it was at T."""
     floor: float = share(0.01, above=None, at_least=0.0)
     """The least second moment of an element when it is frozen, as a share of its tensor's mean."""
 
@@ -91,14 +97,24 @@ class OnebitAdam(Synchronization):
             )
         optimizer.check_adam("synchronization.onebit_adam")
 
-    def steers(self, step: int) -> bool:
+    def begins(self, step: int) -> bool:
         """See Synchronization."""
-        return step >= self.warmup
+        return step < self.warmup or step in self._refreshes()
+
+    def refresh(self, step: int, beta2: float) -> float:
+        """See Synchronization."""
+        refreshes = self._refreshes()
+        if step not in refreshes:
+            return 0.0
+        return (1.0 - beta2) / (1.0 - beta2 ** (self.warmup + refreshes[step]))
+
+    def _refreshes(self) -> Mapping[int, int]:
+        return _refreshes(self.warmup, self.refresh_share, self.total_steps)
 
     def around(self, flat: torch.Tensor, state: BucketState, average: Average) -> Exchange:
         """Average the gradient, or put the mean momentum in its place."""
         moment = state.moment
-        if not self.steers(moment.step):
+        if self.begins(moment.step):
             yield from average(flat, None)
             return
         momentum, beta = state.flat[_MOMENTUM], moment.momentum
@@ -107,3 +123,13 @@ class OnebitAdam(Synchronization):
         yield from average(flat, None)
         # What is not finite is for everyone to see: a GradScaler skips the step, and the momentum stays.
         momentum.copy_(torch.where(torch.isfinite(flat), flat, momentum))
+
+
+@lru_cache(maxsize=64)
+def _refreshes(warmup: int, share: float, total_steps: int) -> dict[int, int]:
+    """The steps after the warm-up in which the second moment is refreshed, each with its number, from 1 on."""
+    steps: dict[int, int] = {}
+    step = warmup
+    while share and (step := max(step + 1, math.ceil(step * (1.0 + share)))) < total_steps:
+        steps[step] = len(steps) + 1
+    return steps

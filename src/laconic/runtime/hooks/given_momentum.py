@@ -5,7 +5,7 @@ Adam and its kin keep m and v in their state and come to
     m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,   a step along (m / c1) / (sqrt(v / c2) + eps),   c = 1 - b^t
 
 Given m / b1 and v / b2 and a gradient of zero, the same code steps along m itself: weight decay, learning rates, fused
-kernels and whatever else the optimizer does stay its own. v follows c2, so that v / c2 does not change.
+kernels and whatever else the optimizer does stay its own. v follows c2, so that v / c2 does not change by itself.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class GivenMomentum:
         self._job = job
         self._hooks = hooks
         self._rule = job.strategy.synchronization
+        self._given = False
+        """Whether the step that is being made changes the momentum by a gradient, outside of an exchange."""
         self._steps: dict[nn.Parameter, int] = {}
         """Steps made with each parameter, where the optimizer counts them on a GPU, which the host does not ask."""
         if len({float(group["betas"][0]) for group in job.param_groups if "betas" in group}) > 1:
@@ -51,7 +53,7 @@ class GivenMomentum:
 
     def before(self, optimizer: Optimizer, *, closure: bool) -> None:
         """Called before an optimizer's step."""
-        if not self._rule.steers(self._job.step):
+        if self._job.step < self._rule.warmup:
             return
         if closure:
             raise CommunicationError(
@@ -69,7 +71,11 @@ class GivenMomentum:
                 if known:
                     if self._job.step == self._rule.warmup:
                         _raise_to_floor([optimizer.state[p][SECOND] for p in known], self._rule.variance_floor)
-                    give(optimizer, group, known, [self._count(optimizer, p) for p in known], scale)
+                    weight = self._rule.refresh(self._job.step, float(group["betas"][1]))
+                    self._given |= bool(weight)
+                    give(
+                        optimizer, group, known, [self._count(optimizer, p) for p in known], weight=weight, scale=scale
+                    )
 
     def _count(self, optimizer: Optimizer, parameter: nn.Parameter) -> int:
         """The number of the step that the optimizer is about to make with this parameter."""
@@ -83,7 +89,8 @@ class GivenMomentum:
 
     def after_step(self) -> None:
         """Called when all optimizers have made their step, before it is counted."""
-        if self._job.step + 1 == self._rule.warmup:
+        if self._given or self._job.step + 1 == self._rule.warmup:
+            self._given = False
             unit = self._job.loss_scale.unit
             states = {p: state for optimizer in self._job.optimizers for p, state in optimizer.state.items()}
             momenta = {
@@ -99,20 +106,29 @@ def give(
     group: dict[str, Any],
     parameters: Sequence[nn.Parameter],
     steps: Sequence[int],
+    *,
+    weight: float = 0.0,
     scale: torch.Tensor | None = None,
 ) -> None:
-    """Have step number `steps` of each parameter go along what is in .grad, which becomes zero.
+    """Have step number `steps` of each parameter go along the momentum in .grad, which becomes zero.
 
+    weight: if not 0, .grad is a gradient, which is added to the momentum, and whose square counts so much in v.
     scale: what a GradScaler has multiplied it by, where the optimizer would divide by that itself.
     """
     beta1, beta2 = (float(beta) for beta in group["betas"])
     gradients = [p.grad for p in parameters if p.grad is not None]
     momenta = [optimizer.state[p][FIRST] for p in parameters]
     variances = [optimizer.state[p][SECOND] for p in parameters]
-    torch._foreach_copy_(momenta, gradients)
-    torch._foreach_mul_(momenta, 1.0 / beta1)
     if scale is not None:
-        torch._foreach_div_(momenta, scale.to(momenta[0].device))
+        torch._foreach_div_(gradients, scale.to(gradients[0].device))
+    if weight:
+        corrections = [1.0 - beta2 ** (step - 1) for step in steps]
+        for gradient, momentum, variance, correction in zip(gradients, momenta, variances, corrections, strict=True):
+            momentum.add_(gradient, alpha=(1.0 - beta1) / beta1)
+            variance.mul_(1.0 - weight).addcmul_(gradient, gradient, value=weight * correction)
+    else:
+        torch._foreach_copy_(momenta, gradients)
+        torch._foreach_mul_(momenta, 1.0 / beta1)
     torch._foreach_mul_(variances, [_grown(step, beta2) / beta2 for step in steps])
     torch._foreach_zero_(gradients)
 
