@@ -319,23 +319,11 @@ class Heartbeat:
 
     def explain(self, operation: str, cause: str, *, timed_out: bool = False) -> CommunicationError:
         """Find out which rank is to blame for a failed wait, tell the others, and make the error."""
-        self._look = True
-        silent: list[int] = []
         try:
-            while True:
-                self.check(operation)
-                silent = [rank for rank, looks in sorted(self._unchanged.items()) if looks >= _LOOKS]
-                if silent or len(self._alive) == self.world_size - 1:
-                    break
-                if not self._next_look():
-                    return self._no_store(operation, "does not answer")
+            rank = self.silent_rank(operation)
         except PeerLost as lost:
             return lost
-        finally:
-            self._look = False
-        if silent:
-            # One that has detached went its way in peace, unless there is no other.
-            rank = min(silent, key=lambda rank: (self._heard[rank][1] == DETACHED, rank))
+        if rank is not None:
             status = self._heard[rank][1]
             reason = _WHY_SILENT.get(status, f'stopped answering; it last said "{status}"')
             self.fail(rank, reason)
@@ -345,6 +333,26 @@ class Heartbeat:
         # With what was seen: this rank only gave up first, another one is to blame.
         self.fail(self.rank, f"gave up: {operation} {cause}; {said}")
         return CommunicationError(f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; {said}.")
+
+    def silent_rank(self, operation: str) -> int | None:
+        """The rank that has stopped answering, if one has; raises PeerLost if one is known to have failed.
+
+        Takes a few beats, unless a wait that is about to be given up has made this rank listen before.
+        """
+        self._look = True
+        try:
+            while True:
+                self.check(operation)
+                silent = [rank for rank, looks in sorted(self._unchanged.items()) if looks >= _LOOKS]
+                if silent:
+                    # One that has detached went its way in peace, unless there is no other.
+                    return min(silent, key=lambda rank: (self._heard[rank][1] == DETACHED, rank))
+                if len(self._alive) == self.world_size - 1:
+                    return None
+                if not self._next_look():
+                    raise self._no_store(operation, "does not answer")
+        finally:
+            self._look = False
 
     def _next_look(self) -> bool:
         """Wait until the thread has been around once more; False if the store keeps it from coming back."""

@@ -403,6 +403,11 @@ class InProcessTransport:
                 self.announce_failure(f"gave up: {what} {problem}")
                 raise CommunicationError(f"{what} on rank {self.rank}: {problem}.")
 
+    def silent_rank(self, operation: str) -> int | None:
+        """See Transport; threads of one process do not stop answering."""
+        self.raise_if_peer_failed(operation)
+        return None
+
     def known_failure(self, operation: str = "communication") -> CommunicationError | None:
         """See Transport."""
         failure = self.cluster._failure

@@ -201,6 +201,10 @@ class PacedTransport:
         """See Transport."""
         self.inner.wait_for(event, what, heard_s=heard_s)
 
+    def silent_rank(self, operation: str) -> int | None:
+        """See Transport."""
+        return self.inner.silent_rank(operation)
+
     def known_failure(self) -> CommunicationError | None:
         """See Transport."""
         return self.inner.known_failure()

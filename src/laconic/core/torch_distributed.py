@@ -290,6 +290,10 @@ class TorchTransport:
         if self._heartbeat is not None:
             self._heartbeat.wait_for(event, what, heard_s=heard_s)
 
+    def silent_rank(self, operation: str) -> int | None:
+        """See Transport."""
+        return None if self._heartbeat is None else self._heartbeat.silent_rank(operation)
+
     def known_failure(self) -> CommunicationError | None:
         """See Transport."""
         return self._heartbeat.lost if self._heartbeat is not None else None

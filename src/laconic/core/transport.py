@@ -244,6 +244,10 @@ class Transport(Protocol):
         """
         ...
 
+    def silent_rank(self, operation: str) -> int | None:
+        """The rank that has stopped answering, if one has, found out within seconds; PeerLost if one has failed."""
+        ...
+
     def known_failure(self) -> CommunicationError | None:
         """A failure that is already known here, without asking anybody."""
         ...

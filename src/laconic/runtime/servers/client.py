@@ -176,13 +176,26 @@ class Client:
             if isinstance(error, PeerLost) or GONE in str(error):
                 self.failure = with_last_words(PeerLost(str(error), rank=self._rank_of(error)), self._transport)
             elif lost:
-                self.failure = PeerLost(str(error), rank=self._rank_of(error))
+                self.failure = self._of_those_who_wait(error)
             rank = self.failure.rank if isinstance(self.failure, PeerLost) else None
             if rank is not None:
                 # At once: those who wait elsewhere must not take this rank, which will end, for the cause.
                 problem = f"was lost, says rank {self._transport.rank}: {one_line(self.failure)}"
                 self._transport.announce_failure(problem, rank=rank)
         return self.failure
+
+    def _of_those_who_wait(self, error: CommunicationError) -> PeerLost:
+        """The error of a server that has waited for some ranks too long: one of them may hold up the others."""
+        try:
+            silent = self._transport.silent_rank("communication")
+        except PeerLost as lost:
+            return PeerLost(f"{lost} Also: {error}", rank=lost.rank)
+        if silent is None:
+            return PeerLost(str(error), rank=self._rank_of(error))
+        here = self._transport.rank
+        return PeerLost(
+            f"communication on rank {here} cannot finish: rank {silent} stopped answering. Also: {error}", rank=silent
+        )
 
     @staticmethod
     def _rank_of(error: CommunicationError) -> int | None:
