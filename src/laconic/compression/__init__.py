@@ -1,6 +1,5 @@
 """WHAT goes on the wire. One file per method; its registration is its entry in the list below."""
 
-from laconic.compression.by_step import ByStep
 from laconic.compression.cast import Bf16, Fp16
 from laconic.compression.chain import Chain
 from laconic.compression.contract import Compressor, Packed, Wrapper
@@ -8,6 +7,7 @@ from laconic.compression.dct_topk import DctTopK
 from laconic.compression.dgc import Dgc
 from laconic.compression.ef_signsgd import EfSignSgd
 from laconic.compression.error_feedback import ErrorFeedback
+from laconic.compression.families.by_step import ByStep
 from laconic.compression.fp8 import Fp8
 from laconic.compression.gtopk import GTopK
 from laconic.compression.integer import Int4, Int8

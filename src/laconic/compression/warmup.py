@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from laconic.compression.by_step import ByStep
+from laconic.compression.families.by_step import ByStep
 from laconic.settings import Setting, count
 
 
