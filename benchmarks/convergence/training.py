@@ -77,7 +77,7 @@ class Trainer:
             replica = copy.deepcopy(model)
             optimizer = recipe.make(replica)
             losses: list[float] = []
-            with laconic.attach(replica, optimizer, strategy, transport=transport) as session:
+            with laconic.attach(replica, optimizer, strategy, transport=transport, total_steps=self.steps) as session:
                 for step, rate in enumerate(recipe.rates(self.steps)):
                     if self.stop.is_set():
                         raise Stopped

@@ -117,7 +117,7 @@ def test_parts_and_tensors_as_ratios() -> None:
     state = compressor.init(BUCKET)
     exchange_alone(compressor, state)
     before = {name: value.clone() for name, value in state.parts[0].flat.items()}
-    assert set(before) == scaled_fields(compressor)
+    assert set(before) == scaled_fields(compressor) - {"error_feedback.owed"}  # topk sends no sums back
     state.rescale(torch.tensor(4.0), scaled_fields(compressor))
     for name, value in state.parts[0].flat.items():
         assert torch.equal(value, 4 * before[name])
@@ -128,7 +128,8 @@ def test_parts_and_tensors_as_ratios() -> None:
 
 def test_a_strategy_knows_all_fields() -> None:
     strategy = Strategy.parse("bsp / all_reduce / topk + error_feedback + momentum_correction")
-    assert strategy.scaled_fields() == {"error_feedback.residual", "momentum_correction.velocity"}
+    owed = {"error_feedback.residual", "error_feedback.owed"}
+    assert strategy.scaled_fields() == {*owed, "momentum_correction.velocity"}
     assert Strategy.parse("demo / all_reduce / dct_topk").scaled_fields() == {"demo.momentum"}
     assert Strategy.parse("bsp").scaled_fields() == frozenset()
 
@@ -140,5 +141,5 @@ def test_a_strategy_knows_whether_a_grad_scaler_fits() -> None:
 
 def test_rules_on_gradients_say_which_of_their_fields_have_the_unit_of_gradients() -> None:
     for kind in SYNCHRONIZATIONS:
-        expected = set(kind.fields) if kind.quantity == "gradient" else set()
+        expected = set() if kind.quantity == "change" else set(kind.fields)
         assert set(kind.scaled_fields) == expected, "changes of parameters are never scaled"

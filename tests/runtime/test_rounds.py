@@ -17,7 +17,7 @@ from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.transport import Work
 from laconic.errors import CommunicationError
-from laconic.strategy import Strategy
+from laconic.strategy import Strategy, as_strategy
 from laconic.synchronization import SYNCHRONIZATIONS, LocalUpdates, Synchronization
 from tests.least_squares import NAMES, trained
 from tests.runtime.replicas import assert_equal, data, keeps_momentum, snapshot
@@ -28,6 +28,7 @@ PERIOD = 4
 
 
 def _short(method: Synchronization) -> Synchronization:
+    method = method.planned(2 * PERIOD) if method.asks_for_length else method
     return dataclasses.replace(method, period=PERIOD) if isinstance(method, LocalUpdates) else method
 
 
@@ -64,6 +65,8 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, r
 
 
 def _sgd(model: torch.nn.Module, strategy: Strategy | str = "bsp") -> torch.optim.Optimizer:
+    if as_strategy(strategy).synchronization.quantity == "momentum":
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.0 if keeps_momentum(strategy) else 0.5)
 
 

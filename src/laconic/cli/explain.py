@@ -66,6 +66,9 @@ class Arguments:
     """Print JSON instead of text."""
 
 
+_EXAMPLE_STEPS = 1000
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Explanation:
     strategy: Strategy
@@ -74,13 +77,14 @@ class _Explanation:
 
     @cached_property
     def wire_bytes(self) -> int:
-        return self._bytes_of(self.strategy)
+        return self.bytes_of(self.strategy)
 
     @cached_property
     def uncompressed_bytes(self) -> int:
-        return self._bytes_of(Strategy(scheduling=self.strategy.scheduling))
+        return self.bytes_of(Strategy(scheduling=self.strategy.scheduling))
 
-    def _bytes_of(self, strategy: Strategy) -> int:
+    def bytes_of(self, strategy: Strategy) -> int:
+        """What one worker sends per step under a strategy."""
         return sum(
             times * strategy.wire_bytes_per_step(tensors, self.workers) for times, tensors in _likely(self.params)
         )
@@ -233,6 +237,8 @@ def _time_on_links(explanation: _Explanation) -> Group:
 def _not_counted(explanation: _Explanation) -> tuple[str, ...]:
     strategy, workers = explanation.strategy, explanation.workers
     lines: tuple[str, ...] = ()
+    if strategy.synchronization.beginning:
+        lines += (_other_steps(explanation),)
     if strategy.exchanges_gradients():
         lines += _BESIDE_GRADIENTS
     else:
@@ -247,6 +253,17 @@ def _not_counted(explanation: _Explanation) -> tuple[str, ...]:
             "message has a header of about 100 bytes.",
         )
     return lines
+
+
+def _other_steps(explanation: _Explanation) -> str:
+    """What is sent in the steps in which a synchronization does not use the strategy's compressor."""
+    when = explanation.strategy.synchronization
+    planned = when.planned(_EXAMPLE_STEPS) if when.asks_for_length else when
+    count = sum(planned.begins(step) for step in range(_EXAMPLE_STEPS))
+    training = f"a training of {_EXAMPLE_STEPS:,}" if when.asks_for_length else f"the first {_EXAMPLE_STEPS:,}"
+    gradients = Strategy.parse(f"bsp / all_reduce / {when.beginning} / {explanation.strategy.scheduling}")
+    sent = human_bytes(explanation.bytes_of(gradients))
+    return f"In {count} steps of {training}, {when.name} sends gradients by {when.beginning} instead: {sent} each."
 
 
 def _bullets(title: str, lines: tuple[str, ...] | list[str]) -> Group:

@@ -7,6 +7,7 @@ from laconic.compression.dct_topk import DctTopK
 from laconic.compression.dgc import Dgc
 from laconic.compression.ef_signsgd import EfSignSgd
 from laconic.compression.error_feedback import ErrorFeedback
+from laconic.compression.families.by_step import ByStep
 from laconic.compression.fp8 import Fp8
 from laconic.compression.gtopk import GTopK
 from laconic.compression.integer import Int4, Int8
@@ -61,6 +62,7 @@ COMPRESSORS: Registry[Compressor] = Registry(
 __all__ = [
     "COMPRESSORS",
     "Bf16",
+    "ByStep",
     "Chain",
     "Compressor",
     "DctTopK",

@@ -145,7 +145,7 @@ class Packed(Compressor):
 
     gather: everyone gets every payload, (n-1) B bytes per rank; one round, and nothing is lost on the way.
     scatter: payloads travel in n shards, each rank adds up one shard, packs it again and sends it to all: about
-    2 (n-1)/n B bytes, whatever n is; what is packed twice loses twice.
+    2 (n-1)/n B bytes, whatever n is; what is packed twice loses twice, unless somebody remembers it (`state.owed`).
     """
 
     route: str = choice("auto", "gather", "scatter")
@@ -154,7 +154,7 @@ class Packed(Compressor):
     @property
     def traits(self) -> Traits:
         """Payloads must be unpacked before they can be added up."""
-        return replace(super().traits, payloads_add_up=False)
+        return replace(super().traits, payloads_add_up=False, sends_sums_back=self.route != "gather")
 
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
         """`packed_bytes` bytes that stand for `flat`, which is left as it is."""
@@ -242,10 +242,16 @@ class Packed(Compressor):
         yield work
         mine, size = shards[group.rank], sizes[group.rank]
         total = self._sum(received[:, :size], flat[mine.place], states[group.rank])
+        owed = None if state.owed is None else state.owed[mine.place]
+        if owed is not None:
+            total += owed
         row = torch.zeros(max(sizes), dtype=torch.uint8, device=flat.device)
         # Rounded with the same random numbers, what went up once would go up again, and nothing be right on average.
         states[group.rank].moment = replace(state.moment, rank=state.moment.rank + group.size)
         row[:size] = self._packed(total, states[group.rank])
+        if owed is not None:
+            self.unpack(row[:size], owed, states[group.rank])
+            torch.sub(total, owed, out=owed)
         work, gathered = group.gather(row)
         yield work
         for shard, part, size, row in zip(shards, states, sizes, gathered, strict=True):

@@ -16,6 +16,7 @@ from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
 
 _RESIDUAL = "error_feedback.residual"
+_OWED = "error_feedback.owed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,9 @@ class ErrorFeedback(Wrapper):
     """Keep what compression lost and send it with the next step.
 
         p = g + e,   send C(p),   e = p - decode(C(p))
+
+    Where ranks add up a part of all payloads each and send the sum compressed again, the one that does so keeps what
+    this loses in the same way.
 
     An error that is not finite (an overflow) is forgotten: the receivers have seen the infinity itself.
     g is already divided by the number of workers, so residuals of several workers add up to the update still owed.
@@ -33,8 +37,8 @@ class ErrorFeedback(Wrapper):
     name: ClassVar[str] = "error_feedback"
     needs_loss: ClassVar[bool] = True
     # Updates still owed: whoever owes them, they add up.
-    on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum"}
-    scaled_fields: ClassVar[frozenset[str]] = frozenset({_RESIDUAL})
+    on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum", _OWED: "sum"}
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_RESIDUAL, _OWED})
 
     def traits_around(self, inner: Traits) -> Traits:
         """What is lost is sent later."""
@@ -43,7 +47,8 @@ class ErrorFeedback(Wrapper):
     def init(self, bucket: Bucket) -> BucketState:
         """A residual of zero per element, beside the inner state."""
         state = self.inner.init(bucket)
-        state.flat[_RESIDUAL] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+        for field in (_RESIDUAL, _OWED) if self.inner.traits.sends_sums_back else (_RESIDUAL,):
+            state.flat[field] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
         return state
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
@@ -66,7 +71,9 @@ class ErrorFeedback(Wrapper):
         flat.copy_(residual)
         before = _norm(residual) if state.measure else None
         sent = torch.empty_like(flat) if own is None else own
+        state.owed = owed = state.flat.get(_OWED)
         yield from self.inner.exchange(flat, state, group, sent)
+        state.owed = None
         residual -= sent
         if before is not None:
             after = _norm(residual)
@@ -74,6 +81,8 @@ class ErrorFeedback(Wrapper):
             state.metrics["relative_error"] = torch.where(before == 0, 0.0, after / before)
         # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all later steps.
         residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        if owed is not None:
+            owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _norm(flat: torch.Tensor) -> torch.Tensor:

@@ -133,15 +133,19 @@ class PerLayer(Wrapper):
         if split.chosen is None:
             yield from uncompressed(flat, group, own)
         elif split.skipped is None:
-            yield from self.inner.exchange(flat, state.part(0), group, own)
+            part = state.part(0)
+            part.owed = state.owed
+            yield from self.inner.exchange(flat, part, group, own)
         else:
             skipped, chosen = split.skipped.taken_from(flat), split.chosen.taken_from(flat)
             sent = None if own is None else torch.empty_like(chosen)
             if own is not None:
                 split.skipped.put_into(own, skipped)
-            yield from in_lockstep(
-                uncompressed(skipped, group), self.inner.exchange(chosen, state.part(0), group, sent)
-            )
+            part = state.part(0)
+            part.owed = None if state.owed is None else split.chosen.taken_from(state.owed)
+            yield from in_lockstep(uncompressed(skipped, group), self.inner.exchange(chosen, part, group, sent))
+            if state.owed is not None and part.owed is not None:
+                split.chosen.put_into(state.owed, part.owed)
             split.skipped.put_into(flat, skipped)
             split.chosen.put_into(flat, chosen)
             if own is not None and sent is not None:

@@ -38,6 +38,10 @@ class Traits:
     """Every round of an exchange is a sum, so a server that only adds can take part without decoding."""
     payloads_add_up: bool = True
     """The sum of the payloads decodes to the sum of the inputs, so one all-reduce, even in two halves, carries them."""
+    sends_sums_back: bool = False
+    """A rank may add up payloads and compress the sum again, which loses something a second time."""
+    warms_up: bool = False
+    """Does something else in the first steps than later on."""
     exact_bytes: bool = True
     """`rounds` says exactly how many bytes are sent. False: they depend on the values, and `rounds` is a bound."""
     dtypes: tuple[torch.dtype, ...] = REAL_DTYPES

@@ -18,6 +18,9 @@ class Moment:
     round: int = 0
     """How many times everything was exchanged before; the step itself where that happens in every step."""
 
+    momentum: float = 0.0
+    """betas[0] of the optimizer, for what takes part in its momentum; 0 where nothing does."""
+
     @classmethod
     def steady(cls, world_size: int, rank: int = 0) -> Moment:
         """A moment after every warm-up."""

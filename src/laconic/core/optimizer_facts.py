@@ -35,6 +35,14 @@ class OptimizerFacts:
             first_beta=max(_numbers(_first(group.get("betas")) for group in groups), default=0.0),
         )
 
+    def check_adam(self, owner: str) -> None:
+        """Raise AttachError unless the optimizer says that it averages gradients as Adam does."""
+        if not self.first_beta:
+            raise AttachError(
+                f"{owner} exchanges the momentum of Adam, and {self.name} has none (no betas, or betas[0]=0). Train "
+                'with torch.optim.AdamW, or exchange gradients: "bsp / all_reduce / int8".'
+            )
+
     def check_no_momentum(self, owner: str, instead: str) -> None:
         """Raise AttachError if the optimizer adds a second momentum to the one that `owner` keeps.
 

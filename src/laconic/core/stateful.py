@@ -50,6 +50,9 @@ class BucketState:
     """States of other buckets that together hold this one's tensors, for a method that treats tensors differently."""
     moment: Moment = field(default_factory=Moment)
     """The exchange that is about to take place; set by whoever runs it, never saved."""
+    owed: torch.Tensor | None = None
+    """Per element, what was lost when sums were sent back by this rank and is to be added to the next ones; None: it is
+    forgotten. Set by whoever remembers it, around an exchange; never saved from here."""
     tables: dict[Hashable, Any] = field(default_factory=dict)
     """What follows from the bucket alone and is kept to save time; never saved."""
     measure: bool = False

@@ -36,6 +36,7 @@ class Contender:
 
     number: its place among the contenders of the contest.
     link: what the link is called in the events.
+    total_steps: how many steps it will make, if that is known.
     timer: makes what times its steps.
     """
 
@@ -47,6 +48,7 @@ class Contender:
         device: torch.device,
         *,
         link: str,
+        total_steps: int | None = None,
         timer: Callable[[torch.device, EventSink, int], StepTimer] = StepTimer,
     ) -> None:
         self.strategy = strategy
@@ -68,7 +70,13 @@ class Contender:
             self._forward = _torch_ddp(self._model, strategy)
         elif strategy != NO_COMMUNICATION:
             self._session = attach(
-                self._model, self._optimizer, strategy, init_sync=False, timeout_s=_TIMEOUT_S, events=events
+                self._model,
+                self._optimizer,
+                strategy,
+                init_sync=False,
+                timeout_s=_TIMEOUT_S,
+                total_steps=total_steps,
+                events=events,
             )
         self._until: Mark = 0.0
         self._rehearsed_s = 0.0

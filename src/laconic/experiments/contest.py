@@ -99,7 +99,8 @@ def _contenders(config: ContestConfig, log: EventLog) -> list[Contender]:
     refusals: list[Refusal] = []
     for number, strategy in enumerate(config.contenders):
         try:
-            contenders.append(Contender(number, strategy, task, device, link=config.link))
+            made = Contender(number, strategy, task, device, link=config.link, total_steps=config.steps)
+            contenders.append(made)
         except (StrategyError, AttachError, UnsupportedGradient) as exc:
             refusals.append(Refusal(number, one_line(exc, 500)))
     refused = torch.zeros(len(config.contenders), device=device)

@@ -59,6 +59,7 @@ def attach(
     init_sync: bool = True,
     sync_optimizer: bool = False,
     timeout_s: float | None = None,
+    total_steps: int | None = None,
     grad_scaler: GradScaler | None = None,
     events: EventSink | None = None,
     clock: Clock | None = None,
@@ -79,6 +80,7 @@ def attach(
         strategy that keeps replicas equal compares them and raises if they differ.
     timeout_s: how long any wait for other ranks may take before it raises an error that names them; 300 if left out.
         A transport given as `transport` has its own.
+    total_steps: how many optimizer steps the whole training takes, for methods that begin or end after a share of it.
     grad_scaler: the loop's GradScaler, for strategies that remember gradients. It is found by itself at the first step;
         pass it to continue from a checkpoint.
     events: where to record steps and exchanges, e.g. an EventLog.
@@ -87,7 +89,7 @@ def attach(
     differ (local SGD, gossip) continue from a checkpoint by loading model, optimizer and session after attaching.
     If attach raises, nothing of it is left on the model or the optimizer.
     """
-    chosen = as_strategy(strategy)
+    chosen = _planned(as_strategy(strategy), total_steps)
     optimizers = _check_types(model, optimizer, timeout_s)
     _check_choices(model, chosen, find_unused_parameters)
     if transport is not None and process_group is not None:
@@ -148,6 +150,14 @@ def _start(job: Job, cleanup: ExitStack, *, init_sync: bool, sync_optimizer: boo
     return Session(job, hooks, buffers, pool, cleanup)
 
 
+def _planned(strategy: Strategy, total_steps: int | None) -> Strategy:
+    if total_steps is None:
+        return strategy
+    if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
+        raise AttachError(f"total_steps must be a whole number >= 1, got {total_steps!r}.")
+    return strategy.planned(total_steps)
+
+
 def _torch_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
     """The transport over torch.distributed; held back where LACONIC_PACE says so, as the lab does on some machines."""
     link = link_from_environment(os.environ)
@@ -167,6 +177,11 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters: bool | None) -> None:
     """Raise where a choice would have no effect on this model or in this runtime."""
+    if isinstance(model, DistributedDataParallel) and strategy.synchronization.quantity == "momentum":
+        raise AttachError(
+            f"{strategy.synchronization.name} takes part in the optimizer's momentum, and the model is wrapped in "
+            "DistributedDataParallel. Attach to the plain module (ddp.module)."
+        )
     if isinstance(model, DistributedDataParallel) and find_unused_parameters is not None:
         raise AttachError(
             "find_unused_parameters has no effect on a model wrapped in DistributedDataParallel; give it to that."

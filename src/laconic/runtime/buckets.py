@@ -81,6 +81,13 @@ class Buckets:
                 whole.view(-1)[piece.start : piece.start + piece.numel] = value.view(-1)
         return merged
 
+    def write(self, field: str, values: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite a field of state by values of the shape of each parameter; parameters left out keep theirs."""
+        for index, state in enumerate(self.states):
+            for name, view in self.views_of(index, state.flat[field]).items():
+                if name in values:
+                    view.copy_(values[name])
+
     def rescale(self, ratio: torch.Tensor | float) -> None:
         """Multiply what is remembered in the unit of gradients by `ratio`: a GradScaler's new scale / its old one."""
         for state in self.states:

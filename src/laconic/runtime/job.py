@@ -101,7 +101,9 @@ class Job:
         """The step that is being made, or another, as this rank sees it."""
         step = self.step if step is None else step
         round = self.strategy.synchronization.round_number(step)
-        return Moment(step, self.transport.rank, self.transport.world_size, round)
+        steers = self.strategy.synchronization.quantity == "momentum"
+        momentum = float(self.param_groups[0]["betas"][0]) if steers else 0.0
+        return Moment(step, self.transport.rank, self.transport.world_size, round, momentum)
 
     def fixed_plans(self) -> list[Plan]:
         """One plan for each part of the model, made before any gradient has been seen."""
@@ -130,14 +132,14 @@ class Job:
             state.metrics.clear()
 
             def average(flat: torch.Tensor, own: torch.Tensor | None) -> Exchange:
-                return strategy.architecture.exchange(flat, state, strategy.compression, wire, own)
+                return strategy.architecture.exchange(flat, state, strategy.codec, wire, own)
 
             return strategy.synchronization.around(buckets.flats[index], state, average)
 
         return Task(
             what,
             start,
-            None if plan.halves else strategy.architecture.num_waits(bucket, strategy.compression, moment),
+            None if plan.halves else strategy.architecture.num_waits(bucket, strategy.codec, moment),
             last=last,
             step=self.step,
             device=bucket.device,

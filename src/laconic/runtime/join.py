@@ -63,6 +63,11 @@ def _refuse(job: Job, hooks: TrainingHooks) -> None:
             "rank without data has to do. Give every rank the same number of batches, e.g. with "
             "DistributedSampler(drop_last=True); for a model wrapped in DistributedDataParallel use torch's Join."
         )
+    if strategy.synchronization.quantity == "momentum":
+        raise CommunicationError(
+            f"session.join() does not work with {strategy.synchronization.name}: a rank without data has no momentum "
+            "of its own. Give every rank the same number of batches."
+        )
     for layer in strategy.compression.layers():
         if not layer.own_traits.keeps_scale:
             raise CommunicationError(

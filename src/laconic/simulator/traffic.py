@@ -11,7 +11,7 @@ from laconic.simulator.lowering.task_graph import Inputs
 def sent_bytes(inputs: Inputs, bucket: Bucket, *, halves: bool = False) -> int:
     """What rank 0 sends for one exchange of `bucket`; sums are counted as a ring sends them, whatever forms them."""
     strategy = inputs.strategy
-    moves = strategy.architecture.moves(bucket, strategy.compression, inputs.moment, halves=halves)
+    moves = strategy.architecture.moves(bucket, strategy.codec, inputs.moment, halves=halves)
     hosts = inputs.hosts
     return sum(_sent(move, len(hosts) if move.among_hosts else inputs.world_size, len(hosts[0])) for move in moves)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
-from laconic.compression import COMPRESSORS, Compressor, NoCompression, Wrapper
+from laconic.compression import COMPRESSORS, ByStep, Compressor, NoCompression, Wrapper
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
 from laconic.core.stateful import BucketState, Resize
@@ -138,6 +139,19 @@ class Strategy:
             lines.append("")
         return "\n".join(lines)
 
+    @property
+    def codec(self) -> Compressor:
+        """The compressor over the whole of training: the strategy's, and what a synchronization has in its place."""
+        when = self.synchronization
+        if not when.beginning:
+            return self.compression
+        first = cast(Compressor, _from_value("compression", when.beginning))
+        return _AsTheRuleSays(self.compression, first=first, rule=when)
+
+    def planned(self, total_steps: int) -> Strategy:
+        """The same, knowing how many optimizer steps training will take."""
+        return dataclasses.replace(self, synchronization=self.synchronization.planned(total_steps))
+
     def plan(
         self,
         tensors: Sequence[TensorSpec],
@@ -158,7 +172,7 @@ class Strategy:
 
     def _cut(self, plan: Plan, world_size: int) -> Plan:
         # Only gradients that are summed: parameters, which rounds exchange or servers hold, are wanted whole.
-        shapes = self.compression.traits.needs_whole_tensors
+        shapes = self.codec.traits.needs_whole_tensors
         return self.architecture.cut(plan, world_size, tensors=self.exchanges_gradients() and not shapes)
 
     def plans(self, tensors: Sequence[TensorSpec], world_size: int) -> list[Plan]:
@@ -186,7 +200,7 @@ class Strategy:
 
     def scale_equivariant(self) -> bool:
         """Whether twice the gradients give twice the result, as a GradScaler needs it."""
-        return self.synchronization.scale_equivariant and self.compression.traits.scale_equivariant
+        return self.synchronization.scale_equivariant and self.codec.traits.scale_equivariant
 
     def scaled_fields(self) -> frozenset[str]:
         """The fields of state that are in the unit of the gradients, which a GradScaler may change."""
@@ -209,20 +223,32 @@ class Strategy:
         price = whom.halves_bytes if plan.halves else whom.sent_bytes
         if not when.barrier and not whom.has_servers:
             price = whom.pairwise_bytes
-        return sum(price(bucket, self.compression, moment) for bucket in plan.buckets)
+        return sum(price(bucket, self.codec, moment) for bucket in plan.buckets)
 
     def exchanges_gradients(self) -> bool:
-        """Whether gradients are averaged over all replicas in every step; else something of the parameters is."""
+        """Whether gradients, or what takes their place, are averaged over all in every step; else parameters are."""
         when, whom = self.synchronization, self.architecture
-        return when.quantity == "gradient" and when.barrier and whom.scope == "everyone"
+        return when.quantity != "change" and when.barrier and whom.scope == "everyone"
 
     def exact(self) -> bool:
         """Whether predicted bytes are exactly what is sent; else this depends on values or on who is how fast."""
-        return self.compression.traits.exact_bytes and (self.synchronization.barrier or self.architecture.has_servers)
+        return self.codec.traits.exact_bytes and (self.synchronization.barrier or self.architecture.has_servers)
 
     def cannot_combine(self) -> list[str]:
         """Wrappers that would be refused on top of this strategy, with the reason."""
         return cannot_combine(self._parts(), [method for method in COMPRESSORS if issubclass(method, Wrapper)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AsTheRuleSays(ByStep):
+    """The strategy's compressor, and in some steps the one a synchronization has in its place."""
+
+    name: ClassVar[str] = "by_step"
+    rule: Synchronization
+
+    def is_first(self, step: int) -> bool:
+        """See ByStep."""
+        return self.rule.begins(step)
 
 
 def _not_a_strategy(name: str) -> UnknownName:

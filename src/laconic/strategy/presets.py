@@ -19,6 +19,10 @@ PRESETS: dict[str, tuple[str, str]] = {
         "diloco / all_reduce / topk(density=0.03) + chain(second=int4) + error_feedback / fusion",
         "DiLoCo that sends few entries of the change in few bits, the others later",
     ),
+    "onebit-adam": (
+        "onebit_adam / all_reduce / onebit + error_feedback / fusion",
+        "Adam whose momentum travels in one bit, after a tenth of the steps in 8 bits; wants total_steps",
+    ),
     "d-psgd": ("bsp / gossip / none / fusion", "each replica mixes with its two neighbours on a ring"),
     "sgp": ("bsp / push_sum / none / fusion", "stochastic gradient push: one peer in turn, 1, 2, 4, ... places on"),
     "ad-psgd": ("asp / gossip / none / fusion", "pairs average in the background, nobody waits"),

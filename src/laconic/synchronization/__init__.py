@@ -8,6 +8,7 @@ from laconic.synchronization.decoupled_momentum import DecoupledMomentum
 from laconic.synchronization.demo import Demo
 from laconic.synchronization.diloco import DiLoCo
 from laconic.synchronization.local_sgd import LocalSgd
+from laconic.synchronization.onebit_adam import OnebitAdam
 from laconic.synchronization.slowmo import SlowMo
 from laconic.synchronization.ssp import Ssp
 from laconic.synchronization.streaming_diloco import StreamingDiLoCo
@@ -15,7 +16,7 @@ from laconic.synchronization.streaming_diloco import StreamingDiLoCo
 SYNCHRONIZATIONS: Registry[Synchronization] = Registry(
     "synchronization",
     Synchronization,
-    [Bsp, Ssp, Asp, LocalSgd, SlowMo, DiLoCo, StreamingDiLoCo, DecoupledMomentum, Demo],
+    [Bsp, Ssp, Asp, LocalSgd, SlowMo, DiLoCo, StreamingDiLoCo, DecoupledMomentum, Demo, OnebitAdam],
 )
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "DiLoCo",
     "LocalSgd",
     "LocalUpdates",
+    "OnebitAdam",
     "SlowMo",
     "Ssp",
     "StreamingDiLoCo",

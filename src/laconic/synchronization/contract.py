@@ -4,6 +4,8 @@
 plain bulk-synchronous training as the default. `quantity` and `barrier` say how a rule takes part in training:
 
     barrier, "gradient"    gradients are averaged before the optimizer's step; `around` does more than average them
+    barrier, "momentum"    the optimizer's momentum is averaged in the gradients' place from some step on: `around`
+                           leaves it where the gradient was, and `steers` says that the optimizer is given it
     barrier, "change"      parameters are averaged after some steps; `outer` applies the mean. See `LocalUpdates`
     no barrier             whoever holds the common state applies each gradient with `rate`. See `Asynchronous`
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 
@@ -21,10 +23,12 @@ from laconic.core.exchange import Exchange
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.stateful import BucketState, Resize
 from laconic.core.tensor import TensorSpec
+from laconic.errors import AttachError
 from laconic.settings import Method, count
 
-Quantity = Literal["gradient", "change"]
-"""gradient: of one step. change: how far parameters have moved since replicas last agreed."""
+Quantity = Literal["gradient", "momentum", "change"]
+"""gradient: of one step. momentum: the optimizer's, after this step's gradient was added to it. change: how far
+parameters have moved since replicas last agreed."""
 
 Average = Callable[[torch.Tensor, "torch.Tensor | None"], Exchange]
 """Replaces its first argument by the mean; fills the second, if given, with what this rank contributed to it."""
@@ -112,6 +116,50 @@ class Synchronization(Method):
             middle = end - tensor.nbytes / 2
             cut[min(self.num_parts - 1, int(middle * self.num_parts / max(total, 1)))].append(tensor)
         return cut
+
+    # -- what depends on how long training will be ----------------------------------------------------------------
+
+    def planned(self, total_steps: int) -> Self:
+        """The same, knowing how many optimizer steps training will take; raises if they are too few."""
+        if self.interval > total_steps:
+            raise AttachError(
+                f"synchronization.{self.name} has a round every {self.interval} steps, and training takes "
+                f"{total_steps}: there would be none. Give a shorter period."
+            )
+        return self
+
+    @property
+    def asks_for_length(self) -> bool:
+        """Whether it cannot be attached before it is `planned`."""
+        return False
+
+    @property
+    def beginning(self) -> str:
+        """The compressor of the steps in which the strategy's is not used; "": it is used in all."""
+        return ""
+
+    def begins(self, step: int) -> bool:
+        """Whether `beginning` sends what is exchanged in this step."""
+        return False
+
+    # -- where the optimizer's momentum is averaged: quantity "momentum" ------------------------------------------
+
+    def refresh(self, step: int, beta2: float) -> float:
+        """How much the squared gradient of this step counts in the second moment once that is no longer Adam's own.
+
+        0: nothing, because `around` leaves a momentum and no gradient.
+        """
+        return 0.0
+
+    @property
+    def momentum_field(self) -> str:
+        """The field that holds the momentum all replicas last agreed on."""
+        return f"{self.name}.momentum"
+
+    @property
+    def variance_floor(self) -> float:
+        """The least second moment of an element when it is frozen, as a share of its tensor's mean."""
+        return 0.0
 
     # -- where parameters are averaged after some steps: quantity "change" ---------------------------------------
 

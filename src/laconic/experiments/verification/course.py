@@ -38,7 +38,7 @@ def course(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -
     """
     late = warms_up(strategy, tensors, world_size)
     rule = strategy.synchronization
-    if rule.quantity == "gradient":
+    if rule.quantity != "change":
         return Course(_LATE if late else 0, _FEW)
     period = rule.interval
     two_periods = 2 * period + rule.delay + 1

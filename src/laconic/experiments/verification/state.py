@@ -100,7 +100,7 @@ def _continues(stage: Stage, strategy: Strategy) -> Outcome:
 def _points(strategy: Strategy, steps: range) -> dict[int, str]:
     """After how many steps to save, and what is special about it."""
     rule = strategy.synchronization
-    if rule.quantity == "gradient":
+    if rule.quantity != "change":
         return {steps.start + 3: "between two rounds"}
     rounds = [count for count in range(steps.start + 1, steps.stop + 1) if rule.due(count)]
     if rule.delay:

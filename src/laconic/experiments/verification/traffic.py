@@ -64,7 +64,7 @@ def _predicted(trainee: Trainee, session: Session, plans: list[Plan], step: int)
     """Bytes of the exchanges that begin with this step."""
     strategy, rule = session.strategy, session.strategy.synchronization
     moment = Moment(step, session.rank, session.world_size, rule.round_number(step))
-    if rule.quantity == "gradient" and strategy.architecture.scope == "everyone":
+    if rule.quantity != "change" and strategy.architecture.scope == "everyone":
         return sum(strategy.plan_bytes(plan, moment) for plan in plans)
     # Parameters leave after the step, or before it where nothing leaves before the backward pass has ended.
     waits = strategy.architecture.scope == "neighbours" and rule.barrier and plans[0].launch == "after_backward"

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.optim import SGD
+from torch.optim import SGD, AdamW, Optimizer
 
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.tensor import TensorSpec
@@ -28,6 +28,8 @@ from laconic.strategy import Strategy
 Size = Literal["small", "large"]
 _WIDTHS: dict[Size, int] = {"small": 96, "large": 384}
 _INPUTS, _OUTPUTS, _BATCH = 16, 8, 16
+_STEPS = 100
+"""For strategies that want to know how long training is."""
 _HELD_OUT = 10**6
 """A step no training reaches: its batch is for looking at the loss."""
 
@@ -61,16 +63,17 @@ class Trainee:
     """A model with its optimizer, in the hands of one rank."""
 
     def __init__(self, stage: Stage, strategy: Strategy, size: Size | None = None) -> None:
-        self.strategy = strategy
+        self.strategy = strategy = strategy.planned(_STEPS) if strategy.synchronization.asks_for_length else strategy
         self.rank = stage.rank
         self.model = SmallNet(size or fitting_size(strategy))
         traits = strategy.compression.traits
         directions = not strategy.synchronization.keeps_scale or not traits.keeps_scale
         # Momentum is for those that bring none of their own; a direction has length one per parameter already.
         own_momentum = directions or traits.accumulates
-        self.optimizer = SGD(
-            self.model.parameters(), lr=0.002 if directions else 0.02, momentum=0.0 if own_momentum else 0.9
-        )
+        rate = 0.002 if directions else 0.02
+        self.optimizer: Optimizer = SGD(self.model.parameters(), lr=rate, momentum=0.0 if own_momentum else 0.9)
+        if strategy.synchronization.quantity == "momentum":
+            self.optimizer = AdamW(self.model.parameters(), lr=rate / 10)
         self._stage = stage
 
     def attach(self, start: int = 0) -> Session:

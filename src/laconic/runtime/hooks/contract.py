@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
+import torch
 from torch.optim import Optimizer
 
 from laconic.core.plan import Plan
@@ -77,6 +78,10 @@ class TrainingHooks:
     def at_rest(self) -> Iterator[None]:
         """Inside, no rank is in a step and parameters are as others see them; every rank enters and leaves."""
         yield
+
+    def remember(self, field: str, values: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite a field of what is remembered of each parameter; between two steps."""
+        raise NotImplementedError
 
     def leave(self) -> None:
         """Say goodbye to other ranks and stay as long as they need this one; not called after an error."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -454,6 +454,11 @@ class GradientHooks(TrainingHooks):
                         "no backward pass has run since the last step. Compute gradients with backward(), or clear "
                         "them with optimizer.zero_grad()."
                     )
+
+    def remember(self, field: str, values: Mapping[str, torch.Tensor]) -> None:
+        """See TrainingHooks."""
+        with torch.no_grad():
+            self._buckets.write(field, values)
 
     def wait(self) -> None:
         """See TrainingHooks."""

@@ -18,6 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from laconic.core.event import Event, Scalar
 from laconic.errors import AttachError, CommunicationError
 from laconic.runtime.hooks.contract import TrainingHooks
+from laconic.runtime.hooks.given_momentum import GivenMomentum
 from laconic.runtime.job import Job
 
 _AMP = "_step_supports_amp_scaling"
@@ -30,6 +31,8 @@ class OptimizerSteps:
     def __init__(self, job: Job, hooks: TrainingHooks | None) -> None:
         self._job = job
         self._hooks = hooks
+        steers = hooks is not None and job.strategy.synchronization.quantity == "momentum"
+        self.given = GivenMomentum(job, hooks) if hooks is not None and steers else None
         self._known = {id(parameter) for parameter in job.parameters.values()}
         self._stepped: list[Optimizer] = []
         self._began_s = job.clock.now()
@@ -68,6 +71,8 @@ class OptimizerSteps:
                 hooks.before_step(closure=closure)
             if not closure:
                 hooks.before_optimizer(optimizer)
+        if self.given is not None:
+            self.given.before(optimizer, closure=closure)
         if optimizer in self._told:
             self._unscale_or_skip(optimizer)
 
@@ -100,6 +105,8 @@ class OptimizerSteps:
         if len(self._stepped) < len(job.optimizers):
             return
         self._stepped = []
+        if self.given is not None:
+            self.given.after_step()
         if self._hooks is not None:
             self._hooks.after_step()
         now_s = job.clock.now()

@@ -75,10 +75,10 @@ def why_not_separable(optimizer: Optimizer) -> str | None:
 
 
 def _first_difference(optimizer: Optimizer, *, with_state: bool) -> str | None:
-    at_once, in_parts = [_with_stand_ins(optimizer, with_state=with_state) for _ in range(2)]
+    at_once, in_parts = [with_stand_ins(optimizer, with_state=with_state) for _ in range(2)]
     for magnitude, direction in _TRIED:
         for one in (at_once, in_parts):
-            _set_gradients(one, magnitude, seed=direction)
+            set_gradients(one, magnitude, seed=direction)
         raw_step(at_once)
         _step_one_by_one(in_parts)
         difference = _difference(at_once, in_parts)
@@ -101,7 +101,7 @@ def _step_one_by_one(optimizer: Optimizer) -> None:
         step_in_part(optimizer, settings, [[q for q in g["params"] if q is p] for g in optimizer.param_groups])
 
 
-def _with_stand_ins(optimizer: Optimizer, *, with_state: bool) -> Optimizer:
+def with_stand_ins(optimizer: Optimizer, *, with_state: bool) -> Optimizer:
     """A copy of the optimizer with a few small parameters of the same kinds in each group.
 
     with_state: they have a part of the state of those they stand for, instead of none.
@@ -143,7 +143,8 @@ def _part(value: Any, of: nn.Parameter, stand_in: nn.Parameter) -> Any:
     return copy.deepcopy(value)
 
 
-def _set_gradients(optimizer: Optimizer, magnitude: float, *, seed: int) -> None:
+def set_gradients(optimizer: Optimizer, magnitude: float, *, seed: int) -> None:
+    """Give all stand-ins random gradients of this size."""
     generator = torch.Generator().manual_seed(seed)
     for group in optimizer.param_groups:
         for p in group["params"]:

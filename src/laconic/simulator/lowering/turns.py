@@ -41,7 +41,7 @@ def turns_of(inputs: Inputs, bucket: Bucket, *, halves: bool = False, server: in
     if not inputs.exchanges():
         return ()
     strategy = inputs.strategy
-    moves = strategy.architecture.moves(bucket, strategy.compression, inputs.moment, halves=halves)
+    moves = strategy.architecture.moves(bucket, strategy.codec, inputs.moment, halves=halves)
     moves = tuple(replace(move, server=server) if move.kind == "serve" else move for move in moves)
     groups = _grouped(inputs, bucket, moves)
     if halves and len(groups) == 1:
@@ -59,7 +59,7 @@ def _grouped(inputs: Inputs, bucket: Bucket, moves: tuple[Move, ...]) -> list[tu
     """The moves that are issued together: where there are more of them than waits, it is the first ones."""
     if not moves or any(move.among_hosts for move in moves):
         return [(move,) for move in moves]
-    waits = inputs.strategy.compression.num_waits(bucket, inputs.moment)
+    waits = inputs.strategy.codec.num_waits(bucket, inputs.moment)
     kind = moves[0].kind
     if kind == "scatter_sum":
         return [tuple(move for move in moves if (move.kind == kind) is first) for first in (True, False)]
@@ -88,7 +88,7 @@ def _with_codec(inputs: Inputs, bucket: Bucket, groups: Sequence[tuple[Move, ...
         return tuple(Turn(moves) for moves in groups)
     encode_s, decode_s = codec.encode_s(bucket.nbytes), codec.decode_s(bucket.nbytes)
     issuing = coded[:1]
-    if not inputs.strategy.compression.traits.decodes_alone:
+    if not inputs.strategy.codec.traits.decodes_alone:
         # Rounds that depend on each other: something is encoded for each.
         issuing = [number for number in coded if groups[number]]
     kinds = {move.kind for moves in groups for move in moves}

@@ -11,12 +11,24 @@ from laconic.strategy.legality.combination import Parts, Refusal
 def only_gradients_can_wait(parts: Parts) -> Refusal | None:
     """A layer's next use can wait for gradients that everyone averages, and for nothing else."""
     when, whom, order = parts.synchronization, parts.architecture, parts.scheduling
-    gradients = when.quantity == "gradient" and when.barrier and whom.scope == "everyone"
+    gradients = when.quantity != "change" and when.barrier and whom.scope == "everyone"
     if gradients or not (order.defers or order.needs_timing):
         return None
     return Refusal(
         f"scheduling: {order.name} plans by when gradients become ready, and {when.name} with {whom.name} exchanges "
         "something else or at another time",
+        dataclasses.replace(parts, scheduling=Fusion()),
+    )
+
+
+def a_given_momentum_needs_the_whole_step(parts: Parts) -> Refusal | None:
+    """An optimizer that is given its momentum makes its step at once."""
+    when, order = parts.synchronization, parts.scheduling
+    if when.quantity != "momentum" or not (order.defers or order.halves):
+        return None
+    return Refusal(
+        f"scheduling: {order.name} updates layers during the next forward pass, and {when.name} gives the optimizer "
+        "its momentum at step()",
         dataclasses.replace(parts, scheduling=Fusion()),
     )
 

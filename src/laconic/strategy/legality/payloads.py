@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from laconic.architecture import Choco
+from laconic.architecture import AllReduce, Choco
 from laconic.compression import Compressor, DctTopK, EfSignSgd, ErrorFeedback, Packed, TopK
 from laconic.strategy.legality.combination import Parts, Refusal
 from laconic.strategy.legality.wrapper_stacks import replaced, without
@@ -97,9 +97,38 @@ def a_payload_is_read_by_itself(parts: Parts) -> Refusal | None:
     )
 
 
+def a_momentum_is_applied_as_it_arrives(parts: Parts) -> Refusal | None:
+    """What takes the place of the optimizer's momentum must come from all, with its size, and be one step's."""
+    when, whom = parts.synchronization, parts.architecture
+    if when.quantity != "momentum":
+        return None
+    if whom.has_servers:
+        return Refusal(
+            f"architecture: {when.name} averages momentum among the workers, and {whom.name} does not know of it",
+            dataclasses.replace(parts, architecture=AllReduce()),
+        )
+    for layer in parts.compression.layers():
+        if layer.own_traits.accumulates:
+            return Refusal(
+                f"compression: {layer.name} adds up several steps itself, and {when.name} exchanges a momentum already",
+                dataclasses.replace(parts, compression=without(parts.compression, layer)),
+            )
+        if not layer.own_traits.keeps_scale:
+            return Refusal(
+                f"compression: {layer.name} sends directions without a size, which are no momentum",
+                dataclasses.replace(parts, compression=replaced(parts.compression, layer, EfSignSgd())),
+            )
+        if layer.own_traits.warms_up and when.beginning:
+            return Refusal(
+                f"compression: {layer.name} begins with another compressor, as {when.name} does by itself",
+                dataclasses.replace(parts, compression=without(parts.compression, layer)),
+            )
+    return None
+
+
 def parameters_are_moved_by_what_arrives(parts: Parts) -> Refusal | None:
     """A change of parameters must arrive with its size, and once."""
-    if parts.synchronization.quantity == "gradient" and parts.architecture.scope == "everyone":
+    if parts.synchronization.quantity != "change" and parts.architecture.scope == "everyone":
         return None
     for layer in parts.compression.layers():
         for key, setting in layer.declared().items():

@@ -1,0 +1,189 @@
+"""Have the user's own Adam step along a momentum that it is given, with a second moment that stays as it is.
+
+Adam and its kin keep m and v in their state and come to
+
+    m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,   a step along (m / c1) / (sqrt(v / c2) + eps),   c = 1 - b^t
+
+Given m / b1 and v / b2 and a gradient of zero, the same code steps along m itself: weight decay, learning rates, fused
+kernels and whatever else the optimizer does stay its own. v follows c2, so that v / c2 does not change by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from laconic.errors import AttachError, CommunicationError, one_line
+from laconic.runtime.hooks.contract import TrainingHooks
+from laconic.runtime.hooks.separability import raw_step, set_gradients, with_stand_ins
+from laconic.runtime.job import Job
+
+FIRST, SECOND = "exp_avg", "exp_avg_sq"
+"""The names that torch's Adam, and others after it, give to m and v in their state."""
+_CLOSE = 1e-4
+
+
+class GivenMomentum:
+    """Puts the mean momentum into the optimizers of a job, from the step on in which the strategy averages that."""
+
+    def __init__(self, job: Job, hooks: TrainingHooks) -> None:
+        self._job = job
+        self._hooks = hooks
+        self._rule = job.strategy.synchronization
+        self._given = False
+        """Whether the step that is being made changes the momentum by a gradient, outside of an exchange."""
+        self._steps: dict[nn.Parameter, int] = {}
+        """Steps made with each parameter, where the optimizer counts them on a GPU, which the host does not ask."""
+        if len({float(group["betas"][0]) for group in job.param_groups if "betas" in group}) > 1:
+            raise AttachError(
+                f"synchronization.{self._rule.name} takes part in the optimizer's momentum, and its parameter groups "
+                "have different betas[0]. Give all groups the same."
+            )
+        for optimizer in job.optimizers:
+            reason = why_not_given(optimizer)
+            if reason is not None:
+                raise AttachError(
+                    f"synchronization.{self._rule.name} gives the optimizer its momentum, as can be done with "
+                    f'torch.optim.AdamW, and not with this {type(optimizer).__name__}: {reason}. Use that, or "bsp".'
+                )
+
+    def before(self, optimizer: Optimizer, *, closure: bool) -> None:
+        """Called before an optimizer's step."""
+        if self._job.step < self._rule.warmup:
+            return
+        if closure:
+            raise CommunicationError(
+                f"step {self._job.step} was called with a closure, in which gradients are computed: "
+                f"{self._rule.name} must see them before. Call backward() first and optimizer.step() without one."
+            )
+        overflow = getattr(optimizer, "found_inf", None)
+        if overflow is not None and bool(overflow):
+            return  # it skips the step by itself
+        scale = getattr(optimizer, "grad_scale", None)
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                # One that has no second moment yet was never used: for it, this is a gradient like any other.
+                known = [p for p in group["params"] if p.grad is not None and SECOND in optimizer.state.get(p, {})]
+                if known:
+                    if self._job.step == self._rule.warmup:
+                        _raise_to_floor([optimizer.state[p][SECOND] for p in known], self._rule.variance_floor)
+                    weight = self._rule.refresh(self._job.step, float(group["betas"][1]))
+                    self._given |= bool(weight)
+                    give(
+                        optimizer, group, known, [self._count(optimizer, p) for p in known], weight=weight, scale=scale
+                    )
+
+    def _count(self, optimizer: Optimizer, parameter: nn.Parameter) -> int:
+        """The number of the step that the optimizer is about to make with this parameter."""
+        made = optimizer.state[parameter]["step"]
+        if not isinstance(made, torch.Tensor) or made.device.type == "cpu":
+            return int(made) + 1
+        if parameter not in self._steps:
+            self._steps[parameter] = int(made)
+        self._steps[parameter] += 1
+        return self._steps[parameter]
+
+    def after_step(self) -> None:
+        """Called when all optimizers have made their step, before it is counted."""
+        if self._given or self._job.step + 1 == self._rule.warmup:
+            self._given = False
+            unit = self._job.loss_scale.unit
+            states = {p: state for optimizer in self._job.optimizers for p, state in optimizer.state.items()}
+            momenta = {
+                name: states[parameter][FIRST] * unit
+                for name, parameter in self._job.parameters.items()
+                if FIRST in states.get(parameter, {})
+            }
+            self._hooks.remember(self._rule.momentum_field, momenta)
+
+
+def give(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    parameters: Sequence[nn.Parameter],
+    steps: Sequence[int],
+    *,
+    weight: float = 0.0,
+    scale: torch.Tensor | None = None,
+) -> None:
+    """Have step number `steps` of each parameter go along the momentum in .grad, which becomes zero.
+
+    weight: if not 0, .grad is a gradient, which is added to the momentum, and whose square counts so much in v.
+    scale: what a GradScaler has multiplied it by, where the optimizer would divide by that itself.
+    """
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    momenta = [optimizer.state[p][FIRST] for p in parameters]
+    variances = [optimizer.state[p][SECOND] for p in parameters]
+    if scale is not None:
+        torch._foreach_div_(gradients, scale.to(gradients[0].device))
+    if weight:
+        corrections = [1.0 - beta2 ** (step - 1) for step in steps]
+        for gradient, momentum, variance, correction in zip(gradients, momenta, variances, corrections, strict=True):
+            momentum.add_(gradient, alpha=(1.0 - beta1) / beta1)
+            variance.mul_(1.0 - weight).addcmul_(gradient, gradient, value=weight * correction)
+    else:
+        torch._foreach_copy_(momenta, gradients)
+        torch._foreach_mul_(momenta, 1.0 / beta1)
+    torch._foreach_mul_(variances, [_grown(step, beta2) / beta2 for step in steps])
+    torch._foreach_zero_(gradients)
+
+
+def _grown(step: int, beta: float) -> float:
+    """By how much the bias correction 1 - beta^t grows from the step before."""
+    return (1.0 - beta**step) / (1.0 - beta ** (step - 1))
+
+
+def _raise_to_floor(variances: Sequence[torch.Tensor], floor: float) -> None:
+    """An element that has seen hardly any gradient so far would make steps of any size later on."""
+    for variance in variances:
+        variance.clamp_(min=floor * variance.mean())
+
+
+def why_not_given(optimizer: Optimizer) -> str | None:
+    """None if the optimizer can be given its momentum; otherwise what went wrong when that was tried on stand-ins."""
+    devices = sorted({p.device.index or 0 for group in optimizer.param_groups for p in group["params"] if p.is_cuda})
+    try:
+        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+            return _problem(optimizer)
+    except Exception as exc:  # noqa: BLE001 - whatever a third-party optimizer raises, it cannot be used so
+        return f"a step on copies raised {type(exc).__name__}: {one_line(exc, 100)}"
+
+
+def _problem(optimizer: Optimizer) -> str | None:
+    moved: list[list[torch.Tensor]] = []
+    for size in (0.0, 1.0, 2.0):
+        copy = with_stand_ins(optimizer, with_state=False)
+        for group in copy.param_groups:
+            group["lr"] = torch.full_like(group["lr"], 1e-2) if isinstance(group["lr"], torch.Tensor) else 1e-2
+            if not all(0.0 < float(beta) < 1.0 for beta in group.get("betas", (0.0,))):
+                return "it has no betas, or one that is 0"
+        for seed in range(3):
+            set_gradients(copy, 1.0, seed=seed)
+            raw_step(copy)
+        parameters = [p for group in copy.param_groups for p in group["params"]]
+        if any(name not in copy.state[p] for p in parameters for name in (FIRST, SECOND, "step")):
+            return f'its state has no "{FIRST}", "{SECOND}" and "step"'
+        set_gradients(copy, size, seed=4)
+        given = [p.grad.clone() for p in parameters if p.grad is not None]
+        before = [p.detach().clone() for p in parameters]
+        due = [copy.state[p][SECOND] * _grown(4, float(g["betas"][1])) for g in copy.param_groups for p in g["params"]]
+        with torch.no_grad():
+            for group in copy.param_groups:
+                give(copy, group, group["params"], [4] * len(group["params"]))
+        raw_step(copy)
+        for p, momentum, variance in zip(parameters, given, due, strict=True):
+            if not torch.allclose(copy.state[p][FIRST], momentum, rtol=_CLOSE, atol=_CLOSE):
+                return "its momentum changes where there is no gradient, e.g. by weight_decay as Adam has it"
+            if not torch.allclose(copy.state[p][SECOND], variance, rtol=_CLOSE, atol=0.0):
+                return "its second moment changes where there is no gradient"
+        moved.append([p.detach() - old for p, old in zip(parameters, before, strict=True)])
+    for still, once, twice in zip(*moved, strict=True):
+        one, two = once - still, twice - still
+        if not bool(one.any()) or not torch.allclose(two, 2 * one, rtol=0.05, atol=0.02 * float(one.abs().max())):
+            return "its step is not in proportion to its momentum"
+    return None
