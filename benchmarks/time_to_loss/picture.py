@@ -1,0 +1,40 @@
+"""Loss curves as a page that stands alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import plotly.graph_objects as graph
+
+from benchmarks.time_to_loss.curves import Curve
+
+
+def draw(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
+    """One line per strategy, the mean over seeds, with the range as a band."""
+    figure = graph.Figure()
+    for strategy, of_seeds in curves.items():
+        steps = of_seeds[0].steps
+        columns = list(zip(*(curve.losses for curve in of_seeds), strict=True))
+        low, high = [min(column) for column in columns], [max(column) for column in columns]
+        mean = [sum(column) / len(column) for column in columns]
+        figure.add_scatter(x=steps, y=mean, name=strategy, mode="lines", legendgroup=strategy)
+        figure.add_scatter(
+            x=[*steps, *reversed(steps)],
+            y=[*high, *reversed(low)],
+            fill="toself",
+            opacity=0.15,
+            line={"width": 0},
+            legendgroup=strategy,
+            showlegend=False,
+            hoverinfo="skip",
+        )
+    figure.update_layout(
+        template="plotly_white",
+        xaxis_title="optimizer steps",
+        yaxis_title="loss on held-out text",
+        yaxis_type="log",
+        legend={"orientation": "h", "y": -0.2},
+        height=700,
+    )
+    figure.write_html(path, include_plotlyjs=True)
