@@ -66,7 +66,7 @@ def test_a_call_on_a_frozen_host_ends_when_the_connection_is_cut(host: subproces
     connection.cut()
     assert eventually(lambda: not _threads(), 5)
     del connection, add
-    assert eventually(lambda: _num_files() == before, 5)
+    assert eventually(lambda: _num_files() <= before, 5)
 
 
 def test_connecting_to_a_frozen_host_is_given_up_in_time(host: subprocess.Popen[str]) -> None:

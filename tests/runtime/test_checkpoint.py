@@ -216,6 +216,7 @@ def test_every_field_is_treated_as_its_method_says(before: int, after: int) -> N
         assert state["resize"] == {
             "powersgd.q": "copy",
             "error_feedback.residual": "sum",
+            "error_feedback.owed": "reset",
             "momentum_correction.velocity": "sum",
             "rounds.pending": "reset",
         }

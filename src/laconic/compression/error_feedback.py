@@ -36,8 +36,9 @@ class ErrorFeedback(Wrapper):
 
     name: ClassVar[str] = "error_feedback"
     needs_loss: ClassVar[bool] = True
-    # Updates still owed: whoever owes them, they add up.
-    on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum", _OWED: "sum"}
+    # Updates still owed: whoever owes them, they add up. What sums have lost is kept by the rank that sends them back,
+    # which is another one when the number of ranks changes.
+    on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum", _OWED: "reset"}
     scaled_fields: ClassVar[frozenset[str]] = frozenset({_RESIDUAL, _OWED})
 
     def traits_around(self, inner: Traits) -> Traits:
