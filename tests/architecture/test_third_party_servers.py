@@ -83,6 +83,7 @@ def test_it_trains_as_our_one_server_does(strategy: str) -> None:
         assert_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["bsp / central / none", "ssp / central / none", "asp / central / int8"])
 def test_it_keeps_what_strategies_promise(strategy: str) -> None:
     assert verify_on_threads(Strategy.parse(strategy), 2).failures == {}

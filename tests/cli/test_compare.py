@@ -347,6 +347,7 @@ def test_a_port_that_is_taken_is_named(ends: tuple[Path, dict[str, Future]]) -> 
     assert "EADDRINUSE" in done.stderr or "already in use" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_replay_takes_compute_or_communication_whichever_is_longer(

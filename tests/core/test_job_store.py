@@ -55,6 +55,7 @@ def test_what_one_connection_writes_another_reads(host: subprocess.Popen[str]) -
     assert not other.under("b").check(["key"])
 
 
+@pytest.mark.slow
 def test_a_call_on_a_frozen_host_ends_when_the_connection_is_cut(host: subprocess.Popen[str]) -> None:
     before = _num_files()
     connection = JobStore(timeout_s=5.0)

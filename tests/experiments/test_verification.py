@@ -47,6 +47,7 @@ def assert_failed(outcome: Outcome, *words: str) -> None:
         assert word in outcome.words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -61,6 +61,7 @@ def test_a_signal_is_named() -> None:
         run_ranks(python("import os; os.kill(os.getpid(), 9)"), places_here(1), timeout_s=20)
 
 
+@pytest.mark.slow
 def test_the_time_limit_ends_ranks_that_ignore_requests() -> None:
     script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
     with pytest.raises(LaconicError, match=r"rank 0, 1 did not end within 1\.5 s"):

@@ -105,6 +105,7 @@ def test_a_fast_link_carries_bytes() -> None:
     assert sent > 50e6
 
 
+@pytest.mark.slow
 def test_one_slow_host_and_an_oversubscribed_rack() -> None:
     fast, slow = Link(bandwidth_bps=400e6), Link(bandwidth_bps=20e6)
     seconds, _ = transfer_s(Cluster.uniform(2, fast, {1: slow}), 2)

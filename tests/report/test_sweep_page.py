@@ -181,6 +181,7 @@ class TestInABrowser:
 
     pytestmark = in_a_browser
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("width", "phone"), [(1280, False), (390, True)])
     def test_every_figure_is_drawn_and_nothing_is_fetched(
         self, width: int, phone: bool, browser: Chromium, written: Path

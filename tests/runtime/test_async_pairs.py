@@ -123,6 +123,7 @@ def test_what_a_neighbour_cannot_mean_is_refused_and_changes_nothing(
     laconic.InProcessCluster(2, timeout_s=10).run(one)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_real_processes_train_and_leave_nothing_behind() -> None:

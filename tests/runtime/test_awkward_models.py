@@ -156,6 +156,7 @@ def test_a_parameter_shared_by_reentrant_checkpoints_is_right_or_refused() -> No
         train(mlp(), strategy("wfbp"), loss=loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_place", [False, True])
 def test_compiled_modules(in_place: bool) -> None:
     def prepare() -> tuple[nn.Module, nn.Module]:

@@ -194,6 +194,7 @@ def test_an_error_inside_is_the_one_that_is_seen() -> None:
         laconic.InProcessCluster(2, timeout_s=10).run(one_rank)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("batches", [[5, 3], [2, 6, 4]])

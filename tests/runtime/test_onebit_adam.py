@@ -145,6 +145,7 @@ def test_schedules_change_nothing(schedule: str) -> None:
             assert torch.allclose(replica[name], value, rtol=1e-4, atol=1e-5), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_adamw, lambda m: torch.optim.AdamW(m.parameters(), lr=LR, fused=True)])
 @pytest.mark.parametrize(
     "compression",
@@ -183,6 +184,7 @@ def test_replicas_stay_equal_and_the_second_moment_stays(
             assert bool(torch.isfinite(variance).all())
 
 
+@pytest.mark.slow
 def test_one_bit_learns_what_adam_learns() -> None:
     def trained(strategy: str, total_steps: int | None) -> float:
         start = mlp()

@@ -93,6 +93,7 @@ def test_lossless_means_lossless(schedule: str, make_model, loss: Loss, make_opt
         assert_equal(state, expected)
 
 
+@pytest.mark.slow
 @every_schedule
 def test_with_servers(schedule: str) -> None:
     model = awkward()
@@ -174,6 +175,7 @@ def test_the_learning_rate_is_that_of_the_step(schedule: str) -> None:
         assert_equal(state, expected)
 
 
+@pytest.mark.slow
 @every_deferring
 @pytest.mark.parametrize("clear", [None, True, False], ids=["never cleared", "to none", "to zero"])
 def test_gradients_are_there_after_the_step(schedule: str, clear: bool | None) -> None:

@@ -77,6 +77,7 @@ def in_time(
     """
     results: list[_T] = []
     errors: list[BaseException] = []
+    given_up = threading.Event()
     device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
     def run() -> None:
@@ -85,17 +86,23 @@ def in_time(
                 torch.cuda.set_device(device)  # every thread has its own
             results.append(call())
         except BaseException as exc:  # noqa: BLE001 - raised below, in the thread that asked
-            errors.append(exc)
+            # Kept for nobody, it would keep this frame, and with it the connection, until the next garbage collection.
+            if not given_up.is_set():
+                errors.append(exc)
 
     thread = threading.Thread(target=run, name=thread_name, daemon=True)
     deadline_s = time.monotonic() + timeout_s
     thread.start()
     while thread.join(max(0.0, min(_SLICE_S, deadline_s - time.monotonic()))) or thread.is_alive():
-        look()
-        if time.monotonic() >= deadline_s:
-            raise TimeoutError(f"no answer in {timeout_s:g} s")
+        try:
+            look()
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError(f"no answer in {timeout_s:g} s")
+        except BaseException:
+            given_up.set()
+            raise
     if errors:
-        raise errors[0]
+        raise errors.pop()
     return results[0]
 
 

@@ -55,7 +55,8 @@ class Meeting:
         """As new_group makes it, but by way of our own connection to the store.
 
         Gloo asks that for the addresses of all ranks. Where one of them has just ended, this takes as long as the
-        training script allows its own connection, unless it is one that can be cut.
+        training script allows its own connection, unless it is one that can be cut. (Where one ends a moment later,
+        while connections are made, Gloo tries five times before this thread ends; nobody waits for it.)
         """
         c10d, ranks = dist.distributed_c10d, dist.get_process_group_ranks(self._parent)
         group, _ = c10d._new_process_group_helper(
@@ -65,13 +66,11 @@ class Meeting:
             dist.Backend("gloo"),
             self.questions.under(self.place),
             self.place,  # pyrefly: ignore[bad-argument-type]
-            # All are here, so the rest takes a moment; half of the time is plenty, even if Gloo waits twice.
-            timeout=timedelta(seconds=self._timeout_s / 2),
+            timeout=limit,
             group_desc="laconic",
         )
         assert isinstance(group, dist.ProcessGroup)
         c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
-        c10d._set_pg_timeout(limit, group)
         return group
 
     def _other(self, backend: str, limit: timedelta) -> dist.ProcessGroup:

@@ -44,6 +44,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_against_a_sort(kind: str) -> None:
     for dtype in DTYPES:

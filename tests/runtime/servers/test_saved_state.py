@@ -94,6 +94,7 @@ def trained(transport: InProcessTransport, strategy: str):
     return model, session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DAMAGES)
 def test_a_damaged_state_is_refused_on_every_rank_and_changes_nothing(case: str) -> None:
     strategy, damage, told = DAMAGES[case]
