@@ -304,7 +304,8 @@ def announce(transport: Transport, error: BaseException, *, while_doing: str = "
     """Tell the other ranks why this one will not come: another one's fault, if the error says so."""
     said, lost = one_line(error), error.rank if isinstance(error, PeerLost) else None
     if lost is None or lost == transport.rank:
-        transport.announce_failure(f"raised {type(error).__name__}{while_doing}: {said}")
+        why = f": {said}" if said else ""  # Ctrl-C says nothing
+        transport.announce_failure(f"raised {type(error).__name__}{while_doing}{why}")
     else:
         transport.announce_failure(f"was lost, says rank {transport.rank}: {said}", rank=lost)
 
