@@ -32,11 +32,13 @@ class Line:
 
     def text(self) -> str:
         """One row of the table."""
-        sooner = f"{statistics.median(self.sooner):5.2f}x ({min(self.sooner):.2f}..{max(self.sooner):.2f})"
+        sooner = "not within these steps"
+        if self.sooner:
+            sooner = f"{statistics.median(self.sooner):5.2f}x ({min(self.sooner):.2f}..{max(self.sooner):.2f})"
         return (
             f"{self.link:9} {self.strategy:62} {self.rate:7.4f} {self.steps:6} "
             f"{statistics.fmean(self.final):8.4f} {self.gap:+7.2%} (+-{self.gap_spread:.2%}) "
-            f"{1e3 * self.step_s:9.1f} {self.fewer_bytes:8.1f}x  {sooner if self.sooner else 'not within these steps'}"
+            f"{1e3 * self.step_s:9.1f} {self.fewer_bytes:8.1f}x  {sooner}"
         )
 
 

@@ -1,0 +1,69 @@
+"""From curves and step times to a verdict, without training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from benchmarks.time_to_loss.curves import Curve, Kept, Run, train
+from benchmarks.time_to_loss.step_times import DDP, first_of, seconds_until, steady_of
+from benchmarks.time_to_loss.verdict import Question, lines, sentence
+
+QUESTION = Question("tiny", 2, 100, (1.0, 2.0), (0.001, 0.003), 2)
+SLOW = "bsp / all_reduce / int8 / fusion"
+NEVER = "bsp / all_reduce / topk / fusion"
+
+
+def _curve(run: Run) -> Curve:
+    """DDP ends at 2 with the higher rate; SLOW has that after 150 steps of a run of 200, and NEVER not at all."""
+    half = run.steps // 2
+    if run.strategy == "ddp":
+        final = (2.0 if run.rate == 0.003 else 2.5) + 0.1 * run.seed
+        return Curve(run, (half, run.steps), (3.0, final), 1000 * run.steps, 1.0)
+    if run.strategy == SLOW and run.steps == 200:
+        return Curve(run, (150, 200), (1.9 + 0.1 * run.seed, 1.8), 250 * run.steps, 1.0)
+    return Curve(run, (half, run.steps), (3.0, 2.4), 100 * run.steps, 1.0)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    runs = [run for strategy in ("ddp", SLOW, NEVER) for run in QUESTION.runs(strategy)]
+    path = tmp_path / "curves.jsonl"
+    path.write_text("".join(json.dumps(asdict(_curve(run))) + "\n" for run in runs), encoding="utf-8")
+    return Kept(path)
+
+
+def test_time_to_the_loss_of_ddp(kept: Kept) -> None:
+    times_s = {("slow", DDP): 1.0, ("slow", SLOW): 0.25, ("slow", NEVER): 0.01}
+    ddp, slow, never = lines(QUESTION, kept, [SLOW, NEVER], times_s, ["slow"])
+    assert (ddp.rate, ddp.final, ddp.sooner) == (0.003, (2.0, 2.1), (1.0, 1.0))
+    # A run of 100 steps does not get there; one of 200 does, after 150.
+    assert slow.steps == 200
+    assert slow.sooner == pytest.approx((100 / 37.5, 100 / 37.5))
+    assert slow.fewer_bytes == pytest.approx(4.0)
+    assert never.sooner == ()
+    assert never.gap == pytest.approx((2.4 / 2.0 + 2.4 / 2.1) / 2 - 1)
+    said = sentence("slow", [ddp, slow, never])
+    assert said.startswith(f"On slow {SLOW} has torch DDP's loss 2.7 times sooner (2.7 to 2.7 over 2 seeds)")
+    assert sentence("slow", [ddp, never]) == "On slow nothing here has torch DDP's loss sooner than torch DDP."
+    assert "not within these steps" in never.text()
+
+
+def test_steps_of_two_kinds() -> None:
+    strategy = "onebit_adam(warmup_share=0.1, refresh_share=0)"
+    assert steady_of(strategy) == "bsp / all_reduce / onebit + error_feedback / fusion"
+    assert first_of(strategy) == "bsp / all_reduce / int8 / fusion"
+    assert first_of("powersgd") == ""
+    assert seconds_until(strategy, 50, 100, 0.1, 1.0) == pytest.approx(10 * 1.0 + 40 * 0.1)
+    assert seconds_until("powersgd", 50, 100, 0.1, None) == pytest.approx(5.0)
+
+
+@pytest.mark.timeout(120)
+def test_a_short_training_gives_a_curve() -> None:
+    run = Run("onebit-adam", "tiny", 6, 0.003, 0, 1)
+    curve = train(run)
+    assert curve.steps == (1, 2, 3, 4, 5, 6)
+    assert all(0 < loss < 10 for loss in curve.losses)
+    assert curve.sent_bytes > 0
