@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from benchmarks.time_to_loss.curves import Kept
@@ -65,7 +66,7 @@ def main() -> int:
             size=options.size,
             batch=options.batch,
             steps=max(options.timed_steps, 2 * max(intervals) + 4),
-            folder=folder / "compare",
+            folder=folder / time.strftime("compare-%Y%m%d-%H%M%S"),
         )
     except LaconicError as exc:
         print(exc, file=sys.stderr)
