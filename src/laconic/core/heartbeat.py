@@ -132,9 +132,9 @@ class Heartbeat:
             self._looked.set()
 
     def _see_others_off(self) -> None:
-        """Rank 0 often hosts the store, and goes last if it can: the others may still have to read who failed."""
+        """Rank 0 often hosts the store, and goes last if it can: the others may still have to find out who failed."""
         beats = [f"beat/{rank}" for rank in range(1, self.world_size)]
-        deadline_s = time.monotonic() + 1.5 * self.period_s
+        deadline_s = time.monotonic() + _LOOKS_AHEAD * self.period_s
         poll_s = _FIRST_POLL_S
         while not self._stayed and time.monotonic() < deadline_s and self._store.check(beats):
             if all(beat.decode().split("|", 2)[2] == DETACHED for beat in self._store.multi_get(beats)):
@@ -234,7 +234,7 @@ class Heartbeat:
         self._stopping = True
         self._wake.set()
         if self._store_answers():
-            self._thread.join(timeout=2 + 1.5 * self.period_s)
+            self._thread.join(timeout=2 + _LOOKS_AHEAD * self.period_s)
         if self._thread.is_alive():
             self._connection.cut()
             self._thread.join(timeout=2)
