@@ -315,6 +315,9 @@ class TestRefused:
     def test_a_period_longer_than_training(self) -> None:
         with pytest.raises(AttachError, match="a round every 32 steps, and training takes 10"):
             self._attach("diloco", total_steps=10)
+        with pytest.raises(AttachError, match="is all of a training of 10 steps"):
+            self._attach("bsp / all_reduce / topk + error_feedback + warmup(steps=10)", total_steps=10)
+        self._attach("bsp / all_reduce / topk(density=0.2) + error_feedback + warmup(steps=9)", total_steps=10)
 
     @pytest.mark.parametrize(
         ("make", "reason"),

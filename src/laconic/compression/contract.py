@@ -50,6 +50,9 @@ class Compressor(Method):
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise AttachError if this cannot work, or a setting has no effect, on these parameters or this optimizer."""
 
+    def check_length(self, total_steps: int) -> None:
+        """Raise AttachError if training is too short for this to begin."""
+
     def init(self, bucket: Bucket) -> BucketState:
         """The state before the first step."""
         return BucketState(bucket)
@@ -304,6 +307,10 @@ class Wrapper(Compressor):
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """As the inner compressor."""
         self.inner.check(tensors, optimizer)
+
+    def check_length(self, total_steps: int) -> None:
+        """As the inner compressor."""
+        self.inner.check_length(total_steps)
 
     def init(self, bucket: Bucket) -> BucketState:
         """The inner state; a wrapper adds its own fields."""

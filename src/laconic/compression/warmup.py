@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.compression.families.by_step import ByStep
+from laconic.errors import AttachError
 from laconic.settings import Setting, count
 
 
@@ -32,6 +33,15 @@ class Warmup(ByStep):
         """The steps first, so that warmup(1000) means what it says."""
         declared = super().declared()
         return {"steps": declared.pop("steps"), **declared}
+
+    def check_length(self, total_steps: int) -> None:
+        """Raise if all of training would be warm-up."""
+        if self.steps >= total_steps:
+            raise AttachError(
+                f"compression.warmup.steps={self.steps} is all of a training of {total_steps} steps: "
+                f'"{self.inner}" would never be used. Give fewer.'
+            )
+        super().check_length(total_steps)
 
     def is_first(self, step: int) -> bool:
         """See ByStep."""

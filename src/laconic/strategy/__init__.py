@@ -150,6 +150,7 @@ class Strategy:
 
     def planned(self, total_steps: int) -> Strategy:
         """The same, knowing how many optimizer steps training will take."""
+        self.compression.check_length(total_steps)
         return dataclasses.replace(self, synchronization=self.synchronization.planned(total_steps))
 
     def plan(

@@ -5,7 +5,7 @@ plain bulk-synchronous training as the default. `quantity` and `barrier` say how
 
     barrier, "gradient"    gradients are averaged before the optimizer's step; `around` does more than average them
     barrier, "momentum"    the optimizer's momentum is averaged in the gradients' place from some step on: `around`
-                           leaves it where the gradient was, and `steers` says that the optimizer is given it
+                           leaves it where the gradient was, and the optimizer is given it; `begins`: not yet
     barrier, "change"      parameters are averaged after some steps; `outer` applies the mean. See `LocalUpdates`
     no barrier             whoever holds the common state applies each gradient with `rate`. See `Asynchronous`
 """

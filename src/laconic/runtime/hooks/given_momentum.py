@@ -180,7 +180,7 @@ def _problem(optimizer: Optimizer) -> str | None:
             if not torch.allclose(copy.state[p][FIRST], momentum, rtol=_CLOSE, atol=_CLOSE):
                 return "its momentum changes where there is no gradient, e.g. by weight_decay as Adam has it"
             if not torch.allclose(copy.state[p][SECOND], variance, rtol=_CLOSE, atol=0.0):
-                return "its second moment changes where there is no gradient"
+                return f"its second moment, in {variance.dtype}, changes where there is no gradient"
         moved.append([p.detach() - old for p, old in zip(parameters, before, strict=True)])
     for still, once, twice in zip(*moved, strict=True):
         one, two = once - still, twice - still
