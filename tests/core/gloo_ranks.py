@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from laconic.core.meeting import Meeting
 from laconic.core.torch_distributed import TorchTransport
 from laconic.errors import CommunicationError
 from tests.core.operations import CASES, contribution
@@ -166,3 +169,43 @@ def attach_while_the_store_is_killed() -> dict[str, object]:
         print("kill me")
         time.sleep(60)
     return _error_of(lambda: TorchTransport(timeout_s=40).close())
+
+
+class _EndsBeforeConnecting(dist.Store):
+    """A store that ends the process once this rank has said where it can be reached, before it reaches others."""
+
+    def __init__(self, inner: dist.Store) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def set(self, key: str, value: bytes) -> None:  # pyrefly: ignore[bad-override]
+        self._inner.set(key, value)
+
+    def wait(self, *_: object) -> None:  # pyrefly: ignore[bad-override]
+        os._exit(0)
+
+    def has_extended_api(self) -> bool:
+        return False
+
+
+def attach_while_a_rank_ends(timeout_s: float) -> dict[str, object]:
+    """Rank 1 ends in the moment in which Gloo connects; rank 0 tells how long its thread for that is there."""
+    dist.init_process_group("gloo")
+    make_group = Meeting._gloo
+
+    def ending(meeting: Meeting, limit: timedelta) -> dist.ProcessGroup:
+        under = meeting.questions.under
+        meeting.questions.under = lambda prefix: _EndsBeforeConnecting(under(prefix))  # type: ignore[method-assign]
+        return make_group(meeting, limit)
+
+    def late(meeting: Meeting, limit: timedelta) -> dist.ProcessGroup:
+        time.sleep(1.0)  # until the other has ended
+        return make_group(meeting, limit)
+
+    Meeting._gloo = ending if dist.get_rank() == 1 else late  # type: ignore[method-assign]
+    began_s = time.monotonic()
+    found = _error_of(lambda: TorchTransport(timeout_s=timeout_s).close())
+    while any(thread.name == "laconic-store" for thread in threading.enumerate()) and time.monotonic() < began_s + 40:
+        time.sleep(0.05)
+    found["thread_s"] = time.monotonic() - began_s
+    return found

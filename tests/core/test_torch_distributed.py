@@ -179,6 +179,17 @@ def test_the_host_of_the_store_killed_while_others_attach_is_named() -> None:
         assert ran.ended_s - killed.ended_s < 20
 
 
+@pytest.mark.dist
+@pytest.mark.timeout(60)
+def test_a_rank_that_ends_while_gloo_connects_leaves_no_thread() -> None:
+    found = run_processes(
+        "tests.core.gloo_ranks:attach_while_a_rank_ends", world_size=2, arguments={"timeout_s": 4.0}, timeout_s=50
+    )[0].value
+    assert found["kind"] == "PeerLost", found
+    assert "rank 1 stopped answering" in found["message"]
+    assert found["thread_s"] < 1.0 + 4.0 + 2.0
+
+
 def _without(victim: int, results: list[RankResult]) -> tuple[list[RankResult], RankResult]:
     assert results[victim].exit_code == -signal.SIGKILL
     return [result for result in results if result.rank != victim], results[victim]

@@ -179,3 +179,25 @@ def test_garbage_at_the_port_of_a_replica_does_no_harm(monkeypatch: pytest.Monke
 
     with nothing_left():
         laconic.InProcessCluster(2, timeout_s=10).run(one)
+
+
+def test_nothing_waits_for_a_background_that_has_failed_in_the_middle_of_a_step() -> None:
+    """The error comes after the step has looked for one, and before it asks for the next average."""
+
+    def one(transport: InProcessTransport) -> float:
+        model = mlp()
+        optimizer = sgd(model)
+        session = laconic.attach(model, optimizer, "asp / gossip", transport=transport)
+        hooks = session._hooks
+        assert isinstance(hooks, async_pairs.AsyncPairHooks)
+        if transport.rank == 0:
+            hooks._error = laconic.errors.PeerLost("rank 1 has gone.", rank=1)
+            hooks._ready.set()
+            hooks._thread.join(timeout=5)  # type: ignore[union-attr]
+            hooks.after_step()
+        began_s = time.monotonic()
+        with pytest.raises(CommunicationError):
+            session.detach()
+        return time.monotonic() - began_s
+
+    assert laconic.InProcessCluster(2, timeout_s=8).run(one)[0] < 6.0

@@ -17,6 +17,8 @@ from laconic.errors import PeerLost, one_line
 _GRACE_S = 1.0
 _GPU_GRACE_S = 60.0
 """NCCL ends the whole process at its time limit, so it gets a generous one."""
+_GLOO_TRIES = 5
+"""How often Gloo tries to connect to a rank, each time for as long as its time limit."""
 
 
 class Meeting:
@@ -55,8 +57,8 @@ class Meeting:
         """As new_group makes it, but by way of our own connection to the store.
 
         Gloo asks that for the addresses of all ranks. Where one of them has just ended, this takes as long as the
-        training script allows its own connection, unless it is one that can be cut. (Where one ends a moment later,
-        while connections are made, Gloo tries five times before this thread ends; nobody waits for it.)
+        training script allows its own connection, unless it is one that can be cut. Where one ends a moment later, Gloo
+        tries several times to connect; nobody waits for the thread that does, and it is to end in time too.
         """
         c10d, ranks = dist.distributed_c10d, dist.get_process_group_ranks(self._parent)
         group, _ = c10d._new_process_group_helper(
@@ -66,10 +68,11 @@ class Meeting:
             dist.Backend("gloo"),
             self.questions.under(self.place),
             self.place,  # pyrefly: ignore[bad-argument-type]
-            timeout=limit,
+            timeout=limit / _GLOO_TRIES,
             group_desc="laconic",
         )
         assert isinstance(group, dist.ProcessGroup)
+        group._get_backend(torch.device("cpu"))._set_default_timeout(limit)
         c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
         return group
 

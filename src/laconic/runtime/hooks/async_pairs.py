@@ -123,8 +123,9 @@ class AsyncPairHooks(TrainingHooks):
                     f"averaging with rank {peer} failed on rank {self._job.transport.rank}: {type(exc).__name__}: "
                     f"{one_line(exc)}."
                 )
+            failed = self._error is not None
             self._idle.set()
-            if self._error is not None:
+            if failed:  # as it was before: now it may have been asked for the next one
                 return
 
     def _lost(self, peer: int, error: CommunicationError) -> PeerLost:
@@ -200,7 +201,7 @@ class AsyncPairHooks(TrainingHooks):
             for name, shared in self._shared.views.items():
                 shared.add_(self._job.parameters[name]).sub_(self._before_views[name])
                 self._job.parameters[name].copy_(shared)
-        if self._idle.is_set() and self._callers:
+        if self._idle.is_set() and self._callers and self._error is None:
             self._idle.clear()
             self._ready.set()
 
