@@ -103,8 +103,9 @@ def train(run: Run) -> Curve:
     held_out = [task.batch(step, _HELD_OUT_RANK) for step in range(_HELD_OUT_BATCHES)]
     model = task.model()
     every = max(1, run.steps // _POINTS)
-    recipe = Recipe(optimizer="adamw", learning_rate=run.rate)
     strategy = laconic.Strategy.parse(run.strategy)
+    # What comes as a direction of length one is applied as it is.
+    recipe = Recipe(optimizer="adamw" if strategy.synchronization.keeps_scale else "sgd", learning_rate=run.rate)
 
     def one_rank(transport: InProcessTransport) -> tuple[list[tuple[int, float]], int]:
         replica = copy.deepcopy(model)

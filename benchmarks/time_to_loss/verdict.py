@@ -17,7 +17,7 @@ class Line:
     link: str
     strategy: str
     rate: float
-    """The learning rate of the grid with the lowest final loss, averaged over seeds."""
+    """The learning rate of the grid with which the first seed's final loss is lowest."""
     steps: int
     """Of the shortest run whose final loss is DDP's, or of the longest."""
     final: tuple[float, ...]
@@ -59,24 +59,27 @@ class Question:
     rates: tuple[float, ...]
     seeds: int
 
-    def runs(self, strategy: str) -> list[Run]:
-        """Everything that is trained for a strategy; DDP is not trained for longer."""
+    def trials(self, strategy: str) -> list[Run]:
+        """The first seed with every rate; DDP is not trained for longer."""
         lengths = (1.0,) if strategy == "ddp" else self.lengths
-        return [
-            Run(strategy, self.size, round(self.steps * length), rate, seed, self.batch)
-            for length in lengths
-            for rate in self.rates
-            for seed in range(self.seeds)
-        ]
+        return [self._run(strategy, length, rate, 0) for length in lengths for rate in self.rates]
+
+    def runs(self, kept: Kept, strategy: str) -> list[Run]:
+        """All seeds with the rate that was best for the first."""
+        lengths = (1.0,) if strategy == "ddp" else self.lengths
+        return [run for length in lengths for run in self._best(kept, strategy, length)]
 
     def best(self, kept: Kept, strategy: str, length: float) -> list[Curve]:
-        """By seed, with the rate of the grid whose final loss is lowest on average."""
-        steps = round(self.steps * length)
-        by_rate = [
-            [kept[Run(strategy, self.size, steps, rate, seed, self.batch)] for seed in range(self.seeds)]
-            for rate in self.rates
-        ]
-        return min(by_rate, key=lambda curves: statistics.fmean(curve.losses[-1] for curve in curves))
+        """By seed, with the rate of the grid that was best for the first."""
+        return [kept[run] for run in self._best(kept, strategy, length)]
+
+    def _best(self, kept: Kept, strategy: str, length: float) -> list[Run]:
+        tried = [self._run(strategy, length, rate, 0) for rate in self.rates]
+        rate = min(tried, key=lambda run: kept[run].losses[-1]).rate
+        return [self._run(strategy, length, rate, seed) for seed in range(self.seeds)]
+
+    def _run(self, strategy: str, length: float, rate: float, seed: int) -> Run:
+        return Run(strategy, self.size, round(self.steps * length), rate, seed, self.batch)
 
 
 def lines(

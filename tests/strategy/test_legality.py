@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from laconic.compression import Compressor, ErrorFeedback, Fp16, MomentumCorrection, Wrapper
+from laconic.compression import Compressor, Ef21, ErrorFeedback, Fp16, MomentumCorrection, Wrapper
 from laconic.errors import IllegalCombination, InvalidSetting
 from laconic.strategy import AXES, Strategy, legality
 from tests.strategy.generate import WRAPPERS, bases, is_legal
@@ -80,7 +80,7 @@ def _makes_sense(base: type[Compressor], wrappers: tuple[type[Wrapper], ...]) ->
             return False
         if wrapper.needs_loss and below.traits.lossless:
             return False
-        if wrapper is ErrorFeedback and (below.traits.keeps_residual or below.traits.accumulates):
+        if wrapper in (ErrorFeedback, Ef21) and (below.traits.keeps_residual or below.traits.accumulates):
             return False
         if wrapper is MomentumCorrection and below.traits.accumulates:
             return False

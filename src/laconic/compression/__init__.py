@@ -5,6 +5,7 @@ from laconic.compression.chain import Chain
 from laconic.compression.contract import Compressor, Packed, Wrapper
 from laconic.compression.dct_topk import DctTopK
 from laconic.compression.dgc import Dgc
+from laconic.compression.ef21 import Ef21
 from laconic.compression.ef_signsgd import EfSignSgd
 from laconic.compression.error_feedback import ErrorFeedback
 from laconic.compression.families.by_step import ByStep
@@ -52,6 +53,7 @@ COMPRESSORS: Registry[Compressor] = Registry(
         GTopK,
         DctTopK,
         ErrorFeedback,
+        Ef21,
         MomentumCorrection,
         Warmup,
         PerLayer,
@@ -67,6 +69,7 @@ __all__ = [
     "Compressor",
     "DctTopK",
     "Dgc",
+    "Ef21",
     "EfSignSgd",
     "ErrorFeedback",
     "Fp8",

@@ -1,0 +1,79 @@
+"""Compress how far the gradient is from what receivers already believe it to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from laconic.compression.contract import Wrapper
+from laconic.compression.traits import Traits
+from laconic.core.exchange import Exchange, Group
+from laconic.core.plan import Bucket
+from laconic.core.stateful import BucketState, Resize
+
+_OWN = "ef21.own"
+_ALL = "ef21.all"
+_OWED = "ef21.owed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ef21(Wrapper):
+    """Keep an estimate of every worker's gradient on all workers, and send only what corrects it.
+
+        c_i = C(g_i - h_i),   h_i <- h_i + c_i,   h <- h + sum_i(c_i),   h takes the place of the gradient
+
+    An optimizer sees a gradient that lags behind and is never missing: error feedback instead sends what was lost
+    before in bursts, which adaptive optimizers take for large gradients. g is already divided by the number of workers,
+    so h is the mean. A correction that is not finite is seen by everyone in that step, and not remembered.
+
+    Where ranks add up a part of all payloads each and send the sum compressed again, the one that does so keeps what
+    this loses and adds it to the next sum.
+
+    Reference: Richtarik et al. 2021, arXiv:2106.05203.
+    """
+
+    name: ClassVar[str] = "ef21"
+    needs_loss: ClassVar[bool] = True
+    # Estimates of the workers add up to the common one, whoever holds them.
+    on_resize: ClassVar[Mapping[str, Resize]] = {_OWN: "sum", _ALL: "copy", _OWED: "reset"}
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_OWN, _ALL, _OWED})
+
+    def traits_around(self, inner: Traits) -> Traits:
+        """What is lost stays between gradient and estimate; a payload means nothing to who does not hold the latter."""
+        return replace(
+            inner,
+            keeps_residual=True,
+            wants_error_feedback=False,
+            unbiased=False,
+            decodes_alone=False,
+            sums_only=False,
+            payloads_add_up=False,
+        )
+
+    def init(self, bucket: Bucket) -> BucketState:
+        """Estimates of zero, beside the inner state."""
+        state = self.inner.init(bucket)
+        for field in (_OWN, _ALL, _OWED) if self.inner.traits.sends_sums_back else (_OWN, _ALL):
+            state.flat[field] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+        return state
+
+    def exchange(
+        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
+    ) -> Exchange:
+        """Exchange the correction, and give the common estimate."""
+        own_estimate, estimate = state.flat[_OWN], state.flat[_ALL]
+        flat -= own_estimate
+        sent = torch.empty_like(flat)
+        state.owed = owed = state.flat.get(_OWED)
+        yield from self.inner.exchange(flat, state, group, sent)
+        state.owed = None
+        own_estimate += sent.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        if own is not None:
+            own.copy_(own_estimate)
+        flat += estimate
+        estimate.copy_(torch.where(flat.isfinite(), flat, estimate))
+        if owed is not None:
+            owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
