@@ -1,12 +1,21 @@
-"""The sentence that says which strategy to use."""
+"""The sentence that says which strategy has torch DDP's loss soonest."""
 
 from __future__ import annotations
 
+import pytest
+
 from laconic.report.advice import advise
 from laconic.report.results import TORCH_DDP, Row
+from laconic.simulator.time_to_target import steps_needed
+from laconic.strategy import Strategy
+
+SAME = "bsp / all_reduce / none / wfbp"
+INT8 = "bsp / all_reduce / int8 / fusion"
+POWERSGD = "bsp / all_reduce / powersgd + error_feedback / fusion"
+UNKNOWN = "bsp / all_reduce / topk(density=0.3) + error_feedback / fusion"
 
 
-def row(strategy: str, step_ms: float, loss: float | None, *, link: str = "100mbit") -> Row:
+def row(strategy: str, step_ms: float, *, link: str = "100mbit", sent: int = 1000, spread: float = 0.0) -> Row:
     return Row(
         strategy=strategy,
         name=strategy,
@@ -14,49 +23,80 @@ def row(strategy: str, step_ms: float, loss: float | None, *, link: str = "100mb
         links="shaped",
         steps=20,
         step_ms=step_ms,
-        step_ms_low=step_ms,
-        step_ms_high=step_ms,
+        step_ms_low=step_ms * (1 - spread),
+        step_ms_high=step_ms * (1 + spread),
         compute_ms=10,
         encode_ms=0,
         exposed_ms=step_ms - 10,
-        wire_bytes_per_step=1,
+        wire_bytes_per_step=sent,
         wire_bytes_source="kernel",
         counted_bytes_per_step=1,
         predicted_bytes_per_step=1,
-        final_loss=loss,
-        loss_at_equal_steps=loss,
+        final_loss=2.0,
+        loss_at_equal_steps=2.0,
         seconds_to_target=None,
         speedup_over_ddp=100 / step_ms,
     )
 
 
-DDP = row(TORCH_DDP, 100, 2.0)
+DDP = row(TORCH_DDP, 100)
 
 
-def test_the_fastest_that_trains_the_same_is_named_with_its_cost() -> None:
-    (sentence,) = advise([DDP, row("half", 60, 2.01), row("plain", 90, 2.0)])
-    assert sentence == (
-        "On 100mbit links use half: 1.67x as fast per step as torch DDP, with the loss +0.5% after 20 steps."
-    )
+def test_what_computes_the_same_is_as_much_sooner_as_its_steps_are_shorter() -> None:
+    for text in (True, False):
+        (sentence,) = advise([DDP, row(SAME, 50)], text=text)
+        assert sentence == f"On 100mbit links {SAME} reaches torch DDP's loss 2.0 times sooner (2.0 to 2.0)."
 
 
-def test_a_faster_one_that_trains_worse_is_mentioned_not_recommended() -> None:
-    (sentence,) = advise([DDP, row("plain", 90, 2.0), row("wild", 10, 3.0)])
-    assert "use plain: 1.11x as fast per step as torch DDP, at the same loss after 20 steps" in sentence
-    assert "wild is 10.00x as fast, with the loss +50.0%" in sentence
+def test_steps_that_lose_something_count_for_less() -> None:
+    needed = steps_needed(Strategy.parse(POWERSGD))
+    assert needed is not None
+    assert needed.low > 1.0
+    (sentence,) = advise([DDP, row(POWERSGD, 10, sent=10)], text=True)
+    assert f"reaches torch DDP's loss {10 / needed.ratio:.1f} times sooner" in sentence
+    assert f"({10 / needed.high:.1f} to {10 / needed.low:.1f})" in sentence
+    assert "fewer bytes" not in sentence, "its loss is not the same at equal steps"
 
 
-def test_no_advice_to_leave_ddp_for_noise() -> None:
-    (sentence,) = advise([DDP, row("plain", 99, 2.0)])
-    assert "nothing that trains the same is clearly faster than torch DDP" in sentence
+def test_what_is_not_told_apart_by_seeds_counts_as_the_same() -> None:
+    needed = steps_needed(Strategy.parse(INT8))
+    assert needed is not None
+    assert needed.ratio != 1.0
+    (sentence,) = advise([DDP, row(INT8, 25, sent=250)], text=True)
+    assert "reaches torch DDP's loss 4.0 times sooner" in sentence
+    assert ", which sends 4.0 times fewer bytes at the same loss" in sentence
+
+
+def test_who_sends_least_at_the_same_loss_is_named_beside_who_is_soonest() -> None:
+    (sentence,) = advise([DDP, row(INT8, 25, sent=250), row(SAME, 10)], text=True)
+    assert f"{SAME} reaches torch DDP's loss 10.0 times sooner" in sentence
+    assert f", {INT8} sends 4.0 times fewer bytes at the same loss" in sentence
+
+
+def test_what_was_not_measured_is_mentioned_and_not_recommended() -> None:
+    (sentence,) = advise([DDP, row(SAME, 50), row(UNKNOWN, 10)], text=True)
+    assert f"{SAME} reaches torch DDP's loss 2.0 times sooner" in sentence
+    assert sentence.endswith(f"{UNKNOWN} is 10.0x as fast per step, and how many steps it needs was not measured.")
+
+
+def test_what_was_measured_on_text_says_nothing_about_other_work() -> None:
+    (sentence,) = advise([DDP, row(INT8, 25)], text=False)
+    assert "nothing here is known to have torch DDP's loss clearly sooner" in sentence
+    assert "how many steps it needs was not measured" in sentence
+
+
+def test_the_range_holds_the_spread_of_both_step_times() -> None:
+    (sentence,) = advise([row(TORCH_DDP, 100, spread=0.1), row(SAME, 50, spread=0.2)], text=True)
+    assert "2.0 times sooner (1.5 to 2.8)" in sentence
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_no_advice_to_leave_ddp_for_noise(spread: float) -> None:
+    (sentence,) = advise([DDP, row(SAME, 99 if spread == 0.0 else 80, spread=spread)], text=True)
+    assert "nothing here is known to have torch DDP's loss clearly sooner than torch DDP itself" in sentence
 
 
 def test_one_sentence_per_link_and_none_without_a_baseline() -> None:
-    both = [DDP, row("a", 50, 2.0), row(TORCH_DDP, 100, 2.0, link="1gbit"), row("a", 99, 2.0, link="1gbit")]
-    assert len(advise(both)) == 2
-    assert advise([row("a", 50, 2.0)]) == []
-
-
-def test_replayed_compute_has_no_loss_to_speak_of() -> None:
-    (sentence,) = advise([row(TORCH_DDP, 100, None), row("a", 50, None)])
-    assert sentence == "On 100mbit links use a: 2.00x as fast per step as torch DDP."
+    both = [DDP, row(SAME, 50), row(TORCH_DDP, 100, link="1gbit"), row(SAME, 99, link="1gbit")]
+    assert len(advise(both, text=True)) == 2
+    assert advise([row(SAME, 50)], text=True) == []

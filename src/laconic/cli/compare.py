@@ -19,6 +19,7 @@ from laconic.cluster import Cluster, parse_bandwidth
 from laconic.errors import UsageError
 from laconic.experiments import config_file
 from laconic.experiments.comparison import (
+    DEFAULT_STEPS,
     DEFAULT_STRATEGIES,
     UNLIMITED,
     Comparison,
@@ -46,7 +47,7 @@ class Arguments:
     links: Literal["auto", "shaped", "paced"] = "auto"
     """shaped: real links of virtual hosts; paced: held back in software; auto: shaped where this machine allows it."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Optimizer steps under each strategy. Left out: 20."""
+    """Optimizer steps under each strategy. Left out: 36."""
     seconds: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
     """Training time for each strategy, instead of --steps."""
     size: str = "small"
@@ -121,7 +122,7 @@ def _comparison(arguments: Arguments) -> Comparison:
         networks=networks,
         links=arguments.links,
         device=choose_device(arguments.device),
-        steps=20 if arguments.steps is None and arguments.seconds is None else arguments.steps,
+        steps=DEFAULT_STEPS if arguments.steps is None and arguments.seconds is None else arguments.steps,
         seconds=arguments.seconds,
         torch_hooks=arguments.torch_hook,
         no_communication=arguments.no_communication,

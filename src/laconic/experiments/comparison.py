@@ -17,15 +17,17 @@ from laconic.units import format_rate
 
 DEFAULT_STRATEGIES: tuple[str, ...] = (
     "ddp",
-    "wfbp-a2a",
-    "bsp-a2a",
     "ddp-bf16",
     "bsp / all_reduce / int8 / fusion",
     "bsp / all_reduce / int4 + error_feedback / fusion",
     "topk-int8-ef",
     "powersgd",
+    "demo-int4",
+    "streaming_diloco(period=16) / all_reduce / int4 + error_feedback / fusion",
 )
-"""Three ways to send everything, then fewer and fewer bytes."""
+"""One of each family: what DDP does, fewer bits, few entries, low rank, momentum instead of gradients, local steps."""
+DEFAULT_STEPS = 36
+"""Two rounds of the one that exchanges most rarely."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,12 +63,14 @@ class Contender:
         events = TaggedEvents(self._buffer, strategy=strategy, link=link)
         self._timer = timer(device, events, dist.get_rank())
         self._model = task.model().to(device)
-        self._optimizer = task.optimizer(self._model)
+        ours = strategy not in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values())
+        directions = ours and not Strategy.parse(strategy).synchronization.keeps_scale
+        self._optimizer = task.optimizer(self._model, directions=directions)
         self._session: Session | None = None
         self._forward: nn.Module = self._model
-        if strategy in (TORCH_DDP, *TORCH_HOOKS.values()):
+        if not ours and strategy != NO_COMMUNICATION:
             self._forward = _torch_ddp(self._model, strategy)
-        elif strategy != NO_COMMUNICATION:
+        elif ours:
             self._session = attach(
                 self._model,
                 self._optimizer,

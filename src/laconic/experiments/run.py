@@ -186,7 +186,7 @@ class _Run:
             rows=tuple(rows),
             curves=tuple(measures.curve(recording) for recording in found),
             refused=tuple(replace(refusal, name=names.get(refusal.strategy, refusal.name)) for refusal in refused),
-            advice=tuple(advise(rows)),
+            advice=tuple(advise(rows, text=comparison.kind == "compare" and comparison.task.kind == "text")),
         )
 
     def write(self, results: Results) -> None:

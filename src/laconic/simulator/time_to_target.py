@@ -7,7 +7,7 @@ Without compression the loss falls like a power of the number of steps, so a gap
     p    0.21 between 384 and 2048 steps, 0.15 between 2048 and 4096, 0.08 between 4096 and 8192
 
 The range covers p before, after and soon after the length of a run, one standard deviation between seeds, and all
-lengths at which a method was measured.
+lengths at which a method was measured. A strategy whose range holds 1 counts as needing what bsp needs.
 A combination of which only the parts were measured is taken as their product, and says so.
 
 All figures are those of docs/results/convergence.md for text: the tiny GPT, 4 workers, nothing tuned for a method. How
@@ -43,6 +43,8 @@ class Measured:
     """0.02: the loss ended 2% above that of bsp with an all-reduce and without compression."""
     printed: str = ""
     """What the table calls it, where that is not `text`."""
+    deviation: float = DEVIATION_RATIO
+    """Standard deviation of loss_gap between seeds."""
 
 
 CELLS: tuple[Measured, ...] = (
@@ -126,6 +128,11 @@ class StepsNeeded:
     is_product: bool = False
     """Whether only its parts were measured."""
 
+    @property
+    def likely(self) -> float:
+        """The ratio, or 1 where what was measured does not tell them apart."""
+        return 1.0 if self.low <= 1.0 <= self.high else self.ratio
+
     def seconds(self, step_s: float) -> tuple[float, float, float]:
         """The time to the loss bsp has after BSP_STEPS steps, and the range."""
         return self.ratio * step_s * BSP_STEPS, self.low * step_s * BSP_STEPS, self.high * step_s * BSP_STEPS
@@ -192,7 +199,7 @@ def _steps(measured: tuple[Measured, ...]) -> StepsNeeded | None:
     possible = [
         (1 + found.loss_gap + error) ** (1 / power)
         for found in measured
-        for error in (-DEVIATION_RATIO, DEVIATION_RATIO)
+        for error in (-found.deviation, found.deviation)
         for power in _powers_around(found.steps)
     ]
     told = [f"{found.loss_gap:+.1%} after {found.steps} steps" for found in measured]

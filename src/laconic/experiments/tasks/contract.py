@@ -58,8 +58,8 @@ class Task(Protocol):
         """A new model; the same weights every time."""
         ...
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """An optimizer for it."""
+    def optimizer(self, model: nn.Module, *, directions: bool = False) -> Optimizer:
+        """An optimizer for it; directions: for a strategy that gives directions of length one, not gradients."""
         ...
 
     def batch(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,7 +33,7 @@ class ReplayTask:
         self._first = self._first or model
         return model
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
+    def optimizer(self, model: nn.Module, *, directions: bool = False) -> Optimizer:
         """See Task."""
         return NoUpdate(model.parameters())
 
