@@ -21,6 +21,7 @@ KEYS = [
     "exact",
     "uncompressed_bytes_per_step",
     "ratio",
+    "loss",
     "cannot_combine",
     "words",
 ]
@@ -209,3 +210,22 @@ def test_bad_toml_files_are_one_line_and_exit_2(
     assert out == ""
     assert err.count("\n") == 1
     assert told in err
+
+
+@pytest.mark.parametrize(
+    ("strategy", "loss", "instead"),
+    [
+        ("wfbp-a2a", "the same, because it computes what torch DDP computes", False),
+        ("powersgd", "+9.4% after 300 steps", True),
+        ("bsp / all_reduce / topk(density=0.3) + error_feedback", "not measured", False),
+        ("bsp / all_reduce / int8", "-0.9% after 300 steps", False),
+    ],
+)
+def test_what_it_costs_in_loss_is_told_and_what_to_use_instead(
+    strategy: str, loss: str, instead: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain_json(capsys, strategy)["loss"] == loss
+    assert main(["explain", strategy]) == 0
+    said = capsys.readouterr().out
+    assert loss in said
+    assert ("Within 1% end: " in said) == instead

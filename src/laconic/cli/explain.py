@@ -9,6 +9,7 @@ With --json, one stable document:
      "exact": bool,                         false: it depends on the values, and this is the most it can be
      "uncompressed_bytes_per_step": int,    the same for plain fp32 all-reduces, 2 (n-1)/n * 4 params
      "ratio": float | null,                 uncompressed / wire; null when nothing is sent (one worker)
+     "loss": str,                           what it costs in loss, in words
      "cannot_combine": [str],
      "words": [str]}                        one sentence or more per axis
 
@@ -30,6 +31,7 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from laconic.cli.loss_words import HOW_MEASURED, instead, loss_in_words
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
 from laconic.compression import Compressor
 from laconic.core.tensor import TensorSpec
@@ -116,6 +118,7 @@ def run(arguments: Arguments) -> int:
             _what_it_sends(explanation),
             _time_on_links(explanation),
             _bullets("Sent besides, not counted above", _not_counted(explanation)),
+            _bullets(f"Loss {HOW_MEASURED}", [line for line in (loss_in_words(strategy), instead(strategy)) if line]),
             _bullets(
                 "Cannot be combined with",
                 strategy.cannot_combine() or ["Nothing known: every registered wrapper fits on top of it."],
@@ -165,6 +168,7 @@ def _as_json(explanation: _Explanation) -> dict[str, object]:
         "exact": explanation.exact,
         "uncompressed_bytes_per_step": explanation.uncompressed_bytes,
         "ratio": explanation.ratio,
+        "loss": loss_in_words(strategy),
         "cannot_combine": strategy.cannot_combine(),
         "words": [f"{axis}: " + " ".join(_in_words(method) for method in _layers(strategy, axis)) for axis in AXES],
     }

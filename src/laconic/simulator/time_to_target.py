@@ -123,6 +123,8 @@ class StepsNeeded:
     ratio: float
     low: float
     high: float
+    loss_gap: float
+    """By which share the loss ends above that of bsp at equal steps, in the longest run that was made."""
     because: str
     """What was measured, in words."""
     is_product: bool = False
@@ -143,12 +145,13 @@ class StepsNeeded:
             ratio=self.ratio * other.ratio,
             low=self.low * other.low,
             high=self.high * other.high,
+            loss_gap=(1 + self.loss_gap) * (1 + other.loss_gap) - 1,
             because=f"{self.because}; {other.because}; measured apart, their product was not measured",
             is_product=True,
         )
 
 
-SAME = StepsNeeded(ratio=1.0, low=1.0, high=1.0, because="computes what bsp with an all-reduce computes")
+SAME = StepsNeeded(ratio=1.0, low=1.0, high=1.0, loss_gap=0.0, because="computes what bsp with an all-reduce computes")
 
 
 def steps_needed(strategy: Strategy) -> StepsNeeded | None:
@@ -207,6 +210,7 @@ def _steps(measured: tuple[Measured, ...]) -> StepsNeeded | None:
         ratio=(1 + longest.loss_gap) ** (1 / _power(longest.steps)),
         low=min(possible),
         high=max(possible),
+        loss_gap=longest.loss_gap,
         because=f"{longest.text}: loss {', '.join(told)}",
     )
 

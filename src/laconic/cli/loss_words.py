@@ -1,0 +1,39 @@
+"""What a strategy costs in loss, in words: as far as it was measured, and what to use instead."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from laconic.simulator.time_to_target import SAME, steps_needed
+from laconic.strategy import PRESETS, Strategy
+
+_NEAR = 0.01
+"""A loss that ends at most so much above that of torch DDP counts as kept."""
+HOW_MEASURED = "at equal steps, beside torch DDP: a small GPT with AdamW, docs/results/"
+
+
+def loss_in_words(strategy: Strategy) -> str:
+    """What was measured; not a whole sentence."""
+    needed = steps_needed(strategy)
+    if needed is None:
+        return "not measured"
+    if needed is SAME:
+        return "the same, because it computes what torch DDP computes"
+    return needed.because if needed.is_product else needed.because.partition(": loss ")[2]
+
+
+def instead(strategy: Strategy) -> str:
+    """A sentence about what keeps the loss, where this strategy is known not to; otherwise nothing."""
+    needed = steps_needed(strategy)
+    return "" if needed is None or needed.loss_gap <= _NEAR else f"Within {_NEAR:.0%} end: {', '.join(that_keep_it())}."
+
+
+@cache
+def that_keep_it() -> tuple[str, ...]:
+    """Presets that send less than torch DDP and end with its loss."""
+    found = {name: steps_needed(Strategy.parse(name)) for name in PRESETS}
+    return tuple(
+        name
+        for name, needed in found.items()
+        if needed is not None and needed is not SAME and not needed.is_product and needed.loss_gap <= _NEAR
+    )
