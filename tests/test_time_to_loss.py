@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks.time_to_loss.curves import Curve, Kept, Run, train
 from benchmarks.time_to_loss.step_times import DDP, first_of, seconds_until, steady_of
-from benchmarks.time_to_loss.verdict import Question, lines, sentence
+from benchmarks.time_to_loss.verdict import Question, lines, loss_lines, sentence
 
 QUESTION = Question("tiny", 2, 100, (1.0, 2.0), (0.001, 0.003), 2)
 SLOW = "bsp / all_reduce / int8 / fusion"
@@ -56,6 +56,14 @@ def test_time_to_the_loss_of_ddp(kept: Kept) -> None:
     assert said.startswith(f"On slow {SLOW} has torch DDP's loss 2.7 times sooner (2.7 to 2.7 over 2 seeds)")
     assert sentence("slow", [ddp, never]) == "On slow nothing here has torch DDP's loss sooner than torch DDP."
     assert "not within these steps" in never.text()
+
+
+def test_losses_alone(kept: Kept) -> None:
+    ddp, slow = loss_lines(QUESTION, kept, [SLOW])
+    assert ddp.split()[:5] == ["ddp", "0.0030", "100", "2.0500", "+0.00%"]
+    assert ddp.endswith("2.0000 2.1000")
+    assert f"{(2.4 / 2.0 + 2.4 / 2.1) / 2 - 1:+.2%}" in slow
+    assert "10.0x" in slow
 
 
 def test_steps_of_two_kinds() -> None:

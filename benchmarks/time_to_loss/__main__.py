@@ -1,7 +1,7 @@
 """How long does each strategy train until it has the loss that torch DDP ends with?
 
     python -m benchmarks.time_to_loss [--steps 1500] [--seeds 3] [--rates 0.0005 0.001 0.002] [--lengths 1 1.5]
-                                      [--bandwidth 100mbit] [--strategies ...] [--size small] [--out FOLDER]
+                                      [--bandwidth 100mbit] [--strategies ...] [--size small] [--losses] [--out FOLDER]
 
 Four workers train a small GPT on the standard library's source text with AdamW; the learning rate rises for 5% of the
 steps and falls to zero along a cosine; what gives directions of length one, such as demo, is applied by SGD. For every
@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.time_to_loss.curves import Kept, Run
 from benchmarks.time_to_loss.picture import draw
 from benchmarks.time_to_loss.step_times import measure
-from benchmarks.time_to_loss.verdict import HEAD, Question, lines, sentence
+from benchmarks.time_to_loss.verdict import HEAD, LOSS_HEAD, Question, lines, loss_lines, sentence
 from laconic.errors import LaconicError
 from laconic.strategy import Strategy
 
@@ -59,6 +59,9 @@ def main() -> int:
         every = [question.best(kept, strategy, question.lengths[0]) for strategy in options.strategies]
         shown = {"torch DDP": question.best(kept, "ddp", 1.0), **dict(zip(options.strategies, every, strict=True))}
         draw(shown, folder / "curves.html")
+        print("\n".join([LOSS_HEAD, *loss_lines(question, kept, options.strategies), ""]))
+        if options.losses:
+            return 0
         intervals = [Strategy.parse(strategy).synchronization.interval for strategy in options.strategies]
         times_s = measure(
             options.strategies,
@@ -107,6 +110,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--bandwidth", nargs="+", default=["100mbit"])
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="STRATEGY")
     parser.add_argument("--timed-steps", type=int, default=24, help="of each strategy behind each link")
+    parser.add_argument("--losses", action="store_true", help="only losses; no step is timed behind a link")
     parser.add_argument("--jobs", type=int, default=1, help="runs trained at the same time")
     parser.add_argument("--out", type=Path, default=Path("runs/time_to_loss"))
     return parser.parse_args()

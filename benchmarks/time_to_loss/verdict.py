@@ -144,6 +144,24 @@ def _line(
     )
 
 
+LOSS_HEAD = f"{'strategy':62} {'rate':>7} {'steps':>6} {'loss':>8} {'change':>7} {'':10} {'fewer':>9}  by seed"
+
+
+def loss_lines(question: Question, kept: Kept, strategies: Sequence[str]) -> list[str]:
+    """Final losses alone, DDP's first: what each strategy costs, whatever the link."""
+    plain = question.best(kept, "ddp", 1.0)
+    found: list[str] = []
+    for strategy in ("ddp", *strategies):
+        curves = question.best(kept, strategy, question.lengths[0])
+        line = _line("", strategy, curves, plain, step_s=0.0, needed_s=[], ddp_s=0.0)
+        by_seed = " ".join(f"{loss:.4f}" for loss in line.final)
+        found.append(
+            f"{line.strategy:62} {line.rate:7.4f} {line.steps:6} {statistics.fmean(line.final):8.4f} {line.gap:+7.2%} "
+            f"(+-{line.gap_spread:.2%}) {line.fewer_bytes:8.1f}x  {by_seed}"
+        )
+    return found
+
+
 def _reached(curve: Curve, target: float) -> int | None:
     """The first step at which the loss was not above the target."""
     return next((step for step, loss in zip(curve.steps, curve.losses, strict=True) if loss <= target), None)

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from laconic.compression import DctTopK
 from laconic.core.in_process import InProcessCluster, InProcessTransport
@@ -101,3 +103,29 @@ def test_bytes_by_hand() -> None:
     compressor = DctTopK(density=0.05, indices="int16")
     assert compressor.num_values(bucket) == 41
     assert compressor.packed_bytes(bucket) == 84 + 41 * 4
+
+
+def test_a_place_takes_as_many_bits_as_its_chunk_needs() -> None:
+    bucket = Bucket((TensorSpec("w", (6400,)), TensorSpec("b", (10,))))
+    # 2 of 64 in a hundred chunks, 1 of 10 in the last: 201 places of 6 bits are 151 bytes, and 152 a multiple of four.
+    assert DctTopK(density=1 / 32).indices_bytes(bucket) == 152
+    # Side by side and the rest in unary: 5 bits, and 201 + 200 bits for all.
+    assert DctTopK(density=1 / 32, indices="packed").indices_bytes(bucket) == 180
+
+
+@given(
+    st.lists(st.integers(1, 700), min_size=1, max_size=4),
+    st.integers(1, 300),
+    st.sampled_from([0.002, 0.01, 1 / 64, 1 / 32, 0.05, 0.3, 1.0]),
+    st.integers(0, 2**31),
+)
+def test_places_of_any_chunks_come_back(sizes: list[int], chunk: int, density: float, seed: int) -> None:
+    bucket = Bucket(tuple(TensorSpec(f"w{number}", (size,)) for number, size in enumerate(sizes)))
+    compressor = DctTopK(density=density, chunk=chunk)
+    flat = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(seed))
+    state = compressor.init(bucket)
+    places, _ = compressor.selected(flat, state)
+    packed = compressor.pack_indices(places, bucket)
+    assert packed.numel() == compressor.indices_bytes(bucket)
+    assert packed.numel() <= DctTopK(density=density, chunk=chunk, indices="packed").indices_bytes(bucket)
+    assert torch.equal(compressor.unpack_indices(packed, bucket), places)

@@ -9,7 +9,7 @@ import torch
 from laconic.compression.contract import Packed
 from laconic.compression.traits import Traits
 from laconic.compression.wire.entries import Entries, num_kept
-from laconic.compression.wire.indices import CODINGS, decode_indices, encode_indices
+from laconic.compression.wire.indices import CODINGS
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
@@ -89,11 +89,11 @@ class Sparsifier(Packed):
 
     def pack_indices(self, indices: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """The places that `select` gives, as bytes."""
-        return encode_indices(indices, bucket.numel, self.indices)
+        return self.entries(bucket).encode(indices)
 
     def unpack_indices(self, packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """The places again, from exactly `indices_bytes` bytes."""
-        return decode_indices(packed, bucket.numel, self.num_values(bucket), self.indices)
+        return self.entries(bucket).decode(packed)
 
     def place(self, indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
         """Write what values at these places stand for into `out`."""
