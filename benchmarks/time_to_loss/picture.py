@@ -40,5 +40,6 @@ def draw(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
         yaxis_type="log",
         legend={"orientation": "h", "y": -0.2},
         height=700,
+        margin={"t": 20},
     )
     figure.write_html(path, include_plotlyjs=True)

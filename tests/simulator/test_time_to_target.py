@@ -19,7 +19,8 @@ from laconic.simulator.time_to_target import (
 )
 from laconic.strategy import PRESETS, Strategy
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "results" / "convergence.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
+PAGE = (DOCS / "convergence.md").read_text(encoding="utf-8")
 FAST, SLOW = math.log(2.4434 / 1.7097) / math.log(2048 / 384), math.log(1.7097 / 1.5461) / math.log(2)
 LAST = math.log(1.5461 / 1.4665) / math.log(2)
 """p early in a run, late in it, and in the longest."""
@@ -56,6 +57,18 @@ def tables() -> dict[int, list[tuple[str, str]]]:
 def test_cells_are_what_the_page_says_and_all_of_it(steps: int) -> None:
     typed = {(cell.printed or cell.text, f"{cell.loss_gap:+.1%}") for cell in CELLS if cell.steps == steps}
     assert typed == set(tables()[steps])
+
+
+def test_long_runs_are_what_their_page_says_and_all_of_it() -> None:
+    page = (DOCS / "time_to_loss.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^(\S.*?)  +[0-9.]+ +(\d+) +[0-9.]+ +([-+][0-9.]+%) \(\+-([0-9.]+%)\)", page, re.MULTILINE)
+    said = {(name, int(steps), gap, deviation) for name, steps, gap, deviation in rows if name != "ddp"}
+    typed = {
+        (cell.printed or cell.text, cell.steps, f"{cell.loss_gap:+.2%}", f"{cell.deviation:.2%}")
+        for cell in CELLS
+        if cell.steps == 1500
+    }
+    assert typed == said
 
 
 def test_compressions_are_what_the_page_says_beyond_the_defaults() -> None:

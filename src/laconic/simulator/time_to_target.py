@@ -10,8 +10,9 @@ The range covers p before, after and soon after the length of a run, one standar
 lengths at which a method was measured. A strategy whose range holds 1 counts as needing what bsp needs.
 A combination of which only the parts were measured is taken as their product, and says so.
 
-All figures are those of docs/results/convergence.md for text: the tiny GPT, 4 workers, nothing tuned for a method. How
-a method fares with more workers, or in a run of weeks, is not in them, nor in the range.
+All figures are those of docs/results/convergence.md for text: the tiny GPT, 4 workers, nothing tuned for a method;
+those after 1500 steps are of docs/results/time_to_loss.md: the small GPT, each method with its rate of one grid.
+How a method fares with more workers, or in a run of weeks, is not in them, nor in the range.
 """
 
 from __future__ import annotations
@@ -90,8 +91,16 @@ CELLS: tuple[Measured, ...] = (
     ),
     Measured("slowmo / all_reduce / none", 2048, 0.404, printed="slowmo(period=32)"),
     Measured("diloco / all_reduce / none", 8192, 0.018, printed="diloco(period=32)"),
+    Measured(
+        "demo / all_reduce / dct_topk(density=0.03125) + chain(second=int4)",
+        1500,
+        -0.0036,
+        printed="demo / all_reduce / dct_topk(density=0.03125) + chain(int4)",
+        deviation=0.0146,
+    ),
 )
-"""When and with whom replicas agree, some with what they send; all but the first lines of the tables for text."""
+"""When and with whom replicas agree, some with what they send; all but the first lines of the tables for text, and of
+that for losses in docs/results/time_to_loss.md, which has several seeds."""
 
 COMPRESSIONS: tuple[Measured, ...] = tuple(
     Measured(text, _COMPRESSION_STEPS, gap)
