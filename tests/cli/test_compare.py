@@ -25,6 +25,7 @@ from tests.processes import Command, RankResult, eventually, is_running, run_pro
 from laconic.cli import main
 from laconic.core.event import read_events
 from laconic.experiments import contest, run
+from laconic.experiments.comparison import default_strategies
 from laconic.experiments.config_file import load
 from laconic.lab.launch import Place, RankFailed
 
@@ -435,3 +436,10 @@ def test_the_first_failure_is_the_one_that_is_shown(capsys: pytest.CaptureFixtur
     with patch.object(run, "run_ranks", failing):
         assert main(["compare", *SMALL, "--bandwidth", "unlimited", "--out", str(tmp_path / "run")]) == 2
     assert "laconic: error: rank 1 of 2 failed: UsageError: the disk is full\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("steps", "rarely"), [(6, False), (17, False), (18, True), (None, True)])
+def test_the_list_by_default_holds_what_exchanges_something_in_so_many_steps(steps: int | None, rarely: bool) -> None:
+    found = default_strategies(steps)
+    assert any("streaming_diloco" in text for text in found) == rarely
+    assert {"ddp", "powersgd", "demo-int4"} <= set(found)

@@ -48,14 +48,14 @@ def test_round_trip(comparison: Comparison, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("steps = 20", "step = 20", 'Did you mean "steps"?'),
-        ("steps = 20", "", "steps or seconds"),
-        ("steps = 20", "steps = 0", "steps must be >= 1"),
+        ("steps = 36", "step = 36", 'Did you mean "steps"?'),
+        ("steps = 36", "", "steps or seconds"),
+        ("steps = 36", "steps = 0", "steps must be >= 1"),
         ('size = "small"', 'sise = "small"', 'Did you mean "size"?'),
         ('kind = "compare"', 'kind = "replay"', "configures laconic replay"),
         ('bandwidth = "100mbit"', 'bandwidth = "fast"', "must be a rate"),
         ("[[network]]", "[network]", "[[network]] tables"),
-        ("steps = 20", "steps =", "is not TOML"),
+        ("steps = 36", "steps =", "is not TOML"),
         ("hosts = 4\nlinks", "hosts = 3\nlinks", "hosts is 3, but 100mbit has 4 hosts"),
         ("seed = 0", "seed = 0\ncompute_s = 1.0", "compute_s has no effect on the task text"),
         ('name = "100mbit"\n', "", "name"),

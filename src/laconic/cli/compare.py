@@ -20,10 +20,10 @@ from laconic.errors import UsageError
 from laconic.experiments import config_file
 from laconic.experiments.comparison import (
     DEFAULT_STEPS,
-    DEFAULT_STRATEGIES,
     UNLIMITED,
     Comparison,
     Network,
+    default_strategies,
     uniform_network,
 )
 from laconic.experiments.run import run_comparison
@@ -35,7 +35,7 @@ class Arguments:
     """Train a model on virtual hosts with torch DDP and under several strategies, and print them side by side."""
 
     strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="STRATEGY")] = ()
-    """A preset or strategy text; repeat for several. Left out: one of each kind."""
+    """A preset or strategy text; repeat for several. Left out: one of each kind that exchanges something in --steps."""
     strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A file with one strategy per line; empty lines and what follows a # are left out."""
     hosts: int = 4
@@ -107,6 +107,7 @@ def _comparison(arguments: Arguments) -> Comparison:
     if arguments.data is not None and arguments.images is not None:
         raise UsageError("compare: give --data or --images, not both.")
     data = arguments.images or arguments.data
+    steps = DEFAULT_STEPS if arguments.steps is None and arguments.seconds is None else arguments.steps
     hosts, networks = read_networks(arguments.cluster, arguments.hosts, arguments.bandwidth, ("100mbit",))
     return Comparison(
         task=TaskConfig(
@@ -117,12 +118,12 @@ def _comparison(arguments: Arguments) -> Comparison:
             seed=arguments.seed,
             data=str(Path(data).resolve()) if data is not None else None,
         ),
-        strategies=read_strategies(arguments.strategy, arguments.strategies, DEFAULT_STRATEGIES),
+        strategies=read_strategies(arguments.strategy, arguments.strategies, default_strategies(steps)),
         hosts=hosts,
         networks=networks,
         links=arguments.links,
         device=choose_device(arguments.device),
-        steps=DEFAULT_STEPS if arguments.steps is None and arguments.seconds is None else arguments.steps,
+        steps=steps,
         seconds=arguments.seconds,
         torch_hooks=arguments.torch_hook,
         no_communication=arguments.no_communication,

@@ -14,7 +14,7 @@ import tyro
 from laconic.cli.compare import hold, read_networks, read_strategies, refuse_beside
 from laconic.errors import UsageError
 from laconic.experiments import config_file
-from laconic.experiments.comparison import DEFAULT_STRATEGIES, Comparison
+from laconic.experiments.comparison import Comparison, default_strategies
 from laconic.experiments.tasks import TaskConfig
 from laconic.strategy import SEVEN
 from laconic.units import parse_quantity
@@ -79,7 +79,7 @@ def _comparison(arguments: Arguments) -> Comparison:
         ),
         strategies=SEVEN
         if arguments.preset == "seven"
-        else read_strategies(arguments.strategy, arguments.strategies, DEFAULT_STRATEGIES),
+        else read_strategies(arguments.strategy, arguments.strategies, default_strategies(arguments.steps)),
         hosts=hosts,
         networks=networks,
         links=arguments.links,

@@ -30,6 +30,12 @@ DEFAULT_STEPS = 36
 """Two rounds of the one that exchanges most rarely."""
 
 
+def default_strategies(steps: int | None) -> tuple[str, ...]:
+    """Those of DEFAULT_STRATEGIES that have a round in so many steps."""
+    rules = {text: Strategy.parse(text).synchronization for text in DEFAULT_STRATEGIES}
+    return tuple(text for text, rule in rules.items() if steps is None or steps >= rule.interval + rule.delay)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """One setting of the links."""
@@ -61,7 +67,7 @@ class Comparison:
     """One contest on each."""
     links: LinksChoice = "auto"
     device: Literal["cpu", "cuda"] = "cpu"
-    steps: int | None = 20
+    steps: int | None = DEFAULT_STEPS
     seconds: float | None = None
     """Training time of each strategy, instead of `steps`."""
     torch_hooks: tuple[str, ...] = ()
