@@ -18,7 +18,8 @@ def test_names_are_never_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> Non
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
     monkeypatch.setattr(contest_view, "stdout_console", lambda: console)
     names = [f"bsp / all_reduce / int{bits}(block=256) + error_feedback / fusion(bytes=12MiB)" for bits in (4, 8)]
-    rows = (DDP, *(replace(DDP, strategy=name, name=name) for name in names))
+    narrow = replace(DDP, wire_bytes_per_step=1)
+    rows = (narrow, *(replace(narrow, strategy=name, name=name) for name in names))
     for section in contest_view.tables(replace(RESULTS, rows=rows)):
         console.print(section)
     shown = console.file.getvalue()  # pyrefly: ignore[missing-attribute]
