@@ -228,4 +228,4 @@ def test_what_it_costs_in_loss_is_told_and_what_to_use_instead(
     assert main(["explain", strategy]) == 0
     said = capsys.readouterr().out
     assert loss in said
-    assert ("Within 1% end: " in said) == instead
+    assert ("Within 1% of torch DDP's loss end: " in said) == instead

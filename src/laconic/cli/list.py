@@ -28,7 +28,7 @@ from functools import cache
 from rich.console import Group
 from rich.text import Text
 
-from laconic.cli.loss_words import HOW_MEASURED, loss_in_words, that_keep_it
+from laconic.cli.loss_words import HOW_MEASURED, loss_in_words, what_keeps_it
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
 from laconic.compression import Compressor, NoCompression, Wrapper
 from laconic.core.tensor import TensorSpec
@@ -165,7 +165,7 @@ def _presets_as_text() -> Group:
         about = Text.assemble(f"{text}\n", (f"{what}\nLoss: {loss}", "dim"))
         table.add_row(Text(f"  {name}", style="cyan", no_wrap=True), about)
     title = Text.assemble(("presets", "bold"), ": strategies with a name of their own")
-    title.append(f"\n  Loss {HOW_MEASURED}. Within 1% end: {', '.join(that_keep_it())}.", style="dim")
+    title.append(f"\n  Loss {HOW_MEASURED}. {what_keeps_it()}", style="dim")
     return Group(title, table)
 
 

@@ -25,15 +25,16 @@ def loss_in_words(strategy: Strategy) -> str:
 def instead(strategy: Strategy) -> str:
     """A sentence about what keeps the loss, where this strategy is known not to; otherwise nothing."""
     needed = steps_needed(strategy)
-    return "" if needed is None or needed.loss_gap <= _NEAR else f"Within {_NEAR:.0%} end: {', '.join(that_keep_it())}."
+    return "" if needed is None or needed.loss_gap <= _NEAR else what_keeps_it()
 
 
 @cache
-def that_keep_it() -> tuple[str, ...]:
-    """Presets that send less than torch DDP and end with its loss."""
+def what_keeps_it() -> str:
+    """A sentence that names the presets that lose something on the way and end with torch DDP's loss."""
     found = {name: steps_needed(Strategy.parse(name)) for name in PRESETS}
-    return tuple(
+    names = [
         name
         for name, needed in found.items()
         if needed is not None and needed is not SAME and not needed.is_product and needed.loss_gap <= _NEAR
-    )
+    ]
+    return f"Within {_NEAR:.0%} of torch DDP's loss end: {', '.join(names)}."
