@@ -209,3 +209,22 @@ def attach_while_a_rank_ends(timeout_s: float) -> dict[str, object]:
         time.sleep(0.05)
     found["thread_s"] = time.monotonic() - began_s
     return found
+
+
+def attach_while_a_rank_is_late(timeout_s: float, late_s: float) -> float:
+    """Rank 1 says where it is only after a while, less than the time limit; what all ranks have in sum then."""
+    dist.init_process_group("gloo")
+    make_group = Meeting._gloo
+
+    def late(meeting: Meeting, limit: timedelta) -> dist.ProcessGroup:
+        time.sleep(late_s)
+        return make_group(meeting, limit)
+
+    if dist.get_rank() == 1:
+        Meeting._gloo = late  # type: ignore[method-assign]
+    transport = TorchTransport(timeout_s=timeout_s)
+    total = torch.ones(1)
+    transport.all_reduce(total).wait()
+    transport.close()
+    dist.destroy_process_group()
+    return float(total)

@@ -190,6 +190,18 @@ def test_a_rank_that_ends_while_gloo_connects_leaves_no_thread() -> None:
     assert found["thread_s"] < 1.0 + 4.0 + 2.0
 
 
+@pytest.mark.dist
+@pytest.mark.timeout(60)
+def test_gloo_waits_for_a_late_rank_all_the_time_there_is() -> None:
+    results = run_processes(
+        "tests.core.gloo_ranks:attach_while_a_rank_is_late",
+        world_size=2,
+        arguments={"timeout_s": 5.0, "late_s": 3.0},
+        timeout_s=50,
+    )
+    assert [result.value for result in results] == [2.0, 2.0]
+
+
 def _without(victim: int, results: list[RankResult]) -> tuple[list[RankResult], RankResult]:
     assert results[victim].exit_code == -signal.SIGKILL
     return [result for result in results if result.rank != victim], results[victim]

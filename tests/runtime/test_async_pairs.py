@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import signal
+import contextlib
 import socket
+import threading
 import time
 
 import pytest
@@ -201,3 +203,30 @@ def test_nothing_waits_for_a_background_that_has_failed_in_the_middle_of_a_step(
         return time.monotonic() - began_s
 
     assert laconic.InProcessCluster(2, timeout_s=8).run(one)[0] < 6.0
+
+
+def test_who_ends_because_of_a_neighbour_says_so_before() -> None:
+    """A rank that waits for the one that ends must not take it for the cause."""
+    told = threading.Event()
+
+    def one(transport: InProcessTransport) -> int | None:
+        model = mlp()
+        session = laconic.attach(model, sgd(model), "asp / gossip", transport=transport)
+        hooks = session._hooks
+        assert isinstance(hooks, async_pairs.AsyncPairHooks)
+        try:
+            if transport.rank == 0:
+                hooks.left(1, "closed the connection")
+                with pytest.raises(laconic.errors.PeerLost, match="rank 1 closed the connection"):
+                    session.average()
+                told.set()
+                return 1
+            assert told.wait(10)
+            with pytest.raises(laconic.errors.PeerLost, match="rank 1 was lost, says rank 0") as caught:
+                transport.raise_if_peer_failed()
+            return caught.value.rank
+        finally:
+            with contextlib.suppress(CommunicationError):
+                session.detach()
+
+    assert laconic.InProcessCluster(3, timeout_s=8).run(one) == [1, 1, 1]

@@ -68,6 +68,39 @@ class JobStore:
             connection.close()
 
 
+class PatientStore(dist.Store):
+    """A store in which everybody waits for a key until one and the same moment, whatever time limit a caller has.
+
+    Gloo has a single time limit: for the address of a rank, and for each of its tries to connect to it.
+    """
+
+    def __init__(self, store: dist.Store, *, timeout_s: float) -> None:
+        super().__init__()
+        self._store = store
+        self._deadline_s = time.monotonic() + timeout_s
+
+    def set(self, key: str, value: str) -> None:
+        """See Store."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """See Store."""
+        return self._store.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        """See Store."""
+        return self._store.check(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        """See Store."""
+        return self._store.add(key, amount)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """See Store; `timeout` is what this class is there to replace."""
+        left_s = max(0.001, self._deadline_s - time.monotonic())
+        self._store.wait(keys, timedelta(seconds=left_s))
+
+
 def in_time(
     call: Callable[[], _T], *, timeout_s: float, thread_name: str, look: Callable[[], None] = lambda: None
 ) -> _T:

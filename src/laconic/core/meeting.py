@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from laconic.core.heartbeat import Heartbeat
-from laconic.core.job_store import JobStore, in_time
+from laconic.core.job_store import JobStore, PatientStore, in_time
 from laconic.errors import PeerLost, one_line
 
 _GRACE_S = 1.0
@@ -58,15 +58,17 @@ class Meeting:
 
         Gloo asks that for the addresses of all ranks. Where one of them has just ended, this takes as long as the
         training script allows its own connection, unless it is one that can be cut. Where one ends a moment later, Gloo
-        tries several times to connect; nobody waits for the thread that does, and it is to end in time too.
+        tries several times to connect; nobody waits for the thread that does, and it is to end in time too. An address
+        that comes late is waited for all the time there is.
         """
         c10d, ranks = dist.distributed_c10d, dist.get_process_group_ranks(self._parent)
+        store = PatientStore(self.questions.under(self.place), timeout_s=limit.total_seconds())
         group, _ = c10d._new_process_group_helper(
             len(ranks),
             dist.get_rank(self._parent),
             ranks,
             dist.Backend("gloo"),
-            self.questions.under(self.place),
+            store,
             self.place,  # pyrefly: ignore[bad-argument-type]
             timeout=limit / _GLOO_TRIES,
             group_desc="laconic",

@@ -191,7 +191,12 @@ class AsyncPairHooks(TrainingHooks):
     def _check(self) -> None:
         """Raise what went wrong in the background."""
         if isinstance(self._error, PeerLost) and not self._named:
-            raise with_last_words(self._error, self._job.transport) from self._error
+            self._named = True
+            transport = self._job.transport
+            self._error = with_last_words(self._error, transport)
+            # Before this rank ends: those who wait elsewhere must not take it for the cause.
+            problem = f"was lost, says rank {transport.rank}: {one_line(self._error)}"
+            transport.announce_failure(problem, rank=self._error.rank)
         if self._error is not None:
             raise self._error
 

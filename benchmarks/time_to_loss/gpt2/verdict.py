@@ -1,0 +1,44 @@
+"""The table: losses beside torch DDP's, and how much sooner its final loss is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.time_to_loss.gpt2.job import DDP, Outcome
+
+HEAD = (
+    f"{'link':8} {'contender':66} {'rate':>7} {'seed':>4} {'loss':>7} {'change':>7} {'ms/step':>9} {'MB/step':>8} "
+    f"{'fewer':>7} {'memory':>9}  DDP's loss after"
+)
+
+
+def table(outcomes: Sequence[Outcome], steps: int) -> Iterator[str]:
+    """One row per training; torch DDP's final loss is the best over rates, for the same seed."""
+    curves = [found for found in outcomes if found.job.contender == DDP and found.losses and found.job.steps == steps]
+    timed = {found.job.link: found for found in outcomes if found.job.contender == DDP and found.job.link}
+    yield HEAD
+    for found in outcomes:
+        job = found.job
+        of_seed = [curve.losses[-1] for curve in curves if curve.job.seed == job.seed]
+        ddp = timed.get(job.link)
+        loss = change = sooner = ""
+        if found.losses and of_seed:
+            target = min(of_seed)
+            loss, change = f"{found.losses[-1]:.4f}", f"{found.losses[-1] / target - 1:+.2%}"
+            if job.link:
+                sooner = _sooner(found, target, ddp, steps)
+        fewer = f"{ddp.sent_bytes / found.sent_bytes:.1f}x" if ddp and found.sent_bytes else ""
+        yield (
+            f"{job.link or '-':8} {job.contender:66} {job.rate:7.4g} {job.seed:4} {loss:>7} {change:>7} "
+            f"{1e3 * found.step_s:9.1f} {found.sent_bytes / 1e6:8.1f} {fewer:>7} {found.memory_bytes / 2**30:5.1f} GiB  "
+            f"{sooner}"
+        )
+
+
+def _sooner(found: Outcome, target: float, ddp: Outcome | None, steps: int) -> str:
+    reached_s = found.reached_s(target)
+    if reached_s is None:
+        return f"not in {found.seconds[-1]:.0f} s"
+    if ddp is None:
+        return f"{reached_s:.0f} s"
+    return f"{reached_s:.0f} s, {steps * ddp.step_s / reached_s:.1f} times sooner"
