@@ -81,5 +81,5 @@ def outcome(text: str) -> Outcome:
     """From a line of JSON."""
     record = json.loads(text)
     job = Job(**record.pop("job"))
-    series = {name: tuple(record.pop(name)) for name in ("steps", "losses", "seconds")}
-    return Outcome(job=job, **series, **record)
+    steps, losses, seconds = (tuple(record.pop(name)) for name in ("steps", "losses", "seconds"))
+    return Outcome(job=job, steps=steps, losses=losses, seconds=seconds, **record)

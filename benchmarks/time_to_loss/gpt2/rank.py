@@ -16,7 +16,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 import laconic
 from benchmarks.convergence.recipe import Recipe

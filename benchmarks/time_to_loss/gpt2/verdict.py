@@ -28,10 +28,10 @@ def table(outcomes: Sequence[Outcome], steps: int) -> Iterator[str]:
             if job.link:
                 sooner = _sooner(found, target, ddp, steps)
         fewer = f"{ddp.sent_bytes / found.sent_bytes:.1f}x" if ddp and found.sent_bytes else ""
+        memory = f"{found.memory_bytes / 2**30:.1f} GiB"
         yield (
             f"{job.link or '-':8} {job.contender:66} {job.rate:7.4g} {job.seed:4} {loss:>7} {change:>7} "
-            f"{1e3 * found.step_s:9.1f} {found.sent_bytes / 1e6:8.1f} {fewer:>7} {found.memory_bytes / 2**30:5.1f} GiB  "
-            f"{sooner}"
+            f"{1e3 * found.step_s:9.1f} {found.sent_bytes / 1e6:8.1f} {fewer:>7} {memory:>9}  {sooner}"
         )
 
 

@@ -91,9 +91,9 @@ class PatientStore(dist.Store):
         """See Store."""
         return self._store.check(keys)
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key: str, value: int) -> int:
         """See Store."""
-        return self._store.add(key, amount)
+        return self._store.add(key, value)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """See Store; `timeout` is what this class is there to replace."""
