@@ -102,6 +102,7 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         context=options.context,
         batch=options.batch,
         device=options.device,
+        compiled=not options.eager,
     )
     jobs: list[Job] = []
     for seed in range(options.seeds):
@@ -166,6 +167,7 @@ def _options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ddp-steps", type=int, default=4, help="timed steps of torch DDP and its hooks")
     parser.add_argument("--mps", choices=["auto", "on", "off"], default="auto", help="whether ranks share the GPU so")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="cpu: to try the code")
+    parser.add_argument("--eager", action="store_true", help="run the model without torch.compile")
     parser.add_argument("--size", default="gpt2", help="another one: to try the code")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=8, help="windows per rank and step")

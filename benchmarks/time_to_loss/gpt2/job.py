@@ -34,6 +34,8 @@ class Job:
     batch: int = 8
     """Windows per rank and step."""
     device: Literal["cpu", "cuda"] = "cuda"
+    compiled: bool = True
+    """Whether the model runs through torch.compile."""
 
     @property
     def evaluates(self) -> bool:

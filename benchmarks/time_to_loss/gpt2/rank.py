@@ -41,14 +41,20 @@ class Training:
         torch.manual_seed(job.seed)
         shape = replace(gpt_shape(job.size), context=job.context, vocabulary=vocabulary(job))
         self.model = SmallGpt(shape).to(self.device)
-        self._forward: nn.Module = self.model
+        self._forward: Callable[[torch.Tensor], torch.Tensor] = self.model
         strategy = None
         if job.contender not in (DDP, DILOCO_BY_HAND, *HOOKS):
             strategy = laconic.Strategy.parse(job.contender)
         directions = strategy is not None and not strategy.synchronization.keeps_scale
-        self._recipe = Recipe(optimizer="sgd" if directions else "adamw", learning_rate=job.rate)
-        self.optimizer = self._recipe.make(self.model)
-        self._rates = self._recipe.rates(job.steps)
+        recipe = Recipe(optimizer="sgd" if directions else "adamw", learning_rate=job.rate)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=job.rate,
+            betas=(0.9, 0.95),  # as language models are trained
+        )
+        if directions:
+            self.optimizer = recipe.make(self.model)
+        self._rates = recipe.rates(job.steps)
         self._after_step: Callable[[int], None] = lambda step: None
         self.session: laconic.Session | None = None
         if job.contender == DILOCO_BY_HAND:
@@ -59,6 +65,8 @@ class Training:
             )
         elif job.link:
             self._forward = _torch_ddp(self.model, job.contender)
+        if job.compiled:
+            self._forward = torch.compile(self._forward)
 
     def step(self, number: int) -> None:
         """One optimizer step on this rank's windows; alone, on those of all ranks."""
@@ -81,7 +89,7 @@ class Training:
         first = self.rank * share
         windows = self._windows(self._tokens.held_out, 1, _HELD_OUT_WINDOWS)[first : first + share]
         with torch.no_grad():
-            losses = [self._loss(part, self.model) for part in windows.split(self.job.batch)]
+            losses = [self._loss(part) for part in windows.split(self.job.batch)]
         mean = torch.stack(losses).float().mean()
         if dist.is_initialized():
             dist.all_reduce(mean)
@@ -101,10 +109,10 @@ class Training:
         places = starts + torch.arange(self.job.context + 1)
         return tokens[places.to(self.device)].long()
 
-    def _loss(self, windows: torch.Tensor, model: nn.Module | None = None) -> torch.Tensor:
+    def _loss(self, windows: torch.Tensor) -> torch.Tensor:
         on_gpu = self.device.type == "cuda"
         with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
-            logits = (model or self._forward)(windows[:, :-1])
+            logits = self._forward(windows[:, :-1])
             return functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 

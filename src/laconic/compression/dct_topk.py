@@ -44,18 +44,14 @@ class DctTopK(Sparsifier):
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest coefficients of each chunk."""
-        indices, values = [], []
-        for rows, place in self._rows(state.bucket):
-            # A copy: a product's last bits may depend on where its input lies in memory.
-            chunks = flat[place].to(_precise(flat.dtype), copy=True).view(rows)
-            coefficients = chunks @ _dct(rows[1], state, chunks.dtype).T
-            chosen = topk_of_rows(coefficients, num_kept(self.density, rows[1]))
+        coefficients = self._transform(flat, state)
+        indices = [torch.empty(0, dtype=torch.int64, device=flat.device)]
+        for rows, place in _joined(self._rows(state.bucket)):
+            chosen = topk_of_rows(coefficients[place].view(rows), num_kept(self.density, rows[1]))
             begins = torch.arange(place.start, place.stop, rows[1], device=flat.device)
             indices.append((chosen + begins.unsqueeze(1)).view(-1))
-            values.append(coefficients.gather(1, chosen).view(-1))
-        if not indices:
-            return torch.empty(0, dtype=torch.int64, device=flat.device), flat
-        return torch.cat(indices), torch.cat(values)
+        chosen = torch.cat(indices)
+        return chosen, coefficients[chosen]
 
     def num_entries(self, numel: int) -> int:
         """Those of each chunk."""
@@ -64,17 +60,21 @@ class DctTopK(Sparsifier):
     def entries(self, bucket: Bucket) -> Entries:
         """As many of each chunk, which often takes fewer bytes to say."""
         plain = super().entries(bucket)
-        chunks = tuple((*rows, num_kept(self.density, rows[1])) for rows, _ in self._rows(bucket))
+        chunks = tuple((*rows, num_kept(self.density, rows[1])) for rows, _ in _joined(self._rows(bucket)))
         chunked = EntriesOfChunks(bucket, plain.counts, plain.coding, chunks)
         return chunked if self.indices == "auto" and chunked.indices_bytes < plain.indices_bytes else plain
 
     def dense(self, values: torch.Tensor, state: BucketState) -> torch.Tensor:
         """Transform back."""
-        result = torch.empty_like(values)
+        return self._transform(values, state, inverse=True)
+
+    def _transform(self, flat: torch.Tensor, state: BucketState, *, inverse: bool = False) -> torch.Tensor:
+        """Every chunk by itself, tensor by tensor: a product's last bits may depend on how many rows it has."""
+        result = torch.empty(flat.numel(), dtype=torch.promote_types(flat.dtype, torch.float32), device=flat.device)
         for rows, place in self._rows(state.bucket):
-            chunks = values[place].clone().view(rows)
-            inverse = _dct(rows[1], state, chunks.dtype, inverse=True)
-            result[place] = (chunks @ inverse.T).view(-1)
+            # A copy: they may also depend on where its input lies in memory.
+            chunks = flat[place].to(result.dtype, copy=True).view(rows)
+            result[place] = (chunks @ _dct(rows[1], state, chunks.dtype, inverse=inverse).T).view(-1)
         return result
 
     def _rows(self, bucket: Bucket) -> list[tuple[tuple[int, int], slice]]:
@@ -90,8 +90,16 @@ class DctTopK(Sparsifier):
         return found
 
 
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+def _joined(parts: list[tuple[tuple[int, int], slice]]) -> list[tuple[tuple[int, int], slice]]:
+    """The same chunks in as few matrices as possible: those that follow each other and are as long are one."""
+    found: list[tuple[tuple[int, int], slice]] = []
+    for rows, place in parts:
+        if found and found[-1][0][1] == rows[1]:
+            (before, length), start = found[-1][0], found[-1][1].start
+            found[-1] = ((before + rows[0], length), slice(start, place.stop))
+        else:
+            found.append((rows, place))
+    return found
 
 
 def _dct(size: int, state: BucketState, dtype: torch.dtype, *, inverse: bool = False) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from laconic.compression.kernels.loader import load_kernels
 from laconic.compression.kernels.numba_cpu import topk as numba_cpu
 from laconic.compression.kernels.reference import topk as reference
 
@@ -89,6 +90,22 @@ def test_rows(kernel) -> None:
             found = kernel.topk_of_rows(values, k)
             assert found.tolist() == [by_sorting(row, k) for row in values]
     assert kernel.topk_of_rows(torch.empty(0, 5), 2).shape == (0, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [1, 31, 64, 4096, 5000])
+def test_rows_on_a_gpu(dtype: torch.dtype, length: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randint(-20, 20, (200, length), generator=generator).to(dtype)
+    values[7] = 0
+    values[8, length // 2] = float("nan")
+    values[9, 0] = -float("inf")
+    kernels = load_kernels("topk", "cuda")
+    for k in {0, 1, min(2, length), min(64, length), length // 2}:
+        found = kernels.topk_of_rows(values.cuda(), k)
+        assert torch.equal(found.cpu(), reference.topk_of_rows(values, k)), k
 
 
 def test_a_part_of_a_tensor() -> None:

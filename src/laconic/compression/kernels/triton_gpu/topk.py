@@ -9,16 +9,17 @@ import torch
 
 from laconic.compression.kernels.reference import topk as reference
 from laconic.compression.kernels.triton_gpu.grid_barrier import num_programs
+from laconic.compression.kernels.triton_gpu.rows import topk_of_rows
 from laconic.compression.kernels.triton_gpu.selection import MOST, SAMPLE, SMALL, plan_selection, select
 from laconic.compression.kernels.triton_gpu.thresholds import sample
+
+__all__ = ["topk_indices", "topk_of_rows"]
 
 _WHOLE_NUMBERS = {2: torch.int16, 4: torch.int32}
 _SHARE = 4
 """Where more than one of so many is wanted, what would be collected takes as much memory as the values."""
 _DIGITS = 16
 """Bits of a bound that are looked for in the sample: it need not be near."""
-
-topk_of_rows = reference.topk_of_rows
 
 
 def topk_indices(values: torch.Tensor, k: int) -> torch.Tensor:
