@@ -70,6 +70,8 @@ class Arguments:
     """Measure the time until this loss. Left out: the loss torch DDP has after four fifths of its steps."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """cuda: all ranks share the GPUs of this machine and talk through NCCL; auto: cuda if there is a GPU."""
+    mps: Literal["auto", "on", "off"] = "auto"
+    """Ranks on a GPU run side by side through NVIDIA's Multi-Process Service; auto: where it can be used."""
     timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 1800.0
     """How long the training on one link may take."""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
@@ -123,6 +125,7 @@ def _comparison(arguments: Arguments) -> Comparison:
         networks=networks,
         links=arguments.links,
         device=choose_device(arguments.device),
+        mps=arguments.mps,
         steps=steps,
         seconds=arguments.seconds,
         torch_hooks=arguments.torch_hook,

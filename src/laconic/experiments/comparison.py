@@ -10,6 +10,7 @@ import torch
 from laconic.cluster import Cluster, Link
 from laconic.errors import UsageError, did_you_mean, one_line
 from laconic.experiments.tasks import TaskConfig
+from laconic.lab.mps import MpsChoice
 from laconic.lab.pacing import LinksChoice
 from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
 from laconic.strategy import PRESETS, Strategy
@@ -67,6 +68,8 @@ class Comparison:
     """One contest on each."""
     links: LinksChoice = "auto"
     device: Literal["cpu", "cuda"] = "cpu"
+    mps: MpsChoice = "auto"
+    """Whether ranks on a GPU run side by side through NVIDIA's Multi-Process Service; auto: where it can be used."""
     steps: int | None = DEFAULT_STEPS
     seconds: float | None = None
     """Training time of each strategy, instead of `steps`."""
@@ -106,6 +109,8 @@ class Comparison:
             raise UsageError("replay: target_loss has no effect; replayed compute learns nothing.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UsageError("device cuda: torch finds no GPU here. Use cpu.")
+        if self.device == "cpu" and self.mps != "auto":
+            raise UsageError(f"{self.kind}: mps has no effect on a CPU. Leave it out.")
         for strategy in self.strategies:
             self._check_rounds(Strategy.parse(strategy))
         for hook in self.torch_hooks:

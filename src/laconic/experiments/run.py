@@ -24,6 +24,7 @@ from laconic.experiments.tasks import make_task
 from laconic.lab.capabilities import Capabilities, detect_capabilities
 from laconic.lab.launch import Place, RankFailed, places_here, run_ranks
 from laconic.lab.machine import gpus, machine, versions
+from laconic.lab.mps import GpuSharing, shared_gpu
 from laconic.lab.pacing import choose_links, places_paced
 from laconic.lab.virtual_hosts import VirtualHosts, check_possible, places_on
 from laconic.report import measures
@@ -111,9 +112,19 @@ class _Run:
         self._watcher = watcher
         self._began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         self._began_s = time.monotonic()
+        self._sharing: GpuSharing | None = None
 
     def hold(self) -> None:
-        """One contest after the other."""
+        """One contest after the other; on a GPU with a daemon that lets ranks share it, if there can be one."""
+        if self._comparison.device == "cpu":
+            self._hold()
+            return
+        with shared_gpu(self._comparison.mps) as sharing:
+            self._sharing = sharing
+            self._watcher.note(f"ranks are {sharing}" + (f": {sharing.reason}" if sharing.reason else ""))
+            self._hold()
+
+    def _hold(self) -> None:
         for network in self._comparison.networks:
             self._watcher.begin(network.name, self._links)
             if network.cluster is None:
@@ -152,7 +163,7 @@ class _Run:
                     places,
                     timeout_s=self._comparison.timeout_s,
                     # One thread per rank: ranks that fight for cores would measure the scheduler, not the strategy.
-                    environment={"OMP_NUM_THREADS": "1"},
+                    environment={"OMP_NUM_THREADS": "1", **(self._sharing.environment if self._sharing else {})},
                     on_line=on_line,
                 )
             except RankFailed as exc:
@@ -178,7 +189,8 @@ class _Run:
         rows = measures.rows(found, links=self._links, target_loss=target, names=names)
         return Results(
             kind=comparison.kind,
-            title=f"{self._title}, {comparison.hosts} {'hosts' if self._links == 'shaped' else 'ranks'}",
+            title=f"{self._title}, {comparison.hosts} {'hosts' if self._links == 'shaped' else 'ranks'}"
+            + (f" {self._sharing}" if self._sharing else ""),
             began=self._began,
             seconds=time.monotonic() - self._began_s,
             problem=problem,
