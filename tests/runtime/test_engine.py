@@ -173,7 +173,7 @@ def test_priority_learns_how_fast_the_link_is_from_its_own_exchanges() -> None:
     strategy = SimpleNamespace(scheduling=Priority(), plan=lambda *_, timing, **__: known.append(timing))
     job = SimpleNamespace(
         strategy=strategy,
-        parameters={},
+        specs=dict,
         find_unused_parameters=None,
         step=0,
         engine=SimpleNamespace(call=lambda *_, **__: None),

@@ -20,6 +20,10 @@ class TensorSpec:
     """The tensor this is a piece of; empty if it is whole."""
     start: int = 0
     """Where the piece begins in it."""
+    whole_bytes: int = 0
+    """Where each rank of a group holds a shard: bytes of all shards together; 0 if it is not sharded."""
+    ready_with: str = ""
+    """Tensors in which this is the same get their gradients at one moment; empty: each by itself."""
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -47,4 +51,4 @@ class TensorSpec:
             return self
         first = self.start + begin
         name = f"{self.owner}[{first}:{first + end - begin}]"
-        return TensorSpec(name, (end - begin,), self.dtype, self.device, self.owner, first)
+        return TensorSpec(name, (end - begin,), self.dtype, self.device, self.owner, first, ready_with=self.ready_with)

@@ -15,6 +15,7 @@ from laconic.core.transport import Purpose, Transport
 from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
 from laconic.runtime.digest import digests
 from laconic.runtime.job import Job
+from laconic.runtime.shards import local, place_of
 
 _ADDRESS_BYTES = 256
 _ANY_EXCHANGE = 2**62
@@ -35,7 +36,9 @@ def check_agreement(job: Job, *, init_sync: bool, sync_optimizer: bool) -> None:
     }
     description |= {f"parameter {name}": _describe(parameter) for name, parameter in job.parameters.items()}
     # Buckets are laid out by strides: the same element must lie in the same place everywhere.
-    description |= {f"strides of {name}": str(parameter.stride()) for name, parameter in job.parameters.items()}
+    description |= {f"strides of {name}": str(piece.stride()) for name, piece in job.values.items()}
+    # Pieces of equal shape may be pieces of different places.
+    description |= {f"shard of {name}": place for name, p in job.parameters.items() if (place := place_of(p))}
     description |= {f"frozen {name}": _describe(p) for name, p in job.model.named_parameters() if not p.requires_grad}
     description |= {f"buffer {name}": _describe(buffer) for name, buffer in job.model.named_buffers()}
     descriptions = differing(transport, description)
@@ -105,7 +108,9 @@ def agree(job: Job, operation: str, about: Mapping[str, str] | None = None) -> l
 def check_equal(job: Job) -> None:
     """Raise on every rank unless parameters and buffers are the same everywhere: what init_sync=False promises."""
     named = [*job.model.named_parameters(), *job.model.named_buffers()]
-    mine = torch.tensor(digests(tensor for _, tensor in named), dtype=torch.int64, device=job.transport.control_device)
+    mine = torch.tensor(
+        digests(local(tensor) for _, tensor in named), dtype=torch.int64, device=job.transport.control_device
+    )
     rows = torch.empty((job.transport.world_size, len(named)), dtype=torch.int64, device=job.transport.control_device)
     job.transport.all_gather(rows, mine, purpose="control", what="checksums of parameters").wait()
     for rank, row in enumerate(rows.tolist()):
@@ -122,7 +127,7 @@ def broadcast_all(
 ) -> Exchange:
     """Overwrite `tensors` by those of rank `source`: one message per device, whatever the dtypes."""
     devices: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in tensors:
+    for tensor in map(local, tensors):
         if tensor.numel():
             devices.setdefault(tensor.device, []).append(tensor.detach())
     for group in devices.values():
@@ -138,6 +143,7 @@ def broadcast_all(
 
 
 def _describe(tensor: torch.Tensor) -> str:
+    tensor = local(tensor)
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} ({tensor.device.type})"
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -18,7 +19,6 @@ from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.paced import PacedTransport, link_from_environment
-from laconic.core.tensor import TensorSpec
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
 from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient
@@ -42,6 +42,7 @@ from laconic.runtime.loss_scale import LossScale
 from laconic.runtime.optimizer_state import broadcast_optimizer_state, check_optimizer_state
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session, announce, close_after
+from laconic.runtime.shards import check_shards, reshard, specs_of
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
 
@@ -53,7 +54,7 @@ def attach(
     optimizer: Optimizer | Sequence[Optimizer],
     strategy: Strategy | str,
     *,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | DeviceMesh | None = None,
     transport: Transport | None = None,
     find_unused_parameters: bool | None = None,
     init_sync: bool = True,
@@ -66,9 +67,10 @@ def attach(
 ) -> Session:
     """Attach `strategy` to `model` and `optimizer`; every rank of the group calls it, and the loop stays as it was.
 
-    model: an ordinary module, or one already wrapped in DistributedDataParallel.
+    model: an ordinary module, one already wrapped in DistributedDataParallel, or one whose parameters are sharded
+        (fully_shard, tensor parallelism) over a mesh that shares only this rank with process_group.
     optimizer: one, or all of them if several train the model (Muon and AdamW): each is called once a step.
-    process_group: the ranks that train together; the default group if left out.
+    process_group: the ranks that train together, as a group or a mesh of one dimension; the default group if left out.
     transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
     find_unused_parameters: for strategies that exchange gradients. Left out, parameters may get no gradient in some
         step or on some rank. True also keeps the buckets DDP has with that setting, so that results are equal to its
@@ -96,7 +98,10 @@ def attach(
         raise AttachError("give process_group or transport, not both.")
     if transport is not None and timeout_s is not None:
         raise AttachError("timeout_s has no effect on a transport of your own; set the time limit where you make it.")
+    process_group = _group_of(process_group)
+    reshard(model)
     parameters = trainable_parameters(model)
+    check_shards(model, parameters, chosen, None if transport is not None else _ranks_of(process_group))
     _check_model(model, optimizers, parameters, chosen)
     if isinstance(model, DistributedDataParallel):
         check_schedule(model, chosen.scheduling)
@@ -148,6 +153,23 @@ def _start(job: Job, cleanup: ExitStack, *, init_sync: bool, sync_optimizer: boo
     about |= what_was_settled(strategy)
     job.events.write(Event("attach", began_s, transport.rank, 0, job.clock.now() - began_s, {**about}))
     return Session(job, hooks, buffers, pool, cleanup)
+
+
+def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+    if not isinstance(group, DeviceMesh):
+        return group
+    if group.ndim != 1:
+        names = group.mesh_dim_names
+        shown = f'mesh["{names[0]}"]' if names else "a slice of it"
+        raise AttachError(f"process_group is a mesh of {group.ndim} dimensions; give one of them, such as {shown}.")
+    return group.get_group()
+
+
+def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
+    """Global ranks, as meshes have them; none where there is no group, which the transport will say."""
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    return dist.get_process_group_ranks(group)
 
 
 def _planned(strategy: Strategy, total_steps: int | None) -> Strategy:
@@ -272,7 +294,7 @@ def _check_model(
                 f'compression {strategy.compression} cannot carry parameter "{name}" of {parameter.dtype}; it takes '
                 f'{", ".join(str(dtype).removeprefix("torch.") for dtype in traits.dtypes)}. Use "none".'
             )
-    tensors = [TensorSpec.of(name, parameter) for name, parameter in parameters.items()]
+    tensors = [*specs_of(model, parameters).values()]
     facts = OptimizerFacts.of(*optimizers)
     strategy.synchronization.check(tensors, facts)
     strategy.compression.check(tensors, facts)

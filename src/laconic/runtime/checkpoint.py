@@ -7,8 +7,10 @@
      "ranks": {"<rank>": {"<parameter>": {"<method>.<field>": tensor}}}}
 
 "resize" says what becomes of a field when the number of workers changes (core/stateful.py), so that a state can be
-rearranged without the methods that wrote it. "digest" stands for the values of the model's parameters on that rank, so
-that a state is not loaded beside another model, or beside that of another rank.
+rearranged without the methods that wrote it. A field with an element for each of a sharded parameter's is a DTensor as
+that is; others have "|shard <place on the mesh>" at the end of their name. "digest" stands for the values of the
+model's parameters on that rank, so that a state is not loaded beside another model, or beside that of another rank; a
+sharded model, which may be loaded onto other shards, has none.
 
 What a rank remembers is its own, so it stands under its rank: torch.save keeps one file per rank, and
 torch.distributed.checkpoint, which stores equal keys only once, keeps all of them.
@@ -17,7 +19,7 @@ torch.distributed.checkpoint, which stores equal keys only once, keeps all of th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -79,6 +81,7 @@ class Report:
 
 def read(
     saved: Mapping[str, Any],
+    taken_apart: Callable[[ParameterState], ParameterState],
     strategy: str,
     names: Sequence[str],
     *,
@@ -86,26 +89,30 @@ def read(
     rank: int,
     expected: ParameterState,
     kinds: Collection[str] | None,
-    digest: torch.Tensor,
+    digest: torch.Tensor | None,
     replicas_differ: bool,
 ) -> Report:
     """What is in the saved state of this rank, and what is wrong with it.
 
-    expected: fields this session needs. kinds: fields it knows beside those; None if it cannot tell. digest: of the
-    model's parameters as they are.
+    taken_apart: what is saved as a whole as the pieces that live here. expected: fields this session needs. kinds:
+    fields it knows beside those; None if it cannot tell. digest: of the model's parameters as they are, if there is
+    one.
     """
     report = Report()
     try:
         _check_form(saved)
         _check_origin(saved, strategy, world_size, rank)
-        report.step, report.order, report.state = saved["step"], list(saved["order"]), dict(saved["ranks"][str(rank)])
+        report.step, report.order = saved["step"], list(saved["order"])
+        report.state = taken_apart(saved["ranks"][str(rank)])
         _check_state(report.state, names, expected, kinds, saved["resize"])
         if report.order and sorted(report.order) != sorted(names):
             raise CheckpointError(
                 f"the checkpoint orders {len(report.order)} parameters, this model trains {len(names)} or others. Load "
                 "a checkpoint of the same model."
             )
-        then = saved["digest"].get(str(rank))
+        then = saved["digest"].get(str(rank)) if digest is not None else None
+        if digest is None:
+            return report
         if then is None and saved["digest"]:
             raise CheckpointError(f'the checkpoint has no "digest" of rank {rank}. {_ONE_PER_RANK}')
         if then is not None and then.shape != digest.shape:

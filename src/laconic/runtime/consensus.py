@@ -9,19 +9,22 @@ import torch
 
 from laconic.core.exchange import Exchange
 from laconic.runtime.job import Job
+from laconic.runtime.shards import local
 
 
 def consensus_distance(job: Job) -> float:
     """Root mean square distance of replicas from their mean, relative to the mean's norm; every rank calls it.
 
     sqrt(mean_i |x_i - m|^2) / |m|,   m = mean_i(x_i)
+
+    Of a sharded model, of the pieces that live on the ranks of this group.
     """
     if job.transport.world_size == 1:
         return 0.0
     sums = torch.zeros(2, dtype=torch.float64)
 
     def measure() -> Exchange:
-        for parameter in job.parameters.values():
+        for parameter in job.values.values():
             mine = parameter.detach().to(torch.float64)
             mean = mine / job.transport.world_size
             yield job.transport.all_reduce(mean, purpose="control", what="the mean of replicas")
@@ -45,7 +48,7 @@ def average(job: Job) -> None:
         return
 
     def mean_of_all() -> Exchange:
-        for tensor in [*job.parameters.values(), *job.model.buffers()]:
+        for tensor in [*job.values.values(), *map(local, job.model.buffers())]:
             if not tensor.numel():
                 continue
             if tensor.is_floating_point() or tensor.is_complex():

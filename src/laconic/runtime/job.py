@@ -20,6 +20,7 @@ from laconic.core.transport import Transport
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Engine, Task
 from laconic.runtime.loss_scale import LossScale
+from laconic.runtime.shards import Pieces, specs_of
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy
 
@@ -105,11 +106,19 @@ class Job:
         momentum = float(self.param_groups[0]["betas"][0]) if steers else 0.0
         return Moment(step, self.transport.rank, self.transport.world_size, round, momentum)
 
+    @property
+    def values(self) -> Pieces:
+        """The parameters, or of each the piece that lives here: what is exchanged and written."""
+        return Pieces(self.parameters)
+
+    def specs(self) -> dict[str, TensorSpec]:
+        """What is known about `values`."""
+        return specs_of(self.model, self.parameters)
+
     def fixed_plans(self) -> list[Plan]:
         """One plan for each part of the model, made before any gradient has been seen."""
         # Backwards, as gradients usually become ready.
-        specs = [TensorSpec.of(name, parameter) for name, parameter in reversed([*self.parameters.items()])]
-        return self.strategy.plans(specs, self.transport.world_size)
+        return self.strategy.plans([*reversed(self.specs().values())], self.transport.world_size)
 
     def bucket_task(
         self, buckets: Buckets, index: int, *, last: bool, first_bucket: int = 0, step: int | None = None

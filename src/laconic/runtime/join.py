@@ -25,6 +25,7 @@ from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.job import Attendance, Job, Phase
 from laconic.runtime.optimizer_state import broadcast_optimizer_state
+from laconic.runtime.shards import is_sharded
 
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _WHAT = "which ranks still have data"
@@ -57,6 +58,11 @@ def _refuse(job: Job, hooks: TrainingHooks) -> None:
     strategy = job.strategy
     if job.join is not None:
         raise CommunicationError("session.join() was called inside session.join(). One block is enough.")
+    if any(map(is_sharded, job.parameters.values())):
+        raise CommunicationError(
+            "session.join() is not for sharded models: a rank without data could not take part in what FSDP or tensor "
+            "parallelism do in every pass. Give all ranks equally many batches."
+        )
     if not hooks.can_join or strategy.architecture.has_servers:
         raise CommunicationError(
             f'session.join() does not work with "{strategy}": only bsp and local updates over all_reduce know what a '

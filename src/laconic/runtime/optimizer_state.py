@@ -20,6 +20,7 @@ from laconic.core.transport import Transport
 from laconic.errors import AttachError, one_line
 from laconic.runtime.agreement import broadcast_all, differing, first_difference
 from laconic.runtime.digest import digests
+from laconic.runtime.shards import as_piece_of, local
 
 _Plain = bool | int | float | str | None
 Optimizers = Sequence[Optimizer]
@@ -71,7 +72,8 @@ def _entries(optimizers: Optimizers, parameters: Parameters) -> Iterator[tuple[s
             fields = optimizer.state.get(parameter, {})
             for key in sorted(fields):
                 if _comparable(fields[key]):
-                    yield f"{key} of parameter {name}{of}", fields[key]
+                    value = fields[key]
+                    yield f"{key} of parameter {name}{of}", local(value) if isinstance(value, torch.Tensor) else value
 
 
 def _comparable(value: object) -> bool:
@@ -119,6 +121,7 @@ def _plan(optimizers: Optimizers, parameters: Parameters) -> list[dict[str, Any]
 def _form(value: Any) -> dict[str, Any]:
     if not isinstance(value, torch.Tensor):
         return {"value": value, "tuple": isinstance(value, tuple)}
+    value = local(value)
     kind = str(value.dtype).removeprefix("torch.")
     return {"tensor": kind, "shape": list(value.shape), "stride": list(value.stride()), "on": value.device.type}
 
@@ -145,7 +148,9 @@ def _value(form: dict[str, Any], mine: object, like: torch.Tensor | None) -> Any
     if "tensor" not in form:
         return tuple(form["value"]) if form["tuple"] else form["value"]
     dtype: torch.dtype = getattr(torch, form["tensor"])
-    if isinstance(mine, torch.Tensor) and mine.dtype == dtype and list(mine.shape) == form["shape"]:
+    if isinstance(mine, torch.Tensor) and mine.dtype == dtype and list(local(mine).shape) == form["shape"]:
         return mine
     device = torch.device("cpu") if form["on"] == "cpu" or like is None else like.device
-    return torch.empty_strided(form["shape"], form["stride"], dtype=dtype, device=device)
+    made = torch.empty_strided(form["shape"], form["stride"], dtype=dtype, device=device)
+    # What has an element for each of the parameter's is sharded as that is.
+    return as_piece_of(like, made) if like is not None and local(like).shape == made.shape else made

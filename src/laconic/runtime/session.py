@@ -25,6 +25,7 @@ from laconic.runtime.job import Job
 from laconic.runtime.join import join
 from laconic.runtime.pairwise_messages import PER_EDGE
 from laconic.runtime.servers.server_pool import ServerPool
+from laconic.runtime.shards import as_attached, as_saved, is_sharded
 from laconic.strategy import Strategy
 
 
@@ -89,7 +90,7 @@ class Session:
 
             sqrt(mean_i |x_i - m|^2) / |m|,   m = mean_i(x_i)
 
-        Costs one all-reduce of all parameters, counted as control traffic.
+        Costs one all-reduce of all parameters, counted as control traffic. Of a sharded model, of this rank's pieces.
         """
         self._agree("consensus_distance()")
         return consensus_distance(self._job)
@@ -165,6 +166,7 @@ class Session:
                     state.setdefault(name, {}).update(fields)
             copied = {name: self._copied(fields) for name, fields in state.items()}
             digest = self._digest()
+        copied = as_saved(copied, self._job.parameters)
         order = self._hooks.order() if self._hooks is not None else []
         return pack(
             str(self.strategy),
@@ -174,7 +176,7 @@ class Session:
             self._resize(),
             rank=self.rank,
             state=copied,
-            digest={str(self.rank): digest},
+            digest={} if digest is None else {str(self.rank): digest},
             same_step=self.strategy.synchronization.barrier,
             loss_scaled=self._job.loss_scale.unit != 1.0,
         )
@@ -195,8 +197,10 @@ class Session:
                 resize[field] = "reset"
         return resize
 
-    def _digest(self) -> torch.Tensor:
-        """One number for each parameter that stands for its values."""
+    def _digest(self) -> torch.Tensor | None:
+        """One number for each parameter that stands for its values; none of a model that may be sharded otherwise."""
+        if any(map(is_sharded, self._job.parameters.values())):
+            return None
         return torch.tensor(digests(self._job.parameters.values()), dtype=torch.int64)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -207,6 +211,7 @@ class Session:
         self._job.engine.check()
         report = read(
             state_dict,
+            lambda state: as_attached(state, self._job.parameters),
             str(self.strategy),
             list(self._job.parameters),
             world_size=self.world_size,

@@ -21,10 +21,11 @@ _FIRST_BYTES = 1 * MIB
 class Fusion(Schedule):
     """Collect gradients in the order in which they become ready and exchange a bucket when it is full.
 
-    A bucket is closed by the tensor that makes its size reach the limit, per dtype and device. In the first step the
-    order is not known yet, so everything travels as one bucket. These are the boundaries of torch's DDP, which is
-    why results are equal bit for bit. Where attach is told find_unused_parameters=True, buckets are filled in the order
-    of registration instead and stay as they are, as in DDP with that setting.
+    A bucket is closed by the tensor that makes its size reach the limit, per dtype and device; of a model sharded by
+    FSDP, also where a part ends whose gradients come at once. In the first step the order is not known yet, so
+    everything travels as one bucket. These are the boundaries of torch's DDP, which is why results are equal bit for
+    bit. Where attach is told find_unused_parameters=True, buckets are filled in the order of registration instead and
+    stay as they are, as in DDP with that setting.
 
     Reference: Li et al. 2020 (PyTorch Distributed), arXiv:2006.15704.
     """
@@ -80,7 +81,13 @@ class Fusion(Schedule):
         open_buckets: dict[object, list[TensorSpec]] = {}
         limits: dict[object, int] = {}
         filled: dict[object, int] = {}
+        ready_with = ""
         for tensor in tensors:
+            if tensor.ready_with != ready_with:
+                # Those before are all there now: a bucket that went on would wait for those that follow.
+                closed += [Bucket(tuple(members)) for members in open_buckets.values()]
+                limits |= dict.fromkeys(open_buckets, self.bytes)
+                open_buckets, filled, ready_with = {}, {}, tensor.ready_with
             kind = (tensor.dtype, tensor.device)
             members = open_buckets.setdefault(kind, [])
             members.append(tensor)

@@ -110,10 +110,12 @@ class Synchronization(Method):
 
     def parts(self, tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
         """The tensors that are exchanged at one time: as many lists as there are parts, of about equally many bytes."""
-        total = sum(tensor.nbytes for tensor in tensors)
+        # Of all shards, so that those of one tensor go at the same time, however uneven they are.
+        sizes = [tensor.whole_bytes or tensor.nbytes for tensor in tensors]
+        total = sum(sizes)
         cut: list[list[TensorSpec]] = [[] for _ in range(self.num_parts)]
-        for tensor, end in zip(tensors, accumulate(tensor.nbytes for tensor in tensors), strict=True):
-            middle = end - tensor.nbytes / 2
+        for tensor, nbytes, end in zip(tensors, sizes, accumulate(sizes), strict=True):
+            middle = end - nbytes / 2
             cut[min(self.num_parts - 1, int(middle * self.num_parts / max(total, 1)))].append(tensor)
         return cut
 

@@ -43,7 +43,7 @@ class GossipHooks(TrainingHooks):
     def _start_due(self, num_steps: int) -> None:
         for part in self._job.strategy.synchronization.due(num_steps) if num_steps else ():
             for name, view in self._rounds.parts[part].views.items():
-                view.copy_(self._job.parameters[name])
+                view.copy_(self._job.values[name])
             self._rounds.start(part, after=num_steps)
 
     def wait(self) -> None:
@@ -57,7 +57,7 @@ class GossipHooks(TrainingHooks):
                 if self._rounds.is_open(part):
                     self._rounds.finish(part)
                     for name, view in buckets.views.items():
-                        self._job.parameters[name].copy_(view)
+                        self._job.values[name].copy_(view)
 
     def plan(self) -> Plan:
         """See TrainingHooks."""

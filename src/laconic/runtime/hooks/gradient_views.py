@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from laconic.runtime.buckets import Buckets
+from laconic.runtime.shards import Pieces, as_piece_of, local
 
 _TOGETHER_ON = ("cuda",)
 """Devices where the gradients of a bucket are copied in one go: there every operation costs its launch."""
@@ -21,10 +22,11 @@ class GradientViews:
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], scale: float) -> None:
         self._parameters = parameters
+        self._values = Pieces(parameters)
         self.scale = scale
         self.layouts: Mapping[str, torch.Tensor] = {
             name: torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
-            for name, parameter in parameters.items()
+            for name, parameter in self._values.items()
         }
         """Parameters as they were when attached: all ranks must lay out buckets alike, whatever becomes of them."""
         self._views: dict[str, torch.Tensor] = {}
@@ -96,15 +98,17 @@ class GradientViews:
     def copy_out(self) -> None:
         """The means are there: copy those that cannot be views."""
         for name in self._relaid:
-            self._give(name, torch.empty_like(self._parameters[name]).copy_(self._views[name]))
+            self._give(name, torch.empty_like(self._values[name]).copy_(self._views[name]))
         self._relaid.clear()
 
     def _give(self, name: str, gradient: torch.Tensor) -> None:
-        self._parameters[name].grad = self._handed_out[name] = gradient
+        parameter = self._parameters[name]
+        parameter.grad = whole = as_piece_of(parameter, gradient)
+        self._handed_out[name] = local(whole)
 
     def is_relaid(self, name: str) -> bool:
         """Whether the parameter has changed its memory format since it was attached."""
-        return self._parameters[name].stride() != self.layouts[name].stride()
+        return self._values[name].stride() != self.layouts[name].stride()
 
     def was_handed_out(self, name: str, gradient: torch.Tensor) -> bool:
         """Whether this gradient comes from here, so that it has been exchanged."""
@@ -116,6 +120,7 @@ class GradientViews:
             gradient = parameter.grad
             if gradient is None or gradient.layout != torch.strided:
                 continue
-            if gradient.untyped_storage().nbytes() != gradient.nbytes:
+            piece = local(gradient)
+            if piece.untyped_storage().nbytes() != piece.nbytes:
                 parameter.grad = gradient.clone()
         self.clear()

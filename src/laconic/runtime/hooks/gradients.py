@@ -32,6 +32,7 @@ from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.hooks.planning import Planning
 from laconic.runtime.hooks.wrapping import refuse_optimizer_in_backward
 from laconic.runtime.job import Job
+from laconic.runtime.shards import gradient_of
 from laconic.runtime.usage import Usage
 
 
@@ -155,9 +156,7 @@ class GradientHooks(TrainingHooks):
         others_follow: hooks of the user will still run on it, so it is taken when autograd next comes here.
         """
         with self._lock:
-            gradient = parameter.grad
-            if isinstance(gradient, LazyGradient):
-                gradient = gradient.arrived()
+            gradient = _arrived(gradient_of(parameter))
             graph = torch._C._current_graph_task_id()
             if graph not in self._graphs and self._has_failed():
                 self._start_over()
@@ -251,7 +250,7 @@ class GradientHooks(TrainingHooks):
                 "been sent, which cannot be taken back. Detach and attach again."
             )
         for name in sorted(self._filled):
-            gradient = self._job.parameters[name].grad
+            gradient = gradient_of(self._job.parameters[name])
             # This rank's alone, and scaled already if it lies in a bucket: nothing may be added to it.
             if gradient is not None and gradient.data_ptr() == self._filled[name] and bool(gradient.any()):
                 raise CommunicationError(
@@ -378,8 +377,7 @@ class GradientHooks(TrainingHooks):
         self._open = False
 
     def _own_gradient(self, name: str) -> torch.Tensor | None:
-        gradient = self._job.parameters[name].grad
-        return gradient.arrived() if isinstance(gradient, LazyGradient) else gradient
+        return _arrived(gradient_of(self._job.parameters[name]))
 
     def _travels(self, name: str) -> bool:
         """Whether it shares a bucket that has any elements."""
@@ -445,7 +443,7 @@ class GradientHooks(TrainingHooks):
             )
         if self._passes == 0:
             for name, parameter in self._job.parameters.items():
-                gradient = parameter.grad
+                gradient = gradient_of(parameter)
                 if gradient is None or isinstance(gradient, LazyGradient):
                     continue
                 if not self._views.was_handed_out(name, gradient):
@@ -485,6 +483,11 @@ class GradientHooks(TrainingHooks):
             if isinstance(parameter.grad, LazyGradient):
                 parameter.grad = parameter.grad.without_waiting()
         self._views.release()
+
+
+def _arrived(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient as it is when it is there."""
+    return gradient.arrived() if isinstance(gradient, LazyGradient) else gradient
 
 
 def is_attached(parameter: nn.Parameter) -> bool:

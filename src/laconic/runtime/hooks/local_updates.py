@@ -28,7 +28,7 @@ class LocalUpdateHooks(TrainingHooks):
             for buckets in self._rounds.parts:
                 for index, state in enumerate(buckets.states):
                     for name, view in buckets.views_of(index, state.flat[rule.anchor]).items():
-                        view.copy_(job.parameters[name])
+                        view.copy_(job.values[name])
 
     def after_step(self) -> None:
         """Apply what has arrived by now, start what is due."""
@@ -56,7 +56,7 @@ class LocalUpdateHooks(TrainingHooks):
         buckets = self._rounds.parts[part]
         for index, state in enumerate(buckets.states):
             for name, anchor in buckets.views_of(index, state.flat[self._rule.anchor]).items():
-                torch.sub(anchor, self._job.parameters[name], out=buckets.views[name])
+                torch.sub(anchor, self._job.values[name], out=buckets.views[name])
             buckets.flats[index] *= share
         self._rounds.start(part, after=after)
 
@@ -73,9 +73,9 @@ class LocalUpdateHooks(TrainingHooks):
                 rule.outer(anchor[place], buckets.flats[index][place], memory, rate)
             for name, agreed in buckets.views_of(index, anchor).items():
                 if rule.keep:
-                    job.parameters[name].lerp_(agreed, 1 - rule.keep)
+                    job.values[name].lerp_(agreed, 1 - rule.keep)
                 else:
-                    job.parameters[name].copy_(agreed)
+                    job.values[name].copy_(agreed)
 
     def plan(self) -> Plan:
         """See TrainingHooks."""

@@ -18,7 +18,6 @@ import torch
 
 from laconic.core.exchange import one_round
 from laconic.core.plan import Plan
-from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
 from laconic.core.transport import Transport
 from laconic.runtime.engine import Task
@@ -49,7 +48,7 @@ class Planning:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._schedule = job.strategy.scheduling
-        self._specs = {name: TensorSpec.of(name, parameter) for name, parameter in job.parameters.items()}
+        self._specs = job.specs()
         self._lasting: Plan | None = None
         if job.find_unused_parameters and not job.strategy.architecture.has_servers:
             self._lasting = job.strategy.lasting_plan(list(self._specs.values()), job.transport.world_size)

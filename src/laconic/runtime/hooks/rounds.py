@@ -20,7 +20,7 @@ class Rounds:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._plans = job.fixed_plans()
-        self.parts = [Buckets(plan, job.strategy, job.parameters, {}) for plan in self._plans]
+        self.parts = [Buckets(plan, job.strategy, job.values, {}) for plan in self._plans]
         self._open: dict[int, list[Task]] = {}
         self.begin()
 
@@ -31,7 +31,7 @@ class Rounds:
                 for index, state in enumerate(buckets.states):
                     values = torch.empty_like(buckets.flats[index])
                     for name, view in buckets.views_of(index, values).items():
-                        view.copy_(self._job.parameters[name])
+                        view.copy_(self._job.values[name])
                     self._job.strategy.architecture.begin(state, values)
 
     def is_open(self, part: int) -> bool:
@@ -67,10 +67,10 @@ class Rounds:
                 values = torch.empty_like(buckets.flats[index])
                 views = buckets.views_of(index, values)
                 for name, view in views.items():
-                    view.copy_(job.parameters[name])
+                    view.copy_(job.values[name])
                 job.strategy.architecture.follow_step(state, values)
                 for name, view in views.items():
-                    job.parameters[name].copy_(view)
+                    job.values[name].copy_(view)
 
     def wait(self) -> None:
         """Return when nothing is on its way."""

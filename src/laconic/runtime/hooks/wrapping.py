@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from laconic.errors import AttachError
 from laconic.runtime.hooks.module_hook import before_forward
 from laconic.runtime.job import Job
+from laconic.runtime.shards import fsdp_modules
 
 
 def watch_for_wrappers(job: Job) -> RemovableHandle:
@@ -41,6 +42,7 @@ class _Watch:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._class = type(job.model)
+        self._sharded = {id(part) for _, part in fsdp_modules(job.model)}
         self._known = {id(parameter) for parameter in job.parameters.values()}
         self._first = next(iter(job.parameters.values()))
         self._looked_inside = False
@@ -60,6 +62,8 @@ class _Watch:
         if type(module) is not self._class or not self._looked_inside:
             self._looked_inside = True
             _refuse_wrapped_parts(module)
+            if any(id(part) not in self._sharded for _, part in fsdp_modules(module)):
+                raise self._refusal("fully_shard", "has taken its parameters apart")
         if getattr(self._first, "_fsdp_flattened", False) or next(module.parameters(), None) is None:
             raise self._refusal("FSDP", "has taken its parameters apart")
 
@@ -74,6 +78,8 @@ class _Watch:
     def _refusal(self, wrapper: str, does: str) -> AttachError:
         strategy = self._job.strategy
         instead = "Train it as it is, without that wrapper: laconic keeps its replicas in step"
+        if wrapper == "fully_shard":
+            instead = "Shard it first, then make the optimizer, then attach"
         if wrapper == "DistributedDataParallel" and strategy.exchanges_gradients():
             instead += "; or wrap it first and attach to the wrapped model, laconic.attach(ddp_model, ...)"
         return AttachError(
@@ -86,10 +92,11 @@ def _refuse_wrapped_parts(model: nn.Module) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     wrappers: tuple[type, ...] = (DistributedDataParallel,)
     if fsdp is not None:
-        wrappers += (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
+        wrappers += (fsdp.FullyShardedDataParallel,)
     for name, part in model.named_modules():
         if isinstance(part, wrappers) and not (name == "" and isinstance(part, DistributedDataParallel)):
             raise AttachError(
                 f'"{name or type(model).__name__}" in the model is wrapped in {type(part).__name__}, which '
-                "synchronizes that part itself: both would communicate. Attach to a model without wrapped parts."
+                "synchronizes that part itself: both would communicate. Attach to a model without wrapped parts"
+                + ("." if isinstance(part, DistributedDataParallel) else "; shard with fully_shard() instead of FSDP.")
             )

@@ -1,0 +1,229 @@
+"""Parameters of which this rank holds a piece: DTensors, as FSDP2 (fully_shard) and tensor parallelism make them.
+
+A model is sharded inside a group of ranks, and laconic averages between such groups: rank i of one with rank i of the
+others, each its own piece. What is exchanged, remembered and written is the piece that lives here; .grad and the
+optimizer's state stay DTensors. Plain tensors pass through all of this as they are, and `torch.distributed.tensor` is
+never imported: where nobody has, there are no DTensors.
+
+The piece is looked up at every use: FSDP puts another tensor in its place when it starts and when it loads a state.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from laconic.core.stateful import ParameterState
+from laconic.core.tensor import TensorSpec
+from laconic.errors import AttachError, CheckpointError
+from laconic.strategy import Strategy
+
+_ISLANDS = (
+    'Shard with fully_shard(..., mesh=mesh["shard"]) of a 2-D mesh and attach with process_group=mesh["replicate"]'
+)
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether it is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The piece of it that lives here; all of it, if it is a plain tensor."""
+    return tensor._local_tensor if is_sharded(tensor) else tensor  # pyrefly: ignore[missing-attribute]
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The piece of its gradient that belongs to the piece of the parameter."""
+    gradient = parameter.grad
+    if gradient is None or not is_sharded(gradient):
+        return gradient
+    placements = parameter.placements  # pyrefly: ignore[missing-attribute]
+    if gradient.placements != placements:  # pyrefly: ignore[missing-attribute]
+        # Of tensor parallelism: every rank has a summand of it.
+        gradient = gradient.redistribute(placements=placements)  # pyrefly: ignore[missing-attribute]
+    return local(gradient)
+
+
+def as_piece_of(whole: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Values of this rank's piece as what they are a piece of: like `whole`, and plain where that is."""
+    if not is_sharded(whole):
+        return values
+    return sys.modules["torch.distributed.tensor"].DTensor.from_local(
+        values,
+        whole.device_mesh,  # pyrefly: ignore[missing-attribute]
+        whole.placements,  # pyrefly: ignore[missing-attribute]
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+
+
+class Pieces(Mapping[str, torch.Tensor]):
+    """Parameters as they live here."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = parameters
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return local(self._parameters[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+def place_of(tensor: torch.Tensor) -> str:
+    """Which piece of it lives here, in words; empty for a plain tensor."""
+    if not is_sharded(tensor):
+        return ""
+    mesh: Any = tensor.device_mesh  # pyrefly: ignore[missing-attribute]
+    placements: Any = tensor.placements  # pyrefly: ignore[missing-attribute]
+    return f"{tuple(tensor.shape)} as {placements} at {mesh.get_coordinate()} of {tuple(mesh.shape)}"
+
+
+def shard_key(tensor: torch.Tensor) -> str:
+    """What tells this rank's piece from those of others under one name in a saved state; empty for a plain tensor."""
+    if not is_sharded(tensor):
+        return ""
+    mesh: Any = tensor.device_mesh  # pyrefly: ignore[missing-attribute]
+    return "shard " + ",".join(map(str, mesh.get_coordinate()))
+
+
+def as_saved(state: ParameterState, parameters: Mapping[str, torch.Tensor]) -> ParameterState:
+    """What is remembered of pieces in a form in which ranks of one group of shards do not overwrite each other.
+
+    A field with a value for every element becomes sharded as its parameter is, so that it can be loaded onto other
+    shards; another one is told apart by where on the mesh it belongs.
+    """
+    saved: ParameterState = {}
+    for name, fields in state.items():
+        whole = parameters[name]
+        saved[name] = {
+            key if _by_element(value, whole) else f"{key}|{shard_key(whole)}": (
+                as_piece_of(whole, value) if _by_element(value, whole) else value
+            )
+            for key, value in fields.items()
+        }
+    return saved
+
+
+def as_attached(state: ParameterState, parameters: Mapping[str, torch.Tensor]) -> ParameterState:
+    """What `as_saved` made, as it was."""
+    found: ParameterState = {}
+    for name, fields in state.items():
+        if name not in parameters or not is_sharded(parameters[name]):
+            found[name] = dict(fields)
+            continue
+        whole, mine = parameters[name], f"|{shard_key(parameters[name])}"
+        found[name] = {}
+        for key, value in fields.items():
+            if is_sharded(value) and place_of(value) != place_of(whole):
+                raise CheckpointError(
+                    f"the checkpoint holds {key} of parameter {name} as {place_of(value)}, this model has "
+                    f"{place_of(whole)}. Load it with torch.distributed.checkpoint, into what session.state_dict() "
+                    "gives now."
+                )
+            found[name][key.removesuffix(mine)] = local(value)
+    return found
+
+
+def _by_element(value: torch.Tensor, whole: torch.Tensor) -> bool:
+    return not is_sharded(whole) or value.shape == local(whole).shape
+
+
+def specs_of(model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
+    """What is known about each parameter's piece; of FSDP's, which ones become ready together."""
+    together = _fsdp_groups(model) if any(map(is_sharded, parameters.values())) else {}
+    return {
+        name: TensorSpec(
+            name,
+            tuple(local(parameter).shape),
+            parameter.dtype,
+            local(parameter).device,
+            whole_bytes=parameter.numel() * parameter.dtype.itemsize if is_sharded(parameter) else 0,
+            ready_with=together.get(id(parameter), ""),
+        )
+        for name, parameter in parameters.items()
+    }
+
+
+def reshard(model: nn.Module) -> None:
+    """Put FSDP's parameters back into pieces: after an evaluation those of the outermost module are still whole."""
+    for _, module in fsdp_modules(model):
+        module.reshard()
+
+
+def fsdp_modules(model: nn.Module) -> list[tuple[str, Any]]:
+    """The parts of a model that fully_shard() was called with."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    return [] if kind is None else [(name, part) for name, part in model.named_modules() if isinstance(part, kind)]
+
+
+def _fsdp_groups(model: nn.Module) -> dict[int, str]:
+    """Id of a parameter -> the innermost part that fully_shard() was called with: their gradients come at once."""
+    found: dict[int, str] = {}
+    for name, module in fsdp_modules(model):  # outer ones first, so that inner ones have the last word
+        found |= {id(parameter): name or "the model" for parameter in module.parameters()}
+    return found
+
+
+def check_shards(
+    model: nn.Module, parameters: Mapping[str, torch.Tensor], strategy: Strategy, ranks: list[int] | None
+) -> None:
+    """Raise unless every piece meets its own like in a group of these ranks, under a strategy that can work on pieces.
+
+    ranks: None for a transport that is not torch.distributed's.
+    """
+    pieces = {name: parameter for name, parameter in parameters.items() if is_sharded(parameter)}
+    if not pieces:
+        return
+    first = next(iter(pieces))
+    if ranks is None:
+        raise AttachError(f'parameter "{first}" is a DTensor, and those need torch.distributed: leave transport out.')
+    for name, parameter in pieces.items():
+        others: list[int] = parameter.device_mesh.mesh.flatten().tolist()  # pyrefly: ignore[missing-attribute]
+        shared = sorted(set(others) & set(ranks) - {dist.get_rank()})
+        if shared:
+            raise AttachError(
+                f'parameter "{name}" lies on the mesh of ranks {_listed(sorted(others))}, and process_group has rank '
+                f"{_listed(shared)} of them beside this one: they would average different pieces, or what is averaged "
+                f"already. {_ISLANDS}."
+            )
+    plain = [name for name in parameters if name not in pieces]
+    if plain and fsdp_modules(model):
+        raise AttachError(
+            f'parameter "{plain[0]}" is in no part that fully_shard() was called with, while "{first}" is: its '
+            "gradients differ inside a group of shards and nobody would average them. Call fully_shard() on the whole "
+            "model, too."
+        )
+    _check_strategy(first, strategy)
+
+
+def _check_strategy(name: str, strategy: Strategy) -> None:
+    rule = strategy.synchronization
+    problem = ""
+    if strategy.scheduling.defers:
+        problem = f'"{strategy.scheduling.name}" updates layers after FSDP has gathered them. Use "fusion"'
+    elif strategy.architecture.has_servers or not rule.barrier:
+        problem = f'"{rule.name} / {strategy.architecture.name}" holds whole parameters. Use "all_reduce" or "gossip"'
+        if not rule.barrier:
+            problem += ' with "bsp" or "diloco"'
+    elif rule.quantity == "momentum":
+        problem = f'"{rule.name}" takes part in the optimizer\'s momentum. Use "bsp", "demo" or "diloco"'
+    if problem:
+        raise AttachError(f'parameter "{name}" is sharded (a DTensor), and {problem}.')
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} in all)"

@@ -1,0 +1,136 @@
+"""Sharded models: FSDP2 and tensor parallelism inside a group of ranks, a strategy between such groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.compression import Compressor
+from laconic.core.tensor import TensorSpec
+from laconic.scheduling import Fusion
+from laconic.synchronization import StreamingDiLoCo
+from tests.processes import run_processes
+from tests.strategy.generate import variants
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_buckets_end_where_gradients_stop_coming_at_once() -> None:
+    tensors = [TensorSpec(name, (100,), ready_with=name[0]) for name in ("b2", "b1", "a2", "a1")]
+    names = [[t.name for t in bucket.tensors] for bucket in Fusion(bytes=10_000).plan(tensors, observed=True).buckets]
+    assert names == [["b2", "b1"], ["a2", "a1"]]
+    names = [[t.name for t in bucket.tensors] for bucket in Fusion(bytes=400).plan(tensors, observed=True).buckets]
+    assert names == [["b2"], ["b1"], ["a2"], ["a1"]]
+    mixed = [TensorSpec("b2", (1,), torch.float64, ready_with="b"), *tensors[1:3]]
+    names = [[t.name for t in bucket.tensors] for bucket in Fusion(bytes=10_000).plan(mixed, observed=True).buckets]
+    assert names == [["b2"], ["b1"], ["a2"]]
+
+
+def test_shards_of_one_tensor_go_in_the_same_part() -> None:
+    """However many of its elements a rank has: parts are cut by the bytes of all shards."""
+    rule = StreamingDiLoCo(period=4)
+    cuts = []
+    for rows in (10, 0):
+        shards = [TensorSpec(str(n), (rows if n < 3 else 10,), whole_bytes=80) for n in range(8)]
+        cuts.append([[tensor.name for tensor in part] for part in rule.parts(shards)])
+    assert cuts[0] == cuts[1]
+    assert len(cuts[0]) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_equal_to_native_hsdp_in_every_bit() -> None:
+    for result in run_processes(
+        "tests.runtime.shard_ranks:equal_to_native", world_size=4, arguments={"steps": 50}, timeout_s=220
+    ):
+        assert len(result.value) > 10
+        assert [name for name, right in result.value.items() if not right] == []
+
+
+_LOCAL = ("local_sgd(period=2)", "diloco(period=2)", "slowmo(period=2)", "streaming_diloco(period=4)")
+_OTHERS = (
+    *(f"{rule} / all_reduce / int4 + error_feedback / wfbp" for rule in _LOCAL),
+    "bsp / gossip",
+    "bsp / choco / topk(density=0.3) / wfbp",
+    "bsp / all_reduce(algorithm=ring) / none",
+    "demo / all_reduce / dct_topk(density=0.2, chunk=4) / fusion",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_bytes_on_uneven_and_empty_shards() -> None:
+    exact = [
+        method for method in variants("compression") if isinstance(method, Compressor) and method.traits.exact_bytes
+    ]
+    strategies = [f"bsp / all_reduce / {method} / fusion" for method in exact]
+    results = run_processes(
+        "tests.runtime.shard_ranks:bytes_of",
+        world_size=4,
+        arguments={"strategies": [*strategies, *_OTHERS], "steps": 4},
+        timeout_s=220,
+    )
+    for result in results:
+        for strategy, found in result.value.items():
+            assert found["equal"], strategy
+            assert found["finite"], strategy
+            assert found["left"] == [], strategy
+            assert found["sent"] == found["predicted"], (strategy, result.rank)
+
+
+_SAYS = {
+    "default group": "process_group=mesh",
+    "shard group": "process_group=mesh",
+    "native HSDP": "process_group=mesh",
+    "two dimensions": 'give one of them, such as mesh["replicate"]',
+    "crossed": "ranks attach different things",
+    "crossed, even": "ranks attach different things: shard of",
+    "partly": "is in no part that fully_shard() was called with",
+    "priority": 'Use "fusion"',
+    "dear": 'Use "fusion"',
+    "bsp / parameter_server": 'Use "all_reduce" or "gossip"',
+    "ssp": 'with "bsp" or "diloco"',
+    "asp": 'with "bsp" or "diloco"',
+    "asp / gossip": 'with "bsp" or "diloco"',
+    "onebit_adam": 'Use "bsp", "demo" or "diloco"',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_what_would_corrupt_a_model_is_refused_by_every_rank() -> None:
+    for result in run_processes("tests.runtime.shard_ranks:misuse", world_size=4, timeout_s=200):
+        assert result.value.keys() == _SAYS.keys()
+        for name, found in result.value.items():
+            assert _SAYS[name] in found["said"], (name, found["said"])
+            assert found["seconds"] < 5.0, name
+            assert found["left"] == [], name
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_tensor_parallel_replicas_equal_one_process() -> None:
+    for result in run_processes(
+        "tests.runtime.shard_ranks:tensor_parallel", world_size=4, arguments={"steps": 10}, timeout_s=100
+    ):
+        assert set(result.value) == {"norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias"}
+        assert max(result.value.values()) < 1e-6, result.value
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_states_are_saved_by_shard_and_loaded_onto_others(tmp_path: Path) -> None:
+    folder = {"folder": str(tmp_path)}
+    results = run_processes("tests.runtime.shard_ranks:save_and_resume", world_size=4, arguments=folder, timeout_s=200)
+    for result in results:
+        assert [name for name, right in result.value.items() if right is False] == []
+    again = run_processes(
+        "tests.runtime.shard_ranks:load_onto_other_shards", world_size=2, arguments=folder, timeout_s=100
+    )
+    for island, result in enumerate(again):
+        saved = next(value for name, value in results[2 * island].value.items() if name.endswith("fusion: whole"))
+        assert saved
+        for key, whole in result.value.items():
+            assert torch.equal(whole, saved[key]), key
