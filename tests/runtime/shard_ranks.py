@@ -157,11 +157,15 @@ def bytes_of(strategies: list[str], steps: int) -> dict[str, dict[str, Any]]:
                 session = laconic.attach(model, optimizer, strategy, process_group=mesh["replicate"], timeout_s=40)
             with session:
                 _train(model, optimizer, _uneven_loss, range(1))  # the first plan is made without knowing the order
+                session.wait()
                 before = session.traffic.sent_bytes("payload")
-                _train(model, optimizer, _uneven_loss, range(1, 1 + steps))
+                predicted = 0
+                for step in range(1, 1 + steps):
+                    predicted += session.predicted_bytes_per_step()
+                    _train(model, optimizer, _uneven_loss, range(step, step + 1))
+                session.wait()
                 sent = session.traffic.sent_bytes("payload") - before
-                predicted = steps * session.predicted_bytes_per_step()
-                if not session.strategy.synchronization.replicas_identical:
+                if not session.strategy.exchanges_gradients():
                     session.average()
             flat = torch.cat([piece.view(-1) for piece in _pieces(model).values()])
             rows = [torch.empty_like(flat) for _ in range(2)]

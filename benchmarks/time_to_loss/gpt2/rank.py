@@ -99,7 +99,7 @@ class Training:
     def finish(self) -> None:
         """Take hooks off; replicas that differ are averaged."""
         if self.session is not None:
-            if not self.session.strategy.synchronization.replicas_identical:
+            if not self.session.strategy.exchanges_gradients():
                 self.session.average()
             self.session.detach()
 
