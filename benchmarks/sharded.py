@@ -1,0 +1,241 @@
+"""Two islands of two shards: native HSDP beside strategies between the islands; losses, and steps behind a slow link.
+
+    python -m benchmarks.sharded --losses [--steps 500] [--seeds 3] [--size tiny]
+    python -m benchmarks.sharded --speed [--bandwidth 100mbit] [--size medium]
+
+Four processes train a GPT that FSDP2 (fully_shard) shards over two of them; the two islands average by HSDP's own
+all-reduce, or by laconic. For losses all run on this machine, nothing held back; "change" is beside native HSDP with
+the same seed, and beside the same synchronization without compression where it is not bsp. For speed every island is a
+virtual host, and the link between the two is shaped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import laconic
+from benchmarks.convergence.recipe import Recipe
+from laconic.cluster import Cluster, Link, parse_bandwidth
+from laconic.errors import LaconicError
+from laconic.experiments.small_gpt import SmallGpt
+from laconic.experiments.tasks import Task, TaskConfig, make_task
+from laconic.lab.launch import places_here, run_ranks
+from laconic.lab.virtual_hosts import VirtualHosts, places_on
+
+NATIVE, ALONE = "native HSDP", "no communication between islands"
+LOSSES = (
+    NATIVE,
+    "bsp / all_reduce / none / fusion",
+    "bsp / all_reduce / int8 + error_feedback / fusion",
+    "bsp / all_reduce / int4 + error_feedback / fusion",
+    "diloco(period=16) / all_reduce / none / fusion",
+    "diloco(period=16) / all_reduce / int4 + error_feedback / fusion",
+)
+SPEED = (
+    NATIVE,
+    "bsp / all_reduce / none / fusion",
+    "bsp / all_reduce / int8 + error_feedback / fusion",
+    "bsp / all_reduce / int4 + error_feedback / fusion",
+    "diloco(period=64) / all_reduce / int4 + error_feedback / fusion",
+    "streaming_diloco(period=64) / all_reduce / int4 + error_feedback / fusion",
+    ALONE,
+)
+_HELD_OUT_RANK, _HELD_OUT_BATCHES = 1000, 40
+_WARM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training."""
+
+    contender: str
+    size: str
+    batch: int
+    steps: int
+    seed: int
+    rate: float
+    link: str
+    """Empty: nothing is held back."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    job: Job
+    loss: float
+    """On held-out text, of the averaged model."""
+    step_s: float
+    payload_bytes: int
+    """What laconic counted, per rank and step."""
+
+
+def train(job: Job) -> Outcome:
+    """As one of four ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    task = make_task(TaskConfig(size=job.size, batch=job.batch, seed=job.seed))
+    model = task.model()
+    assert isinstance(model, SmallGpt)
+    inside = mesh if job.contender == NATIVE else mesh["shard"]
+    for block in model.blocks:
+        fully_shard(block, mesh=inside)
+    fully_shard(model, mesh=inside)
+    recipe = Recipe(optimizer="adamw", learning_rate=job.rate)
+    optimizer = recipe.make(model)
+    session = None
+    if job.contender not in (NATIVE, ALONE):
+        session = laconic.attach(
+            model, optimizer, job.contender, process_group=mesh["replicate"], total_steps=job.steps, timeout_s=120
+        )
+    began_s = 0.0
+    sent = 0
+    for step, rate in enumerate(recipe.rates(job.steps)):
+        if step == _WARM_STEPS:
+            dist.barrier()
+            began_s = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        inputs, targets = task.batch(step, dist.get_rank())
+        task.loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.barrier()
+    step_s = (time.perf_counter() - began_s) / (job.steps - _WARM_STEPS)
+    if session is not None:
+        sent = session.traffic.sent_bytes("payload")
+        if not session.strategy.exchanges_gradients():
+            session.average()
+        session.detach()
+    return Outcome(job, _held_out(model, task), step_s, sent // job.steps)
+
+
+def _held_out(model: nn.Module, task: Task) -> float:
+    model.eval()
+    with torch.no_grad():
+        batches = [task.batch(step, _HELD_OUT_RANK) for step in range(_HELD_OUT_BATCHES)]
+        return statistics.fmean(task.loss(model(inputs), targets).item() for inputs, targets in batches)
+
+
+def run(job: Job) -> Outcome:
+    """On four processes of this machine, behind the job's link if it has one."""
+    with tempfile.TemporaryDirectory(prefix="laconic-") as folder:
+        result = Path(folder) / "outcome.json"
+        command = [sys.executable, "-m", "benchmarks.sharded", "--rank", json.dumps(asdict(job)), str(result)]
+        environment = {"OMP_NUM_THREADS": "1"}
+        if job.link:
+            link = Link(bandwidth_bps=parse_bandwidth(job.link, "--bandwidth"))
+            with VirtualHosts(Cluster.uniform(2, link)) as hosts:
+                run_ranks(command, places_on(hosts, ranks_per_host=2), timeout_s=1800, environment=environment)
+        else:
+            run_ranks(command, places_here(4), timeout_s=1800, environment=environment)
+        record = json.loads(result.read_text(encoding="utf-8"))
+        return Outcome(job, record["loss"], record["step_s"], record["payload_bytes"])
+
+
+def loss_lines(found: dict[tuple[str, int], Outcome], seeds: int) -> Iterator[str]:
+    """Means over seeds, beside what they are compared with."""
+    yield f"{'between islands':72} {'loss':>8} {'change':>8} {'':9} {'bytes/step':>10}  by seed"
+    for contender in dict.fromkeys(name for name, _ in found):
+        rows = [found[contender, seed] for seed in range(seeds)]
+        rule = contender.partition(" / ")[0]
+        beside = NATIVE if contender == NATIVE or rule == "bsp" else f"{rule} / all_reduce / none / fusion"
+        gaps = [row.loss / found[beside, seed].loss - 1 for seed, row in enumerate(rows)]
+        spread = f"(+-{statistics.stdev(gaps) if seeds > 1 else 0.0:.2%})"
+        by_seed = " ".join(f"{row.loss:.4f}" for row in rows)
+        mean = statistics.fmean(row.loss for row in rows)
+        change = f"{statistics.fmean(gaps):+8.2%} {spread}"
+        yield f"{contender:72} {mean:8.4f} {change} {rows[0].payload_bytes:10}  {by_seed}"
+
+
+def speed_lines(found: list[Outcome]) -> Iterator[str]:
+    """Steps per second beside native HSDP, and beside no communication at all."""
+    native = next(row.step_s for row in found if row.job.contender == NATIVE)
+    alone = next(row.step_s for row in found if row.job.contender == ALONE)
+    yield f"{'between islands':78} {'ms/step':>8} {'HSDP':>8} {'alone':>6} {'bytes/step':>10}"
+    for row in found:
+        ratios = f"{native / row.step_s:7.2f}x {alone / row.step_s:6.2f}"
+        yield f"{row.job.contender:78} {1e3 * row.step_s:8.1f} {ratios} {row.payload_bytes:10}"
+
+
+def main() -> int:
+    """Train all, print the table."""
+    if sys.argv[1:2] == ["--rank"]:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        outcome = train(Job(**json.loads(sys.argv[2])))
+        if dist.get_rank() == 0:
+            Path(sys.argv[3]).write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        dist.barrier()
+        dist.destroy_process_group()
+        return 0
+    options = _options()
+    try:
+        if options.losses:
+            losses = {}
+            for seed in range(options.seeds):
+                for contender in LOSSES:
+                    job = Job(
+                        contender,
+                        options.size or "tiny",
+                        options.batch or 2,
+                        options.steps or 500,
+                        seed,
+                        options.rate,
+                        "",
+                    )
+                    losses[contender, seed] = run(job)
+                    print(f"{contender}, seed {seed}: {losses[contender, seed].loss:.4f}", file=sys.stderr, flush=True)
+            print("\n".join(loss_lines(losses, options.seeds)))
+        if options.speed:
+            speeds = []
+            for contender in SPEED:
+                steps = options.steps or (2 * 64 + _WARM_STEPS if "period=64" in contender else 20)
+                job = Job(
+                    contender, options.size or "medium", options.batch or 1, steps, 0, options.rate, options.bandwidth
+                )
+                speeds.append(run(job))
+                print(f"{contender}: {1e3 * speeds[-1].step_s:.1f} ms/step", file=sys.stderr, flush=True)
+            print("\n".join(speed_lines(speeds)))
+    except LaconicError as exc:
+        print(exc, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sharded", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--losses", action="store_true", help="train for many steps, nothing held back")
+    parser.add_argument("--speed", action="store_true", help="time steps behind a link")
+    parser.add_argument("--steps", type=int, help="left out: 500 for losses, for speed 20 or four rounds")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--size", choices=["tiny", "small", "medium"], help="left out: tiny for losses, else medium")
+    parser.add_argument("--batch", type=int, help="windows per rank and step; left out: 2 for losses, else 1")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--bandwidth", default="100mbit")
+    options = parser.parse_args()
+    if not (options.losses or options.speed):
+        parser.error("give --losses or --speed, or both.")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
