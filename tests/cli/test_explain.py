@@ -17,6 +17,8 @@ KEYS = [
     "settings",
     "workers",
     "params",
+    "shards",
+    "state_bytes",
     "wire_bytes_per_step",
     "exact",
     "uncompressed_bytes_per_step",
@@ -118,6 +120,21 @@ def test_a_bound_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "this strategy, at most" in out
     assert "at worst, " in out
+
+
+def test_shards_divide_bytes_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    strategy = "diloco(period=10) / all_reduce / bf16 + error_feedback"
+    whole = explain_json(capsys, strategy, "--workers", "2", "--params", "64M")
+    shard = explain_json(capsys, strategy, "--workers", "2", "--params", "64M", "--shards", "8")
+    assert shard["shards"] == 8
+    assert 8 * shard["wire_bytes_per_step"] == pytest.approx(whole["wire_bytes_per_step"], rel=1e-2)
+    # An anchor, a momentum and a residual of every value.
+    assert whole["state_bytes"] == 3 * 4 * 64_000_000
+    assert 8 * shard["state_bytes"] == pytest.approx(whole["state_bytes"], rel=1e-2)
+    assert main(["explain", strategy, "--shards", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "parameters in 8 shards)" in out
+    assert "bytes for residuals, momenta or older copies" in out
 
 
 def test_one_worker_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:

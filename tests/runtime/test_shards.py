@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import laconic
 from laconic.compression import Compressor
+from laconic.core.in_process import InProcessTransport
 from laconic.core.tensor import TensorSpec
 from laconic.scheduling import Fusion
 from laconic.synchronization import StreamingDiLoCo
 from tests.processes import run_processes
+from tests.runtime.replicas import mlp, sgd
 from tests.strategy.generate import variants
 
 pytestmark = pytest.mark.timeout(240)
@@ -37,6 +40,40 @@ def test_shards_of_one_tensor_go_in_the_same_part() -> None:
         cuts.append([[tensor.name for tensor in part] for part in rule.parts(shards)])
     assert cuts[0] == cuts[1]
     assert len(cuts[0]) > 1
+
+
+@pytest.mark.parametrize(("rows", "count", "expected"), [(5, 2, [3, 2]), (1, 2, [1, 0]), (9, 4, [3, 3, 3, 0])])
+def test_shards_are_cut_as_fsdp_does(rows: int, count: int, expected: list[int]) -> None:
+    whole = TensorSpec("w", (rows, 4))
+    shards = [whole.shard(index, count) for index in range(count)]
+    assert [shard.shape for shard in shards] == [(length, 4) for length in expected]
+    chunks = torch.chunk(torch.zeros(rows, 4), count)  # which leaves out those that are empty
+    assert [chunk.shape[0] for chunk in chunks] == [length for length in expected if length]
+    assert {shard.whole_bytes for shard in shards} == {whole.nbytes}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "bsp / all_reduce / none",
+        "bsp / all_reduce / int4 + error_feedback",
+        "bsp / all_reduce / powersgd(rank=1) + error_feedback",
+        "diloco(period=2) / all_reduce / int4 + error_feedback",
+        "bsp / choco / topk(density=0.3)",
+        "slowmo(period=2) / all_reduce / none",
+    ],
+)
+def test_memory_of_what_is_remembered(strategy: str) -> None:
+    def one(transport: InProcessTransport) -> tuple[int, int]:
+        model = mlp()
+        with laconic.attach(model, sgd(model), strategy, transport=transport) as session:
+            fields = session.state_dict()["ranks"][str(transport.rank)]
+            held = sum(value.nbytes for of in fields.values() for value in of.values())
+            specs = [TensorSpec.of(name, parameter) for name, parameter in model.named_parameters()]
+            return held, session.strategy.state_bytes(specs)
+
+    for held, predicted in laconic.InProcessCluster(2).run(one):
+        assert held == predicted
 
 
 @pytest.mark.slow

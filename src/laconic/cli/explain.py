@@ -4,7 +4,8 @@ With --json, one stable document:
 
     {"strategy": str,                       canonical text
      "settings": {AXIS: {"name": str, SETTING: value, ..., "with": [{"name": str, ...}]}},
-     "workers": int, "params": int,
+     "workers": int, "params": int, "shards": int,
+     "state_bytes": int,                    what each worker remembers between steps, beside model and optimizer
      "wire_bytes_per_step": int,            what each worker sends, from the strategy's own formulas
      "exact": bool,                         false: it depends on the values, and this is the most it can be
      "uncompressed_bytes_per_step": int,    the same for plain fp32 all-reduces, 2 (n-1)/n * 4 params
@@ -64,6 +65,8 @@ class Arguments:
     """Number of workers."""
     params: Annotated[str, tyro.conf.arg(metavar="N")] = "25M"
     """Number of fp32 parameters: 25000000, 25_000_000, 25M, 1.5B."""
+    shards: Annotated[str, tyro.conf.arg(metavar="S")] = "1"
+    """Ranks that each worker's model is sharded over (FSDP2); bytes and memory are those of the largest shard."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -76,6 +79,7 @@ class _Explanation:
     strategy: Strategy
     workers: int
     params: int
+    shards: int
 
     @cached_property
     def wire_bytes(self) -> int:
@@ -87,9 +91,15 @@ class _Explanation:
 
     def bytes_of(self, strategy: Strategy) -> int:
         """What one worker sends per step under a strategy."""
-        return sum(
-            times * strategy.wire_bytes_per_step(tensors, self.workers) for times, tensors in _likely(self.params)
-        )
+        return sum(times * strategy.wire_bytes_per_step(tensors, self.workers) for times, tensors in self._tensors())
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """What one worker remembers."""
+        return sum(times * self.strategy.state_bytes(tensors) for times, tensors in self._tensors())
+
+    def _tensors(self) -> list[tuple[int, list[TensorSpec]]]:
+        return [(times, [tensor.shard(0, self.shards) for tensor in some]) for times, some in _likely(self.params)]
 
     @property
     def ratio(self) -> float | None:
@@ -104,11 +114,12 @@ def run(arguments: Arguments) -> int:
     """Print the explanation."""
     workers = parse_count(arguments.workers, "--workers", at_most=_MOST_WORKERS, example="8")
     params = parse_count(arguments.params, "--params", at_most=_MOST_PARAMS, example="125M or 1.5B")
+    shards = parse_count(arguments.shards, "--shards", at_most=_MOST_WORKERS, example="8")
     if arguments.strategy.endswith(".toml"):
         strategy = Strategy.load(arguments.strategy)
     else:
         strategy = Strategy.parse(arguments.strategy)
-    explanation = _Explanation(strategy=strategy, workers=workers, params=params)
+    explanation = _Explanation(strategy=strategy, workers=workers, params=params, shards=shards)
     if arguments.json:
         emit_json(_as_json(explanation))
     else:
@@ -117,6 +128,7 @@ def run(arguments: Arguments) -> int:
             _what_it_does(strategy),
             _what_it_sends(explanation),
             _time_on_links(explanation),
+            _bullets("Memory each worker needs beside model, gradients and optimizer", [_memory(explanation)]),
             _bullets("Sent besides, not counted above", _not_counted(explanation)),
             _bullets(f"Loss {HOW_MEASURED}", [line for line in (loss_in_words(strategy), instead(strategy)) if line]),
             _bullets(
@@ -164,6 +176,8 @@ def _as_json(explanation: _Explanation) -> dict[str, object]:
         "settings": tomllib.loads(strategy.to_toml())["strategy"],
         "workers": explanation.workers,
         "params": explanation.params,
+        "shards": explanation.shards,
+        "state_bytes": explanation.state_bytes,
         "wire_bytes_per_step": explanation.wire_bytes,
         "exact": explanation.exact,
         "uncompressed_bytes_per_step": explanation.uncompressed_bytes,
@@ -223,7 +237,8 @@ def _what_it_sends(explanation: _Explanation) -> Group:
     strategy = explanation.strategy
     workers = "1 worker" if explanation.workers == 1 else f"{explanation.workers:,} workers"
     average = "" if strategy.synchronization.rounds_per_step() == 1 else ", on average"
-    title = f"Bytes each worker sends per step{average} ({workers}, {explanation.params:,} fp32 parameters)"
+    sharded = f" in {explanation.shards:,} shards" if explanation.shards > 1 else ""
+    title = f"Bytes each worker sends per step{average} ({workers}, {explanation.params:,} fp32 parameters{sharded})"
     shapes = f"  parameters taken as matrices of {_width(explanation.params):,} x {_width(explanation.params):,}"
     return Group(Text(title, style="bold"), table, Text(f"  {verdict}"), Text(shapes, style="dim"))
 
@@ -236,6 +251,13 @@ def _time_on_links(explanation: _Explanation) -> Group:
         ]
         table.add_row(f"  {link}", *times)
     return Group(Text("Time per step on the link: at least, from bytes alone", style="bold"), table)
+
+
+def _memory(explanation: _Explanation) -> str:
+    sizes = explanation.state_bytes
+    if not sizes:
+        return "None."
+    return f"{human_bytes(sizes)}: {sizes:,} bytes for residuals, momenta or older copies of parameters."
 
 
 def _not_counted(explanation: _Explanation) -> tuple[str, ...]:

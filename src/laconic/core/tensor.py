@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,6 +44,17 @@ class TensorSpec:
     def owner(self) -> str:
         """The name of the whole tensor."""
         return self.part_of or self.name
+
+    def shard(self, index: int, count: int) -> TensorSpec:
+        """What rank `index` of `count` holds of it where the first dimension is cut into chunks of one length.
+
+        So FSDP2 does it: the last chunks are shorter, or empty.
+        """
+        if not self.shape:
+            raise ValueError(f"{self.name} is a scalar, of which nothing can be cut off")
+        length = -(-self.shape[0] // count)
+        rows = max(0, min(length, self.shape[0] - index * length))
+        return replace(self, shape=(rows, *self.shape[1:]), whole_bytes=self.nbytes)
 
     def piece(self, begin: int, end: int) -> TensorSpec:
         """Elements `begin` to `end` of it; itself if that is all."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import torch
+
 from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
 from laconic.compression import COMPRESSORS, ByStep, Compressor, NoCompression, Wrapper
 from laconic.core.moment import Moment
@@ -211,6 +213,19 @@ class Strategy:
         """Payload bytes one worker sends per optimizer step, from formulas alone."""
         moment = Moment.steady(world_size)
         return sum(self.plan_bytes_per_step(plan, moment) for plan in self.plans(list(tensors), world_size))
+
+    def state_bytes(self, tensors: Iterable[TensorSpec]) -> int:
+        """Bytes one worker remembers of these between steps: residuals, anchors, momenta; what servers do, not counted.
+
+        They come on top of model, gradients and optimizer.
+        """
+        total = 0
+        for tensor in tensors:
+            bucket = Bucket((dataclasses.replace(tensor, device=torch.device("meta")),))
+            state = self.init(bucket)
+            self.architecture.begin(state, torch.empty(bucket.numel, dtype=tensor.dtype, device="meta"))
+            total += sum(value.nbytes for fields in state.by_parameter().values() for value in fields.values())
+        return total
 
     def plan_bytes_per_step(self, plan: Plan, moment: Moment) -> int:
         """Payload bytes one worker sends per optimizer step under a given plan."""
