@@ -16,6 +16,7 @@ from torch.nn import functional
 import laconic
 from laconic.errors import AttachError, LaconicWarning
 from laconic.experiments.small_gpt import GptShape, SmallGpt
+from laconic.runtime.shards import fsdp_modules
 from tests.processes import gloo_group
 
 SCHEDULES = ("sequential", "wfbp", "fusion", "fusion(64KiB)", "mg_wfbp")
@@ -122,6 +123,8 @@ def equal_to_native(steps: int) -> dict[str, bool]:
                     alike = [len({t.ready_with for t in bucket.tensors}) for bucket in session.plan.buckets]
                     found[f"{name} {schedule} no bucket spans parts"] = set(alike) == {1}
         found["accumulated"] = _accumulated(mesh)
+        found["hooks of the user"] = _with_hooks(mesh)
+        found["average after an evaluation"] = _averaged_after_evaluation(mesh)
         return found
 
 
@@ -143,6 +146,50 @@ def _accumulated(mesh: Any) -> bool:
         _gpt_loss(model, 1, rank).backward()
         ours = {name: parameter.grad._local_tensor for name, parameter in model.named_parameters()}
         return all(torch.allclose(native[name], ours[name], rtol=1e-5, atol=1e-7) for name in native)
+
+
+def _with_hooks(mesh: Any) -> bool:
+    """Hooks that a user puts on parameters before and after attaching; they halve gradients before they are taken."""
+    rank = dist.get_rank()
+    found: list[dict[str, torch.Tensor]] = []
+    for halved in (False, True):
+        model, optimizer = _gpt(mesh["shard"])
+        group = mesh["replicate"]
+
+        def halve(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+
+        first, *others = model.parameters()
+        if halved:
+            first.register_post_accumulate_grad_hook(halve)
+        with laconic.attach(model, optimizer, "bsp / all_reduce / none", process_group=group, timeout_s=40):
+            if halved:
+                for parameter in others:
+                    parameter.register_post_accumulate_grad_hook(halve)
+            for _ in range(2):
+                optimizer.zero_grad()
+                _gpt_loss(model, 0, rank).backward()
+            found.append({name: parameter.grad._local_tensor.clone() for name, parameter in model.named_parameters()})
+    whole, half = found
+    return all(torch.equal(0.5 * whole[name], half[name]) for name in whole)
+
+
+def _averaged_after_evaluation(mesh: Any) -> bool:
+    """Whether a model that was whole for an evaluation sees the average in the next one."""
+    rank = dist.get_rank()
+    model, optimizer = _gpt(mesh["shard"])
+    with laconic.attach(
+        model, optimizer, "local_sgd(period=50)", process_group=mesh["replicate"], timeout_s=40
+    ) as session:
+        _train(model, optimizer, _gpt_loss, range(3))
+        with torch.no_grad():
+            _gpt_loss(model, 0, rank)
+            session.average()
+            after = _gpt_loss(model, 0, rank)
+            for _, part in fsdp_modules(model):
+                part.reshard()
+            return torch.equal(after, _gpt_loss(model, 0, rank))
 
 
 def bytes_of(strategies: list[str], steps: int) -> dict[str, dict[str, Any]]:
@@ -194,6 +241,19 @@ def misuse() -> dict[str, dict[str, Any]]:
             fully_shard(model.first, mesh=inner)
             return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
+        def adapter(inner: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+            """A frozen base that is sharded, and something small and whole that is trained."""
+            model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).requires_grad_(False)
+            fully_shard(model[0], mesh=inner)
+            model[1].requires_grad_(True)
+            return model, torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+        def small(inner: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+            """No matrix of rank 2, neither as a whole nor in pieces."""
+            model = nn.Linear(3, 3)
+            fully_shard(model, mesh=inner)
+            return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
         def even(inner: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
             model = nn.Linear(4, 4)
             fully_shard(model, mesh=inner)
@@ -207,6 +267,13 @@ def misuse() -> dict[str, dict[str, Any]]:
             "crossed": (lambda: _uneven(mesh["shard"]), plain, crossed),
             "crossed, even": (lambda: even(mesh["shard"]), plain, crossed),
             "partly": (lambda: partly(mesh["shard"]), plain, mesh["replicate"]),
+            "frozen shards": (lambda: adapter(mesh["shard"]), plain, None),
+            "an adapter beside": (lambda: adapter(mesh["shard"]), plain, mesh["replicate"]),
+            "too small on some": (
+                lambda: small(mesh["shard"]),
+                "bsp / all_reduce / powersgd(rank=2)",
+                mesh["replicate"],
+            ),
         }
         for strategy in ("priority", "dear", "bsp / parameter_server", "ssp", "asp", "asp / gossip", "onebit_adam"):
             text = f"bsp / all_reduce / none / {strategy}" if strategy in ("priority", "dear") else strategy
@@ -318,8 +385,7 @@ def save_and_resume(folder: str) -> dict[str, Any]:
                             value.copy_(inner[key])
                     loaded = state
                     if way == "checkpoint":
-                        empty = session.state_dict()
-                        loaded = {"session": {**empty, "order": state["order"]}}
+                        loaded = {"session": session.state_dict()}
                         dcp.load(loaded, checkpoint_id=place)
                         loaded = loaded["session"]
                     session.load_state_dict(loaded)

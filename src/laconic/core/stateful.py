@@ -60,6 +60,10 @@ class BucketState:
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
     """What was measured in the last exchange that asked for it: scalars, still on the bucket's device."""
 
+    def per_element(self) -> frozenset[str]:
+        """Names of the fields that hold one value per element."""
+        return frozenset(self.flat).union(*(part.per_element() for part in self.parts))
+
     def part(self, index: int) -> BucketState:
         """One of the parts, made ready for the exchange this state is ready for."""
         part = self.parts[index]

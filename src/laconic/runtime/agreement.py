@@ -38,7 +38,8 @@ def check_agreement(job: Job, *, init_sync: bool, sync_optimizer: bool) -> None:
     # Buckets are laid out by strides: the same element must lie in the same place everywhere.
     description |= {f"strides of {name}": str(piece.stride()) for name, piece in job.values.items()}
     # Pieces of equal shape may be pieces of different places.
-    description |= {f"shard of {name}": place for name, p in job.parameters.items() if (place := place_of(p))}
+    everything = [*job.model.named_parameters(), *job.model.named_buffers()]
+    description |= {f"shard of {name}": place for name, tensor in everything if (place := place_of(tensor))}
     description |= {f"frozen {name}": _describe(p) for name, p in job.model.named_parameters() if not p.requires_grad}
     description |= {f"buffer {name}": _describe(buffer) for name, buffer in job.model.named_buffers()}
     descriptions = differing(transport, description)

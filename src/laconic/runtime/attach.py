@@ -19,6 +19,7 @@ from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.paced import PacedTransport, link_from_environment
+from laconic.core.tensor import TensorSpec
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
 from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient
@@ -36,13 +37,13 @@ from laconic.runtime.hooks.gradients import GradientHooks
 from laconic.runtime.hooks.local_updates import LocalUpdateHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.hooks.optimizer_steps import OptimizerSteps, unwrapped
-from laconic.runtime.hooks.wrapping import watch_for_wrappers
+from laconic.runtime.hooks.wrapping import refuse_wrapped_parts, watch_for_wrappers
 from laconic.runtime.job import Job
 from laconic.runtime.loss_scale import LossScale
 from laconic.runtime.optimizer_state import broadcast_optimizer_state, check_optimizer_state
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session, announce, close_after
-from laconic.runtime.shards import check_shards, reshard, specs_of
+from laconic.runtime.shards import check_shards, reshard
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
 
@@ -270,6 +271,7 @@ def _check_types(
 def _check_model(
     model: nn.Module, optimizers: Sequence[Optimizer], parameters: dict[str, nn.Parameter], strategy: Strategy
 ) -> None:
+    refuse_wrapped_parts(model)
     if not parameters:
         raise AttachError("the model has no trainable parameter: nothing would be exchanged. Unfreeze some first.")
     for name, parameter in parameters.items():
@@ -294,7 +296,8 @@ def _check_model(
                 f'compression {strategy.compression} cannot carry parameter "{name}" of {parameter.dtype}; it takes '
                 f'{", ".join(str(dtype).removeprefix("torch.") for dtype in traits.dtypes)}. Use "none".'
             )
-    tensors = [*specs_of(model, parameters).values()]
+    # As a whole where they are sharded, so that all ranks come to the same answer.
+    tensors = [TensorSpec.of(name, parameter) for name, parameter in parameters.items()]
     facts = OptimizerFacts.of(*optimizers)
     strategy.synchronization.check(tensors, facts)
     strategy.compression.check(tensors, facts)

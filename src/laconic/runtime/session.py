@@ -25,7 +25,7 @@ from laconic.runtime.job import Job
 from laconic.runtime.join import join
 from laconic.runtime.pairwise_messages import PER_EDGE
 from laconic.runtime.servers.server_pool import ServerPool
-from laconic.runtime.shards import as_attached, as_saved, is_sharded
+from laconic.runtime.shards import as_attached, as_saved, is_sharded, reshard
 from laconic.strategy import Strategy
 
 
@@ -103,6 +103,7 @@ class Session:
         if self._hooks is not None:
             self._agree("average()")
             self._hooks.settle()
+        reshard(self._job.model)  # what an evaluation has left whole would stay as it was
         average(self._job)
         if self._hooks is not None:
             self._hooks.adopt()
@@ -166,7 +167,8 @@ class Session:
                     state.setdefault(name, {}).update(fields)
             copied = {name: self._copied(fields) for name, fields in state.items()}
             digest = self._digest()
-        copied = as_saved(copied, self._job.parameters)
+        specs = self._job.specs()
+        copied = as_saved(copied, self._job.parameters, lambda name: {PENDING, *self.strategy.per_element(specs[name])})
         order = self._hooks.order() if self._hooks is not None else []
         return pack(
             str(self.strategy),
@@ -206,7 +208,8 @@ class Session:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from what state_dict() returned on this rank; load model and optimizer first.
 
-        Every rank calls it. If one of them cannot load its state, all raise and nothing has changed.
+        Every rank calls it. If one of them cannot load its state, all raise and nothing has changed; of a sharded
+        model, all that hold the same piece.
         """
         self._job.engine.check()
         report = read(

@@ -11,7 +11,7 @@ The piece is looked up at every use: FSDP puts another tensor in its place when 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -98,19 +98,23 @@ def shard_key(tensor: torch.Tensor) -> str:
     return "shard " + ",".join(map(str, mesh.get_coordinate()))
 
 
-def as_saved(state: ParameterState, parameters: Mapping[str, torch.Tensor]) -> ParameterState:
+def as_saved(
+    state: ParameterState, parameters: Mapping[str, torch.Tensor], per_element: Callable[[str], Collection[str]]
+) -> ParameterState:
     """What is remembered of pieces in a form in which ranks of one group of shards do not overwrite each other.
 
     A field with a value for every element becomes sharded as its parameter is, so that it can be loaded onto other
-    shards; another one is told apart by where on the mesh it belongs.
+    shards; another one is told apart by where on the mesh it belongs. per_element: names of the former, by parameter.
     """
     saved: ParameterState = {}
     for name, fields in state.items():
         whole = parameters[name]
+        if not is_sharded(whole):
+            saved[name] = fields
+            continue
+        shared = per_element(name)
         saved[name] = {
-            key if _by_element(value, whole) else f"{key}|{shard_key(whole)}": (
-                as_piece_of(whole, value) if _by_element(value, whole) else value
-            )
+            key if key in shared else f"{key}|{shard_key(whole)}": as_piece_of(whole, value) if key in shared else value
             for key, value in fields.items()
         }
     return saved
@@ -134,10 +138,6 @@ def as_attached(state: ParameterState, parameters: Mapping[str, torch.Tensor]) -
                 )
             found[name][key.removesuffix(mine)] = local(value)
     return found
-
-
-def _by_element(value: torch.Tensor, whole: torch.Tensor) -> bool:
-    return not is_sharded(whole) or value.shape == local(whole).shape
 
 
 def specs_of(model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
@@ -184,14 +184,17 @@ def check_shards(
 
     ranks: None for a transport that is not torch.distributed's.
     """
-    pieces = {name: parameter for name, parameter in parameters.items() if is_sharded(parameter)}
+    # Frozen ones and buffers too: all are made equal to rank 0's at the start.
+    everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    pieces = {name: tensor for name, tensor in everything.items() if is_sharded(tensor)}
     if not pieces:
         return
     first = next(iter(pieces))
     if ranks is None:
         raise AttachError(f'parameter "{first}" is a DTensor, and those need torch.distributed: leave transport out.')
-    for name, parameter in pieces.items():
-        others: list[int] = parameter.device_mesh.mesh.flatten().tolist()  # pyrefly: ignore[missing-attribute]
+    for name, tensor in pieces.items():
+        mesh: Any = tensor.device_mesh  # pyrefly: ignore[missing-attribute]
+        others: list[int] = mesh.mesh.flatten().tolist()
         shared = sorted(set(others) & set(ranks) - {dist.get_rank()})
         if shared:
             raise AttachError(
@@ -199,12 +202,17 @@ def check_shards(
                 f"{_listed(shared)} of them beside this one: they would average different pieces, or what is averaged "
                 f"already. {_ISLANDS}."
             )
-    plain = [name for name in parameters if name not in pieces]
+        if mesh.device_type != "cpu" and local(tensor).device.type == "cpu":
+            raise AttachError(
+                f'parameter "{name}" is offloaded to the CPU (CPUOffloadPolicy): its gradient may be on its way there '
+                "when it is taken. Shard without offload_policy."
+            )
+    plain = [name for name, parameter in parameters.items() if not is_sharded(parameter)]
     if plain and fsdp_modules(model):
         raise AttachError(
             f'parameter "{plain[0]}" is in no part that fully_shard() was called with, while "{first}" is: its '
             "gradients differ inside a group of shards and nobody would average them. Call fully_shard() on the whole "
-            "model, too."
+            "model, without ignored_params."
         )
     _check_strategy(first, strategy)
 

@@ -219,13 +219,19 @@ class Strategy:
 
         They come on top of model, gradients and optimizer.
         """
-        total = 0
-        for tensor in tensors:
-            bucket = Bucket((dataclasses.replace(tensor, device=torch.device("meta")),))
-            state = self.init(bucket)
-            self.architecture.begin(state, torch.empty(bucket.numel, dtype=tensor.dtype, device="meta"))
-            total += sum(value.nbytes for fields in state.by_parameter().values() for value in fields.values())
-        return total
+        states = [self._remembered(tensor) for tensor in tensors]
+        return sum(v.nbytes for state in states for fields in state.by_parameter().values() for v in fields.values())
+
+    def per_element(self, tensor: TensorSpec) -> frozenset[str]:
+        """Fields of what is remembered of a tensor that hold a value for each of its elements."""
+        return self._remembered(tensor).per_element()
+
+    def _remembered(self, tensor: TensorSpec) -> BucketState:
+        """The state of a tensor, without its values."""
+        bucket = Bucket((dataclasses.replace(tensor, device=torch.device("meta")),))
+        state = self.init(bucket)
+        self.architecture.begin(state, torch.empty(bucket.numel, dtype=tensor.dtype, device="meta"))
+        return state
 
     def plan_bytes_per_step(self, plan: Plan, moment: Moment) -> int:
         """Payload bytes one worker sends per optimizer step under a given plan."""

@@ -32,7 +32,7 @@ from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.hooks.planning import Planning
 from laconic.runtime.hooks.wrapping import refuse_optimizer_in_backward
 from laconic.runtime.job import Job
-from laconic.runtime.shards import gradient_of
+from laconic.runtime.shards import gradient_of, is_sharded, local
 from laconic.runtime.usage import Usage
 
 
@@ -59,7 +59,8 @@ class ParameterHook:
         """Pass the gradient on."""
         hooks: dict[int, object] = parameter._post_accumulate_grad_hooks  # pyrefly: ignore[missing-attribute]
         last = next(reversed(hooks)) == self._key
-        if not last:
+        # FSDP calls them itself, one after the other, and the order must not change meanwhile.
+        if not last and not is_sharded(parameter):
             hooks[self._key] = hooks.pop(self._key)
         self._hooks.gradient_ready(self._name, parameter, others_follow=not last)
 
@@ -156,12 +157,11 @@ class GradientHooks(TrainingHooks):
         others_follow: hooks of the user will still run on it, so it is taken when autograd next comes here.
         """
         with self._lock:
-            gradient = _arrived(gradient_of(parameter))
             graph = torch._C._current_graph_task_id()
             if graph not in self._graphs and self._has_failed():
                 self._start_over()
             if self._job.accumulating:
-                self._used[name] |= gradient is not None
+                self._used[name] |= parameter.grad is not None
                 return
             self._job.engine.check()
             if graph not in self._graphs:
@@ -171,7 +171,7 @@ class GradientHooks(TrainingHooks):
             if others_follow:
                 self._late.append((threading.get_ident(), name))
             else:
-                self._take(name, gradient)
+                self._take(name, _arrived(gradient_of(parameter)))
 
     def _take_late(self, thread: int | None = None) -> None:
         """Take what had hooks to run: on the thread that ran them, where they are done by now, or at the end."""
@@ -250,7 +250,7 @@ class GradientHooks(TrainingHooks):
                 "been sent, which cannot be taken back. Detach and attach again."
             )
         for name in sorted(self._filled):
-            gradient = gradient_of(self._job.parameters[name])
+            gradient = self._piece(name)
             # This rank's alone, and scaled already if it lies in a bucket: nothing may be added to it.
             if gradient is not None and gradient.data_ptr() == self._filled[name] and bool(gradient.any()):
                 raise CommunicationError(
@@ -291,6 +291,8 @@ class GradientHooks(TrainingHooks):
     def _fill(self, name: str, gradient: torch.Tensor | None) -> None:
         self._views.fill(name, gradient)
         if name not in self._filled:
+            if gradient is not None and is_sharded(self._job.parameters[name]):
+                gradient = self._piece(name)  # where a sum of summands was taken, the summand is what may be left
             self._filled[name] = 0 if gradient is None else gradient.data_ptr()
             for bucket in self._buckets.buckets_of[name]:
                 self._missing[bucket] -= 1
@@ -376,6 +378,11 @@ class GradientHooks(TrainingHooks):
         self._passes += 1
         self._open = False
 
+    def _piece(self, name: str) -> torch.Tensor | None:
+        """What lies in .grad here, be it a summand or all."""
+        gradient = self._job.parameters[name].grad
+        return None if gradient is None else local(gradient)
+
     def _own_gradient(self, name: str) -> torch.Tensor | None:
         return _arrived(gradient_of(self._job.parameters[name]))
 
@@ -385,6 +392,9 @@ class GradientHooks(TrainingHooks):
 
     def _is_owed(self, name: str) -> bool:
         """Whether something that compression had held back has arrived for a parameter nobody used."""
+        if is_sharded(self._job.parameters[name]):
+            # All shards must say the same, whatever arrived for each.
+            return any(self._buckets.states[index].per_element() for index in self._buckets.buckets_of[name])
         return bool(self._buckets.views[name].any())
 
     def _await_exchange(self) -> None:

@@ -24,7 +24,6 @@ def watch_for_wrappers(job: Job) -> RemovableHandle:
     """Raise now if something else synchronizes the model already, and in a forward pass if something comes to."""
     for name, parameter in job.parameters.items():
         refuse_optimizer_in_backward(name, parameter)
-    _refuse_wrapped_parts(job.model)
     return before_forward(job.model, _Watch(job).before_forward, first=True)
 
 
@@ -61,7 +60,7 @@ class _Watch:
             self._refuse_ddp(around)
         if type(module) is not self._class or not self._looked_inside:
             self._looked_inside = True
-            _refuse_wrapped_parts(module)
+            refuse_wrapped_parts(module)
             if any(id(part) not in self._sharded for _, part in fsdp_modules(module)):
                 raise self._refusal("fully_shard", "has taken its parameters apart")
         if getattr(self._first, "_fsdp_flattened", False) or next(module.parameters(), None) is None:
@@ -88,7 +87,8 @@ class _Watch:
         )
 
 
-def _refuse_wrapped_parts(model: nn.Module) -> None:
+def refuse_wrapped_parts(model: nn.Module) -> None:
+    """Raise if something else synchronizes a part of the model."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     wrappers: tuple[type, ...] = (DistributedDataParallel,)
     if fsdp is not None:
