@@ -1,7 +1,7 @@
 """Train a model that FSDP2 shards inside each group of ranks, and average between the groups with laconic.
 
-    torchrun --nproc-per-node 4 examples/sharded.py                          2 groups of 2 shards on this machine
-    torchrun --nnodes 2 --nproc-per-node 8 ... examples/sharded.py --groups 2          one group per host, 8 shards each
+torchrun --nproc-per-node 4 examples/sharded.py                          2 groups of 2 shards on this machine
+torchrun --nnodes 2 --nproc-per-node 8 ... examples/sharded.py --groups 2          one group per host, 8 shards each
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ def misuse() -> dict[str, dict[str, Any]]:
             "partly": (lambda: partly(mesh["shard"]), plain, mesh["replicate"]),
             "frozen shards": (lambda: adapter(mesh["shard"]), plain, None),
             "an adapter beside": (lambda: adapter(mesh["shard"]), plain, mesh["replicate"]),
-            "too small on some": (
+            "too small": (
                 lambda: small(mesh["shard"]),
                 "bsp / all_reduce / powersgd(rank=2)",
                 mesh["replicate"],
