@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import laconic
-from laconic.errors import AttachError, LaconicWarning
+from laconic.errors import AttachError, CheckpointError, LaconicWarning
 from laconic.experiments.small_gpt import GptShape, SmallGpt
 from laconic.runtime.shards import fsdp_modules
 from tests.processes import gloo_group
@@ -393,6 +393,33 @@ def save_and_resume(folder: str) -> dict[str, Any]:
                 ours = _pieces(model)
                 found[f"{strategy}: {way}"] = all(torch.equal(expected[name], ours[name]) for name in expected)
             found[f"{strategy}: whole"] = whole
+        return found
+
+
+def load_torn(broken: int) -> dict[str, str]:
+    """What every rank says if one of them loads a state that is not as it must be."""
+    with gloo_group():
+        mesh = _mesh()
+        found: dict[str, str] = {}
+        for problem in ("a field is missing", "of another step"):
+            model, optimizer = _gpt(mesh["shard"])
+            strategy = STRATEGIES_TO_SAVE[0]
+            with laconic.attach(model, optimizer, strategy, process_group=mesh["replicate"], timeout_s=20) as session:
+                states = []
+                for step in range(2):
+                    _train(model, optimizer, _gpt_loss, range(step, step + 1))
+                    states.append(session.state_dict())
+                state = states[1]
+                island = mesh["shard"].get_local_rank() == broken % 2
+                if problem == "of another step" and island:  # of one piece on all islands, so that these agree
+                    state = states[0]
+                if problem == "a field is missing" and dist.get_rank() == broken:
+                    del state["ranks"][str(session.rank)]["norm.weight"]
+                try:
+                    session.load_state_dict(state)
+                    found[problem] = "nothing"
+                except CheckpointError as exc:
+                    found[problem] = str(exc)
         return found
 
 

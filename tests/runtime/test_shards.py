@@ -182,6 +182,19 @@ def test_states_are_saved_by_shard_and_loaded_onto_others(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.dist
+def test_a_state_that_one_rank_cannot_load_is_loaded_by_none() -> None:
+    results = run_processes("tests.runtime.shard_ranks:load_torn", world_size=4, arguments={"broken": 1}, timeout_s=100)
+    missing, torn = ([result.value[key] for result in results] for key in ("a field is missing", "of another step"))
+    assert "holds nothing for" in missing[1]
+    assert missing[3].startswith("rank 0 cannot load its state: ")
+    assert (
+        missing[0] == missing[2] == "a rank that holds another piece of the model cannot load its state, and says why."
+    )
+    assert {text.partition(":")[0] for text in torn} == {"the checkpoint is torn"}
+
+
+@pytest.mark.slow
+@pytest.mark.dist
 def test_the_example_runs_under_torchrun() -> None:
     example = Path(__file__).parents[2] / "examples" / "sharded.py"
     command = [

@@ -13,7 +13,7 @@ import torch
 from laconic.core.plan import Plan
 from laconic.core.stateful import Resize
 from laconic.core.transport import DETACHING, Traffic, Transport
-from laconic.errors import PeerLost, one_line
+from laconic.errors import CheckpointError, PeerLost, one_line
 from laconic.runtime.agreement import agree
 from laconic.runtime.checkpoint import compare, pack, read
 from laconic.runtime.consensus import average, consensus_distance
@@ -25,7 +25,7 @@ from laconic.runtime.job import Job
 from laconic.runtime.join import join
 from laconic.runtime.pairwise_messages import PER_EDGE
 from laconic.runtime.servers.server_pool import ServerPool
-from laconic.runtime.shards import as_attached, as_saved, is_sharded, reshard
+from laconic.runtime.shards import as_attached, as_saved, check_other_shards, is_sharded, reshard
 from laconic.strategy import Strategy
 
 
@@ -208,8 +208,7 @@ class Session:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from what state_dict() returned on this rank; load model and optimizer first.
 
-        Every rank calls it. If one of them cannot load its state, all raise and nothing has changed; of a sharded
-        model, all that hold the same piece.
+        Every rank calls it. If one of them cannot load its state, all raise and nothing has changed.
         """
         self._job.engine.check()
         report = read(
@@ -227,7 +226,12 @@ class Session:
         )
         report.unfit = report.unfit or self._job.loss_scale.why_not_loaded(scaled=state_dict["loss_scaled"])
         said = self._agree("load_state_dict()", report.summary())
-        compare(said, report, rank=self.rank, same_step=self.strategy.synchronization.barrier)
+        try:
+            compare(said, report, rank=self.rank, same_step=self.strategy.synchronization.barrier)
+        except CheckpointError:
+            check_other_shards(self._job.parameters, report.step, can_load=False)
+            raise
+        check_other_shards(self._job.parameters, report.step, can_load=True)
         step, order, state = report.step, report.order, report.state
         self._job.loss_scale.loaded()
         if self._hooks is not None:

@@ -140,6 +140,30 @@ def as_attached(state: ParameterState, parameters: Mapping[str, torch.Tensor]) -
     return found
 
 
+def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can_load: bool) -> None:
+    """Raise unless the ranks that hold other pieces of these can load their states too, saved after as many steps.
+
+    Every rank of the meshes calls it, also one that cannot.
+    """
+    meshes: list[Any] = []
+    for parameter in parameters.values():
+        mesh = getattr(parameter, "device_mesh", None) if is_sharded(parameter) else None
+        if mesh is not None and mesh not in meshes:
+            meshes.append(mesh)
+    for mesh in meshes:
+        least = torch.tensor([int(can_load), step, -step], dtype=torch.int64, device=mesh.device_type)
+        for dimension in range(mesh.ndim):
+            dist.all_reduce(least, op=dist.ReduceOp.MIN, group=mesh.get_group(dimension))
+        all_can, lowest, highest = least.tolist()
+        if can_load and not all_can:
+            raise CheckpointError("a rank that holds another piece of the model cannot load its state, and says why.")
+        if can_load and lowest != -highest:
+            raise CheckpointError(
+                f"the checkpoint is torn: shards of the model load states saved after {lowest} and after {-highest} "
+                "steps. Load states that were saved together."
+            )
+
+
 def specs_of(model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
     """What is known about each parameter's piece; of FSDP's, which ones become ready together."""
     together = _fsdp_groups(model) if any(map(is_sharded, parameters.values())) else {}
