@@ -18,22 +18,25 @@ from laconic.errors import AttachError, CheckpointError, LaconicWarning
 from laconic.experiments.small_gpt import GptShape, SmallGpt
 from laconic.runtime.shards import fsdp_modules
 from tests.processes import gloo_group
+from tests.runtime.gpu_ranks import nccl_group
 
 SCHEDULES = ("sequential", "wfbp", "fusion", "fusion(64KiB)", "mg_wfbp")
 _SHAPE = GptShape(layers=2, width=32, heads=2, context=12, vocabulary=61)
 
 
-def _mesh(replicas: int = 2) -> Any:
+def _mesh(replicas: int = 2, device: str = "cpu") -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", (replicas, dist.get_world_size() // replicas), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(
+        device, (replicas, dist.get_world_size() // replicas), mesh_dim_names=("replicate", "shard")
+    )
 
 
 def _gpt(mesh: Any, **settings: Any) -> tuple[SmallGpt, torch.optim.Optimizer]:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    model = SmallGpt(_SHAPE)
+    model = SmallGpt(_SHAPE).to(mesh.device_type)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, **settings)
     fully_shard(model, mesh=mesh, **settings)
@@ -65,6 +68,7 @@ def _uneven(mesh: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def _gpt_loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
     tokens = torch.randint(61, (2, 13), generator=torch.Generator().manual_seed(1000 * step + rank))
+    tokens = tokens.to(next(model.parameters()).device)
     return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
@@ -89,43 +93,55 @@ def _pieces(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach()._local_tensor.clone() for name, parameter in model.named_parameters()}
 
 
+def equal_to_native_over_nccl(steps: int) -> dict[str, bool]:
+    """The same with all ranks on one GPU."""
+    nccl_group()
+    try:
+        return _equal_to_native(_mesh(device="cuda"), steps)
+    finally:
+        dist.destroy_process_group()
+
+
 def equal_to_native(steps: int) -> dict[str, bool]:
     """Which ways of training come to the same bits as PyTorch's own HSDP."""
+    with gloo_group():
+        return _equal_to_native(_mesh(), steps)
+
+
+def _equal_to_native(mesh: Any, steps: int) -> dict[str, bool]:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    with gloo_group():
-        mesh = _mesh()
-        found: dict[str, bool] = {}
-        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for name, settings in (
-            ("fp32", {}),
-            ("bf16", {"mp_policy": mixed}),
-            ("kept", {"reshard_after_forward": False}),
-        ):
-            model, optimizer = _gpt(mesh, **settings)
-            _train(model, optimizer, _gpt_loss, range(steps), clip=True)
-            native = _pieces(model)
-            for schedule in SCHEDULES if name == "fp32" else ("fusion", "wfbp"):
-                model, optimizer = _gpt(mesh["shard"], **settings)
-                with laconic.attach(
-                    model,
-                    optimizer,
-                    f"bsp / all_reduce / none / {schedule}",
-                    process_group=mesh["replicate"],
-                    timeout_s=40,
-                ) as session:
-                    _train(model, optimizer, _gpt_loss, range(steps), clip=True)
-                    ends = {bucket.tensors[-1].ready_with for bucket in session.plan.buckets}
-                pieces = _pieces(model)
-                found[f"{name} {schedule}"] = all(torch.equal(native[key], pieces[key]) for key in native)
-                if schedule.startswith("fusion"):
-                    found[f"{name} {schedule} buckets end with parts"] = ends == {"blocks.0", "blocks.1", "the model"}
-                    alike = [len({t.ready_with for t in bucket.tensors}) for bucket in session.plan.buckets]
-                    found[f"{name} {schedule} no bucket spans parts"] = set(alike) == {1}
-        found["accumulated"] = _accumulated(mesh)
-        found["hooks of the user"] = _with_hooks(mesh)
-        found["average after an evaluation"] = _averaged_after_evaluation(mesh)
-        return found
+    found: dict[str, bool] = {}
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for name, settings in (
+        ("fp32", {}),
+        ("bf16", {"mp_policy": mixed}),
+        ("kept", {"reshard_after_forward": False}),
+    ):
+        model, optimizer = _gpt(mesh, **settings)
+        _train(model, optimizer, _gpt_loss, range(steps), clip=True)
+        native = _pieces(model)
+        for schedule in SCHEDULES if name == "fp32" else ("fusion", "wfbp"):
+            model, optimizer = _gpt(mesh["shard"], **settings)
+            with laconic.attach(
+                model,
+                optimizer,
+                f"bsp / all_reduce / none / {schedule}",
+                process_group=mesh["replicate"],
+                timeout_s=40,
+            ) as session:
+                _train(model, optimizer, _gpt_loss, range(steps), clip=True)
+                ends = {bucket.tensors[-1].ready_with for bucket in session.plan.buckets}
+            pieces = _pieces(model)
+            found[f"{name} {schedule}"] = all(torch.equal(native[key], pieces[key]) for key in native)
+            if schedule.startswith("fusion"):
+                found[f"{name} {schedule} buckets end with parts"] = ends == {"blocks.0", "blocks.1", "the model"}
+                alike = [len({t.ready_with for t in bucket.tensors}) for bucket in session.plan.buckets]
+                found[f"{name} {schedule} no bucket spans parts"] = set(alike) == {1}
+    found["accumulated"] = _accumulated(mesh)
+    found["hooks of the user"] = _with_hooks(mesh)
+    found["average after an evaluation"] = _averaged_after_evaluation(mesh)
+    return found
 
 
 def _accumulated(mesh: Any) -> bool:

@@ -104,6 +104,13 @@ def test_every_way_into_the_loop_over_nccl(family: str, optimizer: str, families
                 torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
 
 
+def test_sharded_models_equal_native_hsdp_over_nccl() -> None:
+    for result in run_processes(
+        "tests.runtime.shard_ranks:equal_to_native_over_nccl", world_size=4, arguments={"steps": 10}, timeout_s=280
+    ):
+        assert [name for name, right in result.value.items() if not right] == []
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_gradients_cannot_be_read_before_they_are_averaged(world_size: int) -> None:
     """The communication stream is late with every sum; the training stream must wait for it, in DDP's hook too."""
