@@ -62,7 +62,7 @@ class _Watch:
             self._looked_inside = True
             refuse_wrapped_parts(module)
             if any(id(part) not in self._sharded for _, part in fsdp_modules(module)):
-                raise self._refusal("fully_shard", "has taken its parameters apart")
+                raise self._refusal("fully_shard (FSDP2)", "has taken its parameters apart")
         if getattr(self._first, "_fsdp_flattened", False) or next(module.parameters(), None) is None:
             raise self._refusal("FSDP", "has taken its parameters apart")
 
@@ -77,7 +77,7 @@ class _Watch:
     def _refusal(self, wrapper: str, does: str) -> AttachError:
         strategy = self._job.strategy
         instead = "Train it as it is, without that wrapper: laconic keeps its replicas in step"
-        if wrapper == "fully_shard":
+        if wrapper.startswith("fully_shard"):
             instead = "Shard it first, then make the optimizer, then attach"
         if wrapper == "DistributedDataParallel" and strategy.exchanges_gradients():
             instead += "; or wrap it first and attach to the wrapped model, laconic.attach(ddp_model, ...)"
