@@ -226,12 +226,13 @@ class Session:
         )
         report.unfit = report.unfit or self._job.loss_scale.why_not_loaded(scaled=state_dict["loss_scaled"])
         said = self._agree("load_state_dict()", report.summary())
+        limit_s = self._job.transport.timeout_s
         try:
             compare(said, report, rank=self.rank, same_step=self.strategy.synchronization.barrier)
         except CheckpointError:
-            check_other_shards(self._job.parameters, report.step, can_load=False)
+            check_other_shards(self._job.parameters, report.step, can_load=False, timeout_s=limit_s)
             raise
-        check_other_shards(self._job.parameters, report.step, can_load=True)
+        check_other_shards(self._job.parameters, report.step, can_load=True, timeout_s=limit_s)
         step, order, state = report.step, report.order, report.state
         self._job.loss_scale.loaded()
         if self._hooks is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 
 from laconic.core.stateful import ParameterState
 from laconic.core.tensor import TensorSpec
-from laconic.errors import AttachError, CheckpointError
+from laconic.errors import AttachError, CheckpointError, CommunicationError, one_line
 from laconic.strategy import Strategy
 
 _ISLANDS = (
@@ -140,7 +141,7 @@ def as_attached(state: ParameterState, parameters: Mapping[str, torch.Tensor]) -
     return found
 
 
-def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can_load: bool) -> None:
+def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can_load: bool, timeout_s: float) -> None:
     """Raise unless the ranks that hold other pieces of these can load their states too, saved after as many steps.
 
     Every rank of the meshes calls it, also one that cannot.
@@ -153,7 +154,17 @@ def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can
     for mesh in meshes:
         least = torch.tensor([int(can_load), step, -step], dtype=torch.int64, device=mesh.device_type)
         for dimension in range(mesh.ndim):
-            dist.all_reduce(least, op=dist.ReduceOp.MIN, group=mesh.get_group(dimension))
+            group = mesh.get_group(dimension)
+            work = dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group, async_op=True)
+            try:
+                # By ourselves: the mesh's own time limit is that of the training script, often half an hour.
+                work.wait(timedelta(seconds=timeout_s))
+            except RuntimeError as exc:
+                ranks = _listed(dist.get_process_group_ranks(group))
+                raise CommunicationError(
+                    f"load_state_dict() on rank {dist.get_rank()}: ranks {ranks}, which hold pieces of the same model, "
+                    f"did not all come within {timeout_s:g} s: {one_line(exc, 120)}."
+                ) from exc
         all_can, lowest, highest = least.tolist()
         if can_load and not all_can:
             raise CheckpointError("a rank that holds another piece of the model cannot load its state, and says why.")
