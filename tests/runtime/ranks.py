@@ -167,8 +167,10 @@ def accumulates_under_ddp() -> dict[str, object]:
         optimizer = sgd(ddp)
         with laconic.attach(ddp, optimizer, "bsp", timeout_s=20) as session:
             predicted = session.predicted_bytes_per_step()
-            with session.accumulate():
-                (mlp_loss(ddp, 0, dist.get_rank()) / 2).backward()
+            alone = session.accumulate()
+            for _ in range(2):
+                with alone:
+                    (mlp_loss(ddp, 0, dist.get_rank()) / 4).backward()
             inside = session.traffic.sent_bytes("payload")
             (mlp_loss(ddp, 1, dist.get_rank()) / 2).backward()
             optimizer.step()

@@ -36,6 +36,33 @@ def test_accumulation(schedule: str, set_to_none: bool) -> None:
     assert_equal(*states)
 
 
+def test_accumulation_by_a_flag_and_with_one_context_entered_again() -> None:
+    def by_a_flag(model, optimizer, session, rank):
+        for index in range(4):
+            with session.accumulate(index < 3):
+                (mlp_loss(model, index, rank) / 4).backward()
+            assert bool(session.traffic.sent_bytes("payload")) == (index == 3)
+        optimizer.step()
+
+    def entered_again(model, optimizer, session, rank):
+        alone = session.accumulate()
+        for index in range(3):
+            with alone, alone:
+                (mlp_loss(model, index, rank) / 4).backward()
+            assert session.traffic.sent_bytes("payload") == 0
+        (mlp_loss(model, 3, rank) / 4).backward()
+        optimizer.step()
+
+    def loss(model, step, rank):
+        return sum(mlp_loss(model, index, rank) for index in range(4)) / 4
+
+    expected = reference(mlp(), loss=loss, steps=1)
+    for body in (by_a_flag, entered_again):
+        for state in loop(body):
+            for name, value in state.items():
+                torch.testing.assert_close(value, expected[name])
+
+
 def test_gradients_that_are_never_zeroed_and_two_backward_passes_per_step() -> None:
     def body(model, optimizer, session, rank):
         for step in range(3):

@@ -26,7 +26,7 @@ from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient
 from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
 from laconic.runtime.collective_costs import settle, what_was_settled
 from laconic.runtime.engine import Engine
-from laconic.runtime.hooks import gradients, optimizer_steps
+from laconic.runtime.hooks import optimizer_steps, parameter_hook
 from laconic.runtime.hooks.async_pairs import AsyncPairHooks
 from laconic.runtime.hooks.async_server import AsyncServerHooks
 from laconic.runtime.hooks.contract import TrainingHooks
@@ -279,7 +279,7 @@ def _check_model(
             raise AttachError(f'parameter "{name}" has no shape yet (a lazy module). Run one forward pass first.')
     if any(map(optimizer_steps.is_attached, optimizers)):
         raise AttachError("this optimizer is already attached; call session.detach() first.")
-    if any(map(gradients.is_attached, parameters.values())):
+    if any(map(parameter_hook.is_attached, parameters.values())):
         raise AttachError("this model is already attached; call session.detach() first.")
     for optimizer in optimizers:
         optimizer_steps.check_parameters(optimizer, {id(parameter) for parameter in parameters.values()})

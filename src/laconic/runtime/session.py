@@ -24,6 +24,7 @@ from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
 from laconic.runtime.join import join
 from laconic.runtime.pairwise_messages import PER_EDGE
+from laconic.runtime.reenterable import Reenterable
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.shards import as_attached, as_saved, check_other_shards, is_sharded, reshard
 from laconic.strategy import Strategy
@@ -146,12 +147,19 @@ class Session:
         """The most steps this rank was ahead of the slowest one when it was let go on (ssp, asp)."""
         return self._job.lead
 
-    def accumulate(self) -> AbstractContextManager[object]:
-        """Backward passes inside add up gradients locally; the first one outside exchanges the sum.
+    def accumulate(self, enabled: bool = True) -> AbstractContextManager[None]:
+        """Backward passes inside add up gradients locally; the first one outside exchanges the sum:
 
-        As in DDP, put the forward pass inside as well.
+            for index, batch in enumerate(batches):
+                with session.accumulate(index + 1 < len(batches)):
+                    loss(model(batch)).backward()
+            optimizer.step()
+
+        As in DDP, put the forward pass inside as well. What is returned may be entered any number of times.
+
+        enabled: False exchanges as if there were no block.
         """
-        return self._hooks.accumulating() if self._hooks is not None else nullcontext()
+        return Reenterable(self._hooks.accumulating if self._hooks is not None and enabled else nullcontext)
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to continue, beside the model's and the optimizer's own state.

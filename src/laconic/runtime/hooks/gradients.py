@@ -13,56 +13,27 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import ParameterState
-from laconic.errors import CommunicationError, UnsupportedGradient
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
+from laconic.runtime.hooks import refused_gradients as refused
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.deferred_updates import DeferredUpdates
 from laconic.runtime.hooks.gradient_views import GradientViews
 from laconic.runtime.hooks.lazy_gradient import LazyGradient
+from laconic.runtime.hooks.parameter_hook import ParameterHook
 from laconic.runtime.hooks.planning import Planning
+from laconic.runtime.hooks.sending import Sending
 from laconic.runtime.hooks.wrapping import refuse_optimizer_in_backward
 from laconic.runtime.job import Job
 from laconic.runtime.shards import gradient_of, is_sharded, local
 from laconic.runtime.usage import Usage
-
-
-class ParameterHook:
-    """The hook on one parameter; a class, so that an attached parameter can be recognised.
-
-    Hooks of the user may change a gradient, so this one is kept the last.
-    """
-
-    __slots__ = ("_hooks", "_key", "_name")
-
-    def __init__(self, hooks: GradientHooks, name: str) -> None:
-        self._hooks = hooks
-        self._name = name
-        self._key = -1
-
-    def put_on(self, parameter: nn.Parameter) -> RemovableHandle:
-        """Register it, behind those that are there."""
-        handle = parameter.register_post_accumulate_grad_hook(self)
-        self._key = handle.id
-        return handle
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        """Pass the gradient on."""
-        hooks: dict[int, object] = parameter._post_accumulate_grad_hooks  # pyrefly: ignore[missing-attribute]
-        last = next(reversed(hooks)) == self._key
-        # FSDP calls them itself, one after the other, and the order must not change meanwhile.
-        if not last and not is_sharded(parameter):
-            hooks[self._key] = hooks.pop(self._key)
-        self._hooks.gradient_ready(self._name, parameter, others_follow=not last)
 
 
 class GradientHooks(TrainingHooks):
@@ -86,10 +57,7 @@ class GradientHooks(TrainingHooks):
         self._graphs: dict[int, weakref.ref[object]] = {}
         self._late: list[tuple[int, str]] = []
         self._used_before: set[str] = set()
-        self._filled: dict[str, int] = {}  # and where the gradient lay that was taken
-        self._missing: list[int] = []
-        self._next = 0
-        self._tasks: list[Task] = []
+        self._sending = Sending(job, self._views)
         self._held_back: list[Task] = []
         self._open = False
         self._without_data = False
@@ -122,6 +90,7 @@ class GradientHooks(TrainingHooks):
 
     def _adopt_plan(self, saved: ParameterState) -> None:
         plan, self._new_plan = self.plan(), None
+        self._sending.release()
         del self._buckets  # before the new ones are made: both would not always fit
         self._buckets = self._allocate(plan, saved)
         if self._job.replan_servers is not None:
@@ -186,48 +155,22 @@ class GradientHooks(TrainingHooks):
             return  # a function of the user said that there is none: not used, as far as we are concerned
         self._used[name] = True
         self._refuse_odd(name, gradient)
-        if name in self._filled:
-            self._refuse_second(name, gradient)
         if self._deferred is not None:
             self._deferred.check(name)
         self._planning.ready(name)
         self._fill(name, gradient)
-        self._launch(ended=False)
+        self._sending.launch(self._used, ended=False)
 
     def _refuse_odd(self, name: str, gradient: torch.Tensor) -> None:
-        view = self._buckets.views[name]
         if self._deferred is not None and self._views.is_relaid(name):
-            raise UnsupportedGradient(
-                f'parameter "{name}" has changed its memory format since it was attached, and '
-                f"{self._job.strategy.scheduling.name} would hand out gradients in the old one. Detach before "
-                "model.to(memory_format=...), then attach again."
-            )
-        if gradient.dtype != view.dtype or gradient.shape != view.shape or gradient.device != view.device:
-            raise UnsupportedGradient(
-                f'parameter "{name}" has become {tuple(gradient.shape)} {gradient.dtype} on {gradient.device} since it '
-                f"was attached as {tuple(view.shape)} {view.dtype} on {view.device}. Detach before changing a model, "
-                "then attach again."
-            )
-        if gradient.layout != torch.strided:
-            raise UnsupportedGradient(
-                f'parameter "{name}" has a sparse gradient ({gradient.layout}); only dense ones are exchanged. '
-                "Build the layer with sparse=False."
-            )
-        if gradient.requires_grad:
-            raise UnsupportedGradient(
-                f'the gradient of parameter "{name}" is itself differentiable (create_graph=True); averaging would '
-                "cut that graph. Use torch.autograd.grad for the inner derivative."
-            )
-
-    def _refuse_second(self, name: str, gradient: torch.Tensor) -> None:
+            raise refused.new_memory_format(name, self._job.strategy.scheduling.name)
+        refused.refuse_changed(name, gradient, self._buckets.views[name])
+        refused.refuse_special(name, gradient)
         # Before its bucket leaves, a gradient that grew can be copied again - unless it grew inside the bucket.
-        sent = min(self._buckets.buckets_of[name]) < self._next
-        if sent or self._views.lies_in_a_bucket(name, gradient):
-            raise CommunicationError(
-                f'parameter "{name}" got a second gradient after the first had been taken: the previous backward pass '
-                "was interrupted, or the parameter is used in several re-entrant checkpoints. After an interrupted "
-                "pass detach and attach again; otherwise pass use_reentrant=False to torch.utils.checkpoint."
-            )
+        if name in self._sending.taken and (
+            self._sending.has_left(name) or self._views.lies_in_a_bucket(name, gradient)
+        ):
+            raise refused.second_gradient(name)
 
     def _enter_pass(self, graph: int) -> None:
         """Begin the pass, unless it has begun, and make sure to hear of its end."""
@@ -244,19 +187,13 @@ class GradientHooks(TrainingHooks):
 
     def _start_over(self) -> None:
         """The pass that is open has failed, and the loop goes on with another batch."""
-        if self._next > 0:
-            raise CommunicationError(
-                f"the last backward pass of step {self._job.step} was interrupted after a part of its gradients had "
-                "been sent, which cannot be taken back. Detach and attach again."
-            )
-        for name in sorted(self._filled):
+        if self._sending.begun:
+            raise refused.sent_in_part(self._job.step)
+        for name, lay_at in sorted(self._sending.taken.items()):
             gradient = self._piece(name)
             # This rank's alone, and scaled already if it lies in a bucket: nothing may be added to it.
-            if gradient is not None and gradient.data_ptr() == self._filled[name] and bool(gradient.any()):
-                raise CommunicationError(
-                    f'the last backward pass of step {self._job.step} was interrupted, and the gradient of "{name}" '
-                    "still holds a part of it. Call optimizer.zero_grad() after skipping a batch."
-                )
+            if gradient is not None and gradient.data_ptr() == lay_at and bool(gradient.any()):
+                raise refused.left_over(name, self._job.step)
         for name in self._used:
             self._used[name] = name in self._used_before and self._job.parameters[name].grad is not None
         self._planning.start_over()
@@ -280,44 +217,16 @@ class GradientHooks(TrainingHooks):
         self._clear_pass()
 
     def _clear_pass(self) -> None:
-        self._filled.clear()
         self._graphs.clear()
         self._late.clear()
         self._views.clear()
-        self._missing = [len(bucket.tensors) for bucket in self._buckets.plan.buckets]
-        self._next = 0
-        self._tasks = []
+        self._sending.begin(self._buckets)
 
     def _fill(self, name: str, gradient: torch.Tensor | None) -> None:
-        self._views.fill(name, gradient)
-        if name not in self._filled:
-            if gradient is not None and is_sharded(self._job.parameters[name]):
-                gradient = self._piece(name)  # where a sum of summands was taken, the summand is what may be left
-            self._filled[name] = 0 if gradient is None else gradient.data_ptr()
-            for bucket in self._buckets.buckets_of[name]:
-                self._missing[bucket] -= 1
-
-    def _launch(self, *, ended: bool) -> None:
-        """Submit the buckets that are complete, in planned order."""
-        buckets = self._buckets.plan.buckets
-        if self._buckets.plan.launch == "after_backward" and not ended:
-            return
-        while self._next < len(buckets) and self._missing[self._next] == 0:
-            owners = [tensor.owner for tensor in buckets[self._next].tensors]
-            self._views.flush(owners)
-            for owner in owners:
-                if self._used[owner]:
-                    self._views.hand_out(owner)
-            last = self._next == len(buckets) - 1 and not self._buckets.plan.halves
-            self._tasks.append(self._job.engine.submit(self._job.bucket_task(self._buckets, self._next, last=last)))
-            self._next += 1
-            if self._next == len(buckets) and self._buckets.plan.halves:
-                self._submit_second_halves()
-
-    def _submit_second_halves(self) -> None:
-        """Ask for the second halves, those of the first layers first."""
-        for task in reversed(self._tasks):
-            self._job.engine.submit_second_half(task, last=task is self._tasks[0])
+        lay = gradient
+        if gradient is not None and is_sharded(self._job.parameters[name]):
+            lay = self._piece(name)  # where a sum of summands was taken, the summand is what may be left
+        self._sending.fill(name, gradient, 0 if lay is None else lay.data_ptr())
 
     # -- at its end --------------------------------------------------------------------------------------------
 
@@ -328,7 +237,7 @@ class GradientHooks(TrainingHooks):
         with self._lock:
             self._take_late(threading.get_ident())
         if torch._C._current_autograd_node() is not None and (
-            self._graphs or len(self._filled) < len(self._job.parameters)
+            self._graphs or len(self._sending.taken) < len(self._job.parameters)
         ):
             return  # the end of a re-entrant checkpoint's pass, not of the whole
         self._finish_pass()
@@ -338,14 +247,10 @@ class GradientHooks(TrainingHooks):
         with torch.no_grad():
             with self._lock:
                 self._take_late()
-            unfilled = [name for name in job.parameters if name not in self._filled]
+            unfilled = [name for name in job.parameters if name not in self._sending.taken]
             unused = [name for name in unfilled if not self._used[name]]
             if unused and self._usage is None and not self._without_data:
-                raise CommunicationError(
-                    f"{len(unused)} parameters got no gradient in step {job.step} on rank {job.transport.rank} "
-                    f"({', '.join(unused[:3])}{', ...' if len(unused) > 3 else ''}), and find_unused_parameters=False "
-                    "promises that all do. Attach with find_unused_parameters=True."
-                )
+                raise refused.unused(unused, job.step, job.transport.rank)
             own = {name: self._own_gradient(name) for name in unfilled}
             # They may lie in the bucket, where the exchange will overwrite them.
             kept = {name: gradient.clone() for name in unused if (gradient := own[name]) is not None}
@@ -355,11 +260,11 @@ class GradientHooks(TrainingHooks):
                 self._usage.pass_ended(missing=missing)
             for name, gradient in own.items():
                 self._fill(name, gradient)
-            self._launch(ended=True)
-            tasks = list(self._tasks)
+            self._sending.launch(self._used, ended=True)
+            tasks = list(self._sending.tasks)
             deferred = self._buckets.plan.deferred
             if not deferred:
-                self._await_exchange()
+                self._sending.wait()
             nowhere: set[str] = set()
             if self._usage is not None:
                 nobody = self._usage.used_by_nobody(self._used, tasks, missing=missing)
@@ -372,7 +277,7 @@ class GradientHooks(TrainingHooks):
                     self._views.give_back(name, kept[name])
             self._views.copy_out()
             if deferred:
-                self._hold_back(nowhere)
+                self._hold_back(tasks, nowhere)
             self._new_plan = self._planning.pass_ended() or self._new_plan
         self._used = dict.fromkeys(self._used, False)
         self._passes += 1
@@ -397,19 +302,9 @@ class GradientHooks(TrainingHooks):
             return any(self._buckets.states[index].per_element() for index in self._buckets.buckets_of[name])
         return bool(self._buckets.views[name].any())
 
-    def _await_exchange(self) -> None:
-        job = self._job
-        device = self._tasks[-1].device if self._tasks else torch.device("cpu")
-        began = job.stopwatch.mark(device)
-        for task in self._tasks:  # each: a later one may be done before an earlier one
-            job.engine.wait(task)
-        self._tasks = []
-        job.stopwatch.note("wait", job.step, began, job.stopwatch.mark(device))
-
-    def _hold_back(self, nowhere: set[str]) -> None:
+    def _hold_back(self, tasks: list[Task], nowhere: set[str]) -> None:
         """Let the outcome come when it comes."""
         assert self._deferred is not None
-        tasks, self._tasks = self._tasks, []
         self._held_back = tasks
         of = self._buckets.buckets_of
         held = {name: [tasks[index] for index in of[name]] for name in self._job.parameters if name not in nowhere}
@@ -420,11 +315,7 @@ class GradientHooks(TrainingHooks):
     def before_step(self, *, closure: bool) -> None:
         """See TrainingHooks."""
         if self._open:
-            raise CommunicationError(
-                f"the backward pass of step {self._job.step} has not exchanged all gradients: it was interrupted, or "
-                "all parameters are inside re-entrant checkpoints and some got no gradient. Detach and attach again, "
-                "or pass use_reentrant=False to torch.utils.checkpoint."
-            )
+            raise refused.unfinished_pass(self._job.step)
         if closure:
             return  # the passes are still to come
         self._refuse_unexchanged()
@@ -447,21 +338,14 @@ class GradientHooks(TrainingHooks):
 
     def _refuse_unexchanged(self) -> None:
         if any(self._used.values()):
-            raise CommunicationError(
-                f"step {self._job.step} would apply gradients that were only accumulated on this rank. Run the last "
-                "backward pass of a step outside session.accumulate()."
-            )
+            raise refused.only_accumulated(self._job.step)
         if self._passes == 0:
             for name, parameter in self._job.parameters.items():
                 gradient = gradient_of(parameter)
                 if gradient is None or isinstance(gradient, LazyGradient):
                     continue
                 if not self._views.was_handed_out(name, gradient):
-                    raise CommunicationError(
-                        f'step {self._job.step} would apply a gradient of parameter "{name}" that was never exchanged: '
-                        "no backward pass has run since the last step. Compute gradients with backward(), or clear "
-                        "them with optimizer.zero_grad()."
-                    )
+                    raise refused.never_exchanged(name, self._job.step)
 
     def remember(self, field: str, values: Mapping[str, torch.Tensor]) -> None:
         """See TrainingHooks."""
@@ -498,9 +382,3 @@ class GradientHooks(TrainingHooks):
 def _arrived(gradient: torch.Tensor | None) -> torch.Tensor | None:
     """A gradient as it is when it is there."""
     return gradient.arrived() if isinstance(gradient, LazyGradient) else gradient
-
-
-def is_attached(parameter: nn.Parameter) -> bool:
-    """Whether a session has its hook on this parameter."""
-    hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    return any(isinstance(hook, ParameterHook) for hook in hooks.values())
