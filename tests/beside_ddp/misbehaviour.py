@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 import time
 
 import torch
@@ -19,5 +21,9 @@ def trial(name: str) -> str:
             os._exit(7)
         if name == "hang":
             time.sleep(60)
+        if name == "deadlock":
+            ctypes.PyDLL(None).sleep(60)  # keeps the interpreter's lock
+        if name == "way out":
+            threading.Thread(target=time.sleep, args=(60,)).start()  # the process waits for it
     dist.all_reduce(total)
     return f"sum {int(total)}"

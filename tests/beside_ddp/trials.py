@@ -6,7 +6,7 @@
 A trial is one call of `target` with a name; it returns a line of text. A trial that raises is "raised ...", and does
 not disturb the next one: its ranks leave their process group, meet at a store and begin anew. A trial that runs longer
 than `limit_s` or ends a process is named ("hung" or "crashed", with the stack where it stood), and the trials after it
-run in new processes.
+run in new processes. Time is kept by faulthandler, which needs no interpreter lock: a deadlock may hold that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import importlib
 import json
 import os
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -69,38 +68,60 @@ def run_trials(target: str, names: Sequence[str], *, world_size: int, limit_s: f
                 environment=_ENVIRONMENT,
             )
             journals = [_journal(Path(folder), rank) for rank in range(world_size)]
+            stacks = [_stack(Path(folder), rank) for rank in range(world_size)]
             for name in list(left):
                 left.remove(name)
-                outcomes[name] = outcome = _outcome(name, journals, results)
+                outcomes[name] = outcome = _outcome(
+                    name, last=not left, journals=journals, stacks=stacks, results=results
+                )
                 if any(text.startswith(("hung", "crashed")) for text in outcome.ranks):
                     break  # the processes ended there; the trials after it need new ones
     return outcomes
 
 
-def _outcome(name: str, journals: list[dict[str, tuple[str, float]]], results: list[RankResult]) -> Outcome:
-    texts = [
-        journal[name][0] if name in journal else f"crashed: the process ended with exit code {result.exit_code}."
-        for journal, result in zip(journals, results, strict=True)
-    ]
+def _outcome(
+    name: str,
+    *,
+    last: bool,
+    journals: list[dict[str, tuple[str, float]]],
+    stacks: list[str],
+    results: list[RankResult],
+) -> Outcome:
+    texts = []
+    for journal, stack, result in zip(journals, stacks, results, strict=True):
+        if name not in journal:
+            code = result.exit_code
+            texts.append(f"hung.\n{stack}" if stack else f"crashed: the process ended with exit code {code}.")
+        elif last and stack:
+            texts.append(f"hung on the way out, after: {journal[name][0]}\n{stack}")
+        else:
+            texts.append(journal[name][0])
     return Outcome(texts, max((journal[name][1] for journal in journals if name in journal), default=0.0))
 
 
 def be_rank(target: str, names: list[str], folder: str, limit_s: float) -> None:
     """What each process does."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    stack = Path(folder, f"{rank}.stack").open("w")  # noqa: SIM115 - open as long as the process lives
+
+    def begin_limit() -> None:
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=stack)
+
+    begin_limit()
     module, _, function = target.partition(":")
     trial = getattr(importlib.import_module(module), function)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0, timeout=timedelta(seconds=limit_s + 20))
     journal = Path(folder, f"{rank}.jsonl")
     for index, name in enumerate(names):
         began_s = time.monotonic()
-        with _time_limit(name, journal, Path(folder, f"{rank}.stack"), limit_s):
-            outcome = _one(trial, name, dist.PrefixStore(f"trial/{index}", store), rank, world_size)
-            _write(journal, name, outcome, time.monotonic() - began_s)
-            # Nobody begins the next trial while others still wait for this one.
-            store.set(f"ended/{index}/{rank}", "")
-            store.wait([f"ended/{index}/{other}" for other in range(world_size)])
+        begin_limit()
+        outcome = _one(trial, name, dist.PrefixStore(f"trial/{index}", store), rank, world_size)
+        _write(journal, name, outcome, time.monotonic() - began_s)
+        # Nobody begins the next trial while others still wait for this one.
+        store.set(f"ended/{index}/{rank}", "")
+        store.wait([f"ended/{index}/{other}" for other in range(world_size)])
+    begin_limit()  # for the way out
 
 
 def _one(trial, name: str, store: dist.Store, rank: int, world_size: int) -> str:
@@ -117,32 +138,6 @@ def _one(trial, name: str, store: dist.Store, rank: int, world_size: int) -> str
             dist.destroy_process_group()
 
 
-class _time_limit:  # noqa: N801 - used like a function
-    """End this process if the body takes too long, and say where it stood."""
-
-    def __init__(self, name: str, journal: Path, stack: Path, limit_s: float) -> None:
-        self._over = threading.Event()
-        self._what = (name, journal, stack, limit_s)
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        name, journal, stack, limit_s = self._what
-        if not self._over.wait(limit_s):
-            with stack.open("w") as file:
-                faulthandler.dump_traceback(file)
-            if name not in _read(journal):
-                _write(journal, name, f"hung for {limit_s:g} s.\n{stack.read_text()}", limit_s)
-            time.sleep(1)  # the other ranks, who wait for this one, write down where they stood
-            os._exit(1)
-
-
 def _write(journal: Path, name: str, outcome: str, seconds: float) -> None:
     with journal.open("a") as file:
         file.write(json.dumps({"name": name, "outcome": outcome, "seconds": seconds}) + "\n")
@@ -153,6 +148,12 @@ def _read(journal: Path) -> dict[str, tuple[str, float]]:
         return {}
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     return {line["name"]: (line["outcome"], line["seconds"]) for line in lines}
+
+
+def _stack(folder: Path, rank: int) -> str:
+    """Where each thread of the rank stood when its time was over; empty if it never was."""
+    path = folder / f"{rank}.stack"
+    return path.read_text() if path.exists() else ""
 
 
 def _journal(folder: Path, rank: int) -> dict[str, tuple[str, float]]:
