@@ -285,10 +285,11 @@ def _check_model(
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise AttachError(f'parameter "{name}" has no shape yet (a lazy module). Run one forward pass first.')
-    if any(map(optimizer_steps.is_attached, optimizers)):
-        raise AttachError("this optimizer is already attached; call session.detach() first.")
-    if any(map(parameter_hook.is_attached, parameters.values())):
-        raise AttachError("this model is already attached; call session.detach() first.")
+    if not strategy.architecture.holds_shards:  # which takes neither gradients nor steps, and looks for its like itself
+        if any(map(optimizer_steps.is_attached, optimizers)):
+            raise AttachError("this optimizer is already attached; call session.detach() first.")
+        if any(map(parameter_hook.is_attached, parameters.values())):
+            raise AttachError("this model is already attached; call session.detach() first.")
     for optimizer in optimizers:
         optimizer_steps.check_parameters(optimizer, {id(parameter) for parameter in parameters.values()})
     _check_all_are_trained(optimizers, parameters, strategy)
