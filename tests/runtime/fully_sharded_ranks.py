@@ -16,6 +16,7 @@ import laconic
 from laconic.errors import AttachError, CommunicationError, LaconicWarning
 from laconic.runtime.shards import fsdp_modules
 from tests.processes import gloo_group
+from tests.runtime.gpu_ranks import nccl_group
 from tests.runtime.replicas import mlp, sgd
 from tests.runtime.shard_ranks import _gpt, _gpt_loss, _mesh, _pieces, _train, _uneven, _uneven_loss
 
@@ -23,10 +24,10 @@ PLAIN = "bsp / sharded / none / fusion"
 BOTH = "bsp / sharded(weights=int8) / int4 + error_feedback / fusion"
 
 
-def _one_mesh() -> Any:
+def _one_mesh(device: str = "cpu") -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("shard",))
 
 
 def _attach(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, mesh: Any) -> laconic.Session:
@@ -63,6 +64,30 @@ def equal_to_native(steps: int) -> dict[str, bool]:
         found["accumulated"] = _accumulated(mesh)
         found["unused and frozen"] = _unused_and_frozen(mesh)
         return found
+
+
+def over_nccl(steps: int) -> dict[str, bool]:
+    """All ranks on one GPU: FSDP2's bits uncompressed, the predicted bytes and a near loss compressed."""
+    nccl_group()
+    try:
+        mesh = _one_mesh("cuda")
+        model, optimizer = _gpt(mesh)
+        _train(model, optimizer, _gpt_loss, range(steps))
+        native, loss = _pieces(model), _gpt_loss(model, steps, 0).item()
+        found: dict[str, bool] = {}
+        for strategy in (PLAIN, "bsp / sharded(weights=int8) / int8 / fusion", BOTH):
+            model, optimizer = _gpt(mesh)
+            with _attach(model, optimizer, strategy, mesh) as session:
+                _train(model, optimizer, _gpt_loss, range(steps))
+                sent = session.traffic.sent_bytes("payload")
+                found[f"{strategy}: bytes"] = sent == steps * session.predicted_bytes_per_step()
+            found[f"{strategy}: loss"] = abs(_gpt_loss(model, steps, 0).item() / loss - 1) < 0.03
+            if strategy == PLAIN:
+                ours = _pieces(model)
+                found["bits"] = all(torch.equal(native[key], ours[key]) for key in native)
+        return found
+    finally:
+        dist.destroy_process_group()
 
 
 def _accumulated(mesh: Any) -> bool:
