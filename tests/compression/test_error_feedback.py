@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from laconic.architecture.all_reduce import Everyone
-from laconic.compression import Bf16, Compressor, ErrorFeedback, Fp16
+from laconic.compression import Bf16, Compressor, ErrorFeedback, Fp16, Int4
 from laconic.core.in_process import InProcessCluster, InProcessTransport
+from laconic.core.moment import Moment
+from laconic.core.optimizer_facts import OptimizerFacts
+from laconic.core.plan import Bucket
+from laconic.core.tensor import TensorSpec
+from laconic.errors import AttachError
 from tests.compression.test_cast import round_to_bf16, round_to_fp16
 from tests.compression.test_laws import exchange, one_bucket, values
 
@@ -115,3 +120,48 @@ def test_nothing_to_send_is_no_error() -> None:
     state.measure = True
     exchange(compressor, torch.zeros(5), state, InProcessCluster(1).transport(0))
     assert {name: value.item() for name, value in state.metrics.items()} == {"residual_norm": 0, "relative_error": 0}
+
+
+@pytest.mark.parametrize("how", ["encode", "exchange"])
+def test_a_residual_of_another_dtype(how: str) -> None:
+    """Half the memory and nearly as good in bfloat16; better than their own in float32 for gradients of 16 bits."""
+
+    def left_over(compressor: Compressor, dtype: torch.dtype) -> tuple[float, int]:
+        """How far what was sent in many steps is from what was to be sent, and what the residual takes."""
+        bucket = Bucket((TensorSpec("w", (1000,), dtype),))
+        state, sent, due = compressor.init(bucket), torch.zeros(1000), torch.zeros(1000)
+        (transport,) = (InProcessCluster(1).transport(rank) for rank in range(1))
+        for step in range(50):
+            gradient = torch.randn(1000, generator=torch.Generator().manual_seed(step)).to(dtype)
+            due += gradient.float()
+            state.moment = Moment(step, 0, 1)
+            out = gradient.clone()
+            if how == "encode":
+                compressor.decode(compressor.encode(gradient, state), out, state)
+            else:
+                for work in compressor.exchange(out, state, Everyone(transport, "w")):
+                    work.wait()
+            sent += out.float()
+        kept = state.flat["error_feedback.residual"]
+        return (due - sent - kept.float()).abs().max().item(), kept.nbytes
+
+    usual, halved = left_over(ErrorFeedback(Int4()), torch.float32), left_over(_KEPT_IN_16_BITS, torch.float32)
+    assert usual[0] < 1e-4
+    assert 1e-4 < halved[0] < 0.05
+    assert halved[1] == usual[1] // 2
+    rounded, exact = left_over(ErrorFeedback(Int4()), torch.bfloat16), left_over(_KEPT_IN_32_BITS, torch.bfloat16)
+    assert exact[0] < rounded[0] / 10
+    assert exact[1] == 2 * rounded[1]
+
+
+_KEPT_IN_16_BITS, _KEPT_IN_32_BITS = (
+    ErrorFeedback(Int4(), residual="bfloat16"),
+    ErrorFeedback(Int4(), residual="float32"),
+)
+
+
+def test_a_dtype_that_gradients_have_anyway_is_refused() -> None:
+    tensors = [TensorSpec("w", (4,)), TensorSpec("v", (4,))]
+    with pytest.raises(AttachError, match="residual=float32 has no effect: all parameters are float32"):
+        _KEPT_IN_32_BITS.check(tensors, OptimizerFacts(name="SGD"))
+    _KEPT_IN_16_BITS.check(tensors, OptimizerFacts(name="SGD"))

@@ -252,14 +252,17 @@ def _after_a_refusal(mesh: Any) -> str:
     return "nothing"
 
 
-def resume(steps: int) -> bool:
-    """Whether a session that continues from a saved state comes to the same bits."""
+def resume(steps: int, folder: str) -> dict[str, bool]:
+    """Whether a session that continues from a saved state, in memory or on disk, comes to the same bits."""
+    from torch.distributed import checkpoint
+
     with gloo_group():
-        mesh = _one_mesh()
+        mesh, found = _one_mesh(), {}
         model, optimizer = _gpt(mesh)
         with _attach(model, optimizer, BOTH, mesh) as session:
             _train(model, optimizer, _gpt_loss, range(steps))
             saved = session.state_dict(), _copied(model.state_dict()), _copied(optimizer.state_dict())
+            checkpoint.save({"session": session.state_dict()}, checkpoint_id=folder)
             residuals = session.state_dict()["ranks"][str(session.rank)]
             assert residuals
             for name, parameter in model.named_parameters():
@@ -268,16 +271,23 @@ def resume(steps: int) -> bool:
                 assert bool(residual.any())
             _train(model, optimizer, _gpt_loss, range(steps, 2 * steps))
             whole = _pieces(model)
-        model, optimizer = _gpt(mesh)
-        _train(model, optimizer, _gpt_loss, range(1))  # something else
-        with _attach(model, optimizer, BOTH, mesh) as session:
-            model.load_state_dict(saved[1])
-            optimizer.load_state_dict(saved[2])
-            session.load_state_dict(saved[0])
-            assert session.step == steps
-            _train(model, optimizer, _gpt_loss, range(steps, 2 * steps))
-        again = _pieces(model)
-        return all(torch.equal(whole[name], again[name]) for name in whole)
+        for where in ("memory", "disk"):
+            model, optimizer = _gpt(mesh)
+            _train(model, optimizer, _gpt_loss, range(1))  # something else
+            with _attach(model, optimizer, BOTH, mesh) as session:
+                model.load_state_dict(saved[1])
+                optimizer.load_state_dict(saved[2])
+                state = saved[0]
+                if where == "disk":
+                    loaded = {"session": session.state_dict()}
+                    checkpoint.load(loaded, checkpoint_id=folder)
+                    state = loaded["session"]
+                session.load_state_dict(state)
+                assert session.step == steps
+                _train(model, optimizer, _gpt_loss, range(steps, 2 * steps))
+            again = _pieces(model)
+            found[where] = all(torch.equal(whole[name], again[name]) for name in whole)
+        return found
 
 
 def _copied(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from laconic.compression import Compressor
@@ -72,11 +74,12 @@ def test_what_cannot_work_is_refused_by_every_rank() -> None:
 
 
 @pytest.mark.slow
-def test_residuals_are_saved_and_training_continues_bit_for_bit() -> None:
+def test_residuals_are_saved_and_training_continues_bit_for_bit(tmp_path: Path) -> None:
+    arguments = {"steps": 4, "folder": str(tmp_path)}
     for result in run_processes(
-        "tests.runtime.fully_sharded_ranks:resume", world_size=4, arguments={"steps": 4}, timeout_s=100
+        "tests.runtime.fully_sharded_ranks:resume", world_size=4, arguments=arguments, timeout_s=100
     ):
-        assert result.value is True
+        assert result.value == {"memory": True, "disk": True}
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,12 +11,17 @@ import torch
 from laconic.compression.contract import Wrapper
 from laconic.compression.traits import Traits
 from laconic.core.exchange import Exchange, Group
+from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
+from laconic.core.tensor import TensorSpec
+from laconic.errors import AttachError
+from laconic.settings import choice
 
 _RESIDUAL = "error_feedback.residual"
 _OWED = "error_feedback.owed"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,8 @@ class ErrorFeedback(Wrapper):
 
     Where ranks add up a part of all payloads each and send the sum compressed again, the one that does so keeps what
     this loses in the same way.
+
+    A residual takes as much memory as the gradient; in bfloat16 half of that, and its own rounding is lost.
 
     An error that is not finite (an overflow) is forgotten: the receivers have seen the infinity itself.
     g is already divided by the number of workers, so residuals of several workers add up to the update still owed.
@@ -41,6 +48,18 @@ class ErrorFeedback(Wrapper):
     on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum", _OWED: "reset"}
     scaled_fields: ClassVar[frozenset[str]] = frozenset({_RESIDUAL, _OWED})
 
+    residual: str = choice("gradient", "float32", "bfloat16")
+    """The dtype in which the residual is kept; gradient: that of the gradients."""
+
+    def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
+        """Raise if gradients have that dtype anyway."""
+        if self.residual != "gradient" and all(tensor.dtype == _DTYPES[self.residual] for tensor in tensors):
+            raise AttachError(
+                f"compression.{self.name}.residual={self.residual} has no effect: all parameters are {self.residual}. "
+                "Leave it out."
+            )
+        super().check(tensors, optimizer)
+
     def traits_around(self, inner: Traits) -> Traits:
         """What is lost is sent later."""
         return replace(inner, keeps_residual=True, wants_error_feedback=False, unbiased=False)
@@ -48,19 +67,20 @@ class ErrorFeedback(Wrapper):
     def init(self, bucket: Bucket) -> BucketState:
         """A residual of zero per element, beside the inner state."""
         state = self.inner.init(bucket)
-        for field in (_RESIDUAL, _OWED) if self.inner.traits.sends_sums_back else (_RESIDUAL,):
-            state.flat[field] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+        dtype = _DTYPES.get(self.residual, bucket.dtype)
+        state.flat[_RESIDUAL] = torch.zeros(bucket.numel, dtype=dtype, device=bucket.device)
+        if self.inner.traits.sends_sums_back:
+            state.flat[_OWED] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
         return state
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """What the inner compressor sends for the corrected gradient; the new error is kept."""
         residual = state.flat[_RESIDUAL]
-        residual += flat
-        payload = self.inner.encode(residual.clone(), state)
+        due = _due(residual, flat)
+        payload = self.inner.encode(due.to(flat.dtype, copy=True), state)
         sent = torch.empty_like(flat)
         self.inner.decode(payload, sent, state)
-        residual -= sent
-        residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        _keep(residual, due, sent)
         return payload
 
     def exchange(
@@ -68,22 +88,38 @@ class ErrorFeedback(Wrapper):
     ) -> Exchange:
         """Exchange the corrected gradient and keep the new error; if asked, measure it against what was to be sent."""
         residual = state.flat[_RESIDUAL]
-        residual += flat
-        flat.copy_(residual)
-        before = _norm(residual) if state.measure else None
+        due = _due(residual, flat)
+        flat.copy_(due)
+        before = _norm(due) if state.measure else None
         sent = torch.empty_like(flat) if own is None else own
         state.owed = owed = state.flat.get(_OWED)
         yield from self.inner.exchange(flat, state, group, sent)
         state.owed = None
-        residual -= sent
+        _keep(residual, due, sent)
         if before is not None:
             after = _norm(residual)
             state.metrics["residual_norm"] = after
             state.metrics["relative_error"] = torch.where(before == 0, 0.0, after / before)
-        # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all later steps.
-        residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         if owed is not None:
             owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _due(residual: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """What is to be sent: the gradient and what is left from before; in the place of the latter, where that can be."""
+    if residual.dtype == flat.dtype:
+        residual += flat
+        return residual
+    return residual + flat
+
+
+def _keep(residual: torch.Tensor, due: torch.Tensor, sent: torch.Tensor) -> None:
+    """Remember what was due and has not been sent."""
+    if due is residual:
+        residual -= sent
+    else:
+        residual.copy_(due.sub_(sent))
+    # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all later steps.
+    residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _norm(flat: torch.Tensor) -> torch.Tensor:
