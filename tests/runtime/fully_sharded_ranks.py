@@ -276,7 +276,7 @@ def resume(steps: int, folder: str) -> dict[str, bool]:
             _train(model, optimizer, _gpt_loss, range(1))  # something else
             with _attach(model, optimizer, BOTH, mesh) as session:
                 model.load_state_dict(saved[1])
-                optimizer.load_state_dict(saved[2])
+                optimizer.load_state_dict(_copied(saved[2]))  # which takes tensors as they are
                 state = saved[0]
                 if where == "disk":
                     loaded = {"session": session.state_dict()}
