@@ -13,29 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from laconic.cli.options.report import Arguments
 from laconic.cli.terminal import emit, emit_json, printable
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.report.figure_data import strict
 from laconic.report.results import Results
 from laconic.report.run_folder import RunFolder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Write one HTML page about one or more runs; it needs no network to be read."""
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Folders of runs, as compare leaves them under runs/; several share their figures."""
-    out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """Where to write; by default report.html in the run's folder, for several runs ./report.html."""
-    json: bool = False
-    """Print the rows of the runs as JSON and write nothing."""
 
 
 def run(arguments: Arguments) -> int:
