@@ -87,7 +87,9 @@ def test_a_typo_reads_as_it_does_in_the_library(text: str, kind: type[StrategyEr
     assert str(early.value) == str(late.value)
 
 
-@pytest.mark.parametrize("text", ["powersgd / all_reduce", "int8", "bsp / all_reduce / topk(density=7)", "a.toml"])
+@pytest.mark.parametrize(
+    "text", ["powersgd / x", "ddp(1)", "int8", "bsp / all_reduce / topk(density=7)", "a / b / c / d / e", "a.toml"]
+)
 def test_other_mistakes_are_left_to_the_library(text: str) -> None:
     check_names(text)
 

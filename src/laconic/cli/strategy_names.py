@@ -20,11 +20,14 @@ def check_names(text: str) -> None:
     if text.strip() in presets:
         return
     axes = parse_text(text)
-    first = axes[0][0].name
-    if len(axes) == 1 and not any(first in _by_name(found, axis) for axis in found["axes"]):
-        raise unknown_strategy(first, presets, _by_name(found, "synchronization"))
-    if first in presets or (len(axes) == 1 and first not in _by_name(found, "synchronization")):
+    first, alone = axes[0][0].name, len(axes) == 1
+    synchronizations = _by_name(found, "synchronization")
+    if len(axes) > len(found["axes"]) or (first in presets and first not in synchronizations):
         return
+    if alone and first not in synchronizations:
+        if any(first in _by_name(found, axis) for axis in found["axes"]):
+            return
+        raise unknown_strategy(first, presets, synchronizations)
     for axis, calls in zip(found["axes"], axes, strict=False):
         for call in calls:
             _check_call(axis, call, _by_name(found, axis))
