@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
-from laconic.core.event import Event, EventList, EventLog
+from laconic.core.event import Event, EventList, EventLog, EventTee
 from laconic.errors import LaconicError
 
 __version__ = "0.1.0"
@@ -55,6 +55,7 @@ __all__ = [
     "Event",
     "EventList",
     "EventLog",
+    "EventTee",
     "InProcessCluster",
     "LaconicError",
     "Session",

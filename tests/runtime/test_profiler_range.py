@@ -13,7 +13,7 @@ import laconic
 from laconic.runtime.profiler_range import profiler_range
 
 CPU = torch.device("cpu")
-STRATEGY = "bsp / all_reduce / bf16 / wfbp"
+STRATEGY = "bsp / all_reduce / powersgd(rank=1) + error_feedback / wfbp"
 
 
 def train(transport: laconic.Transport, steps: int = 3) -> None:
