@@ -59,6 +59,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("simulate", "what a step costs on a cluster that need not exist, and why"),
     Command("probe", "measure a cluster's links and collectives into a file"),
     Command("profile", "measure a model's layers and a compressor's costs into a file"),
+    Command("watch", "how a run is going, from its event log, while it grows"),
     Command("report", "one offline HTML page from the folders of one or more runs"),
     Command("replay", "a known workload with slept compute and real communication"),
     Command("lab", "run a script on virtual hosts behind real, shaped links"),

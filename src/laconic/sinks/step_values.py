@@ -25,6 +25,8 @@ from laconic.core.event import Event
 
 _OPEN_STEPS = 2
 """Steps that wait for late events: a GPU lags behind the host, and some schedules exchange in the next forward pass."""
+STEP_KINDS = ("step", "iteration")
+"""What ends a step: the session's own record, or that of a loop that times itself, which then counts."""
 _TIMES = ("wait", "encode", "decode", "exchange")
 _COMBINED: dict[str, Callable[[Sequence[float]], float]] = {
     "residual_norm": lambda norms: math.hypot(*norms),
@@ -66,7 +68,7 @@ class StepSums:
 
     def add(self, event: Event) -> Iterator[StepValues]:
         """Take one event and give every step that is complete by now."""
-        if event.kind == "attach" or (event.kind == "step" and event.step <= self._last):
+        if event.kind == "attach" or (event.kind in STEP_KINDS and event.step <= self._last):
             # Another session, or one that has loaded an earlier state: steps are counted anew from here.
             yield from self.rest()
             self._last = event.step - 1
@@ -82,12 +84,14 @@ class StepSums:
             value = event.data.get(name)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 found.measured.setdefault(name, []).append(float(value))
-        if event.kind == "step":
+        if event.kind in STEP_KINDS:
             found.totals["step_s"] = event.duration_s
-            total = event.data.get("sent_bytes")
-            if isinstance(total, int):
-                found.totals["sent_bytes"] = total - self._sent_bytes
-                self._sent_bytes = total
+            sent_bytes = event.data.get("sent_bytes")
+            if isinstance(sent_bytes, int):
+                # A session counts from its beginning, a loop that times itself counts each step.
+                before = self._sent_bytes if event.kind == "step" else 0
+                found.totals["sent_bytes"] = sent_bytes - before
+                self._sent_bytes = sent_bytes if event.kind == "step" else self._sent_bytes
             yield from self._close(until=event.step - _OPEN_STEPS)
 
     def rest(self) -> Iterator[StepValues]:
