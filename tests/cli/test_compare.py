@@ -31,7 +31,7 @@ from laconic.lab.launch import Place, RankFailed
 
 SMALL = ["--size", "tiny", "--steps", "6", "--batch", "2", "--hosts", "2"]
 # For what goes wrong on one rank: another would only be waited for.
-ALONE = ["--size", "tiny", "--batch", "1", "--hosts", "1", "--bandwidth", "unlimited", "--strategy", "ddp"]
+ALONE = ["--size", "tiny", "--batch", "1", "--hosts", "1", "--bandwidth", "unlimited", "ddp"]
 
 
 def rows_of(folder: Path) -> list[dict[str, object]]:
@@ -73,7 +73,7 @@ def forked_ranks(
 def unlimited(tmp_path_factory: pytest.TempPathFactory, ends: object) -> tuple[Path, str, str]:
     """The folder of a run without slow links, and what it printed; `ends` come to theirs meanwhile."""
     out, output, errors = tmp_path_factory.mktemp("compare") / "run", io.StringIO(), io.StringIO()
-    strategies = ["--strategy", "ddp", "--strategy", "bsp / all_reduce / bf16 + error_feedback / wfbp"]
+    strategies = ["ddp", "bsp / all_reduce / bf16 + error_feedback / wfbp"]
     with (
         patch.object(run, "run_ranks", forked_ranks),
         contextlib.redirect_stdout(output),
@@ -168,7 +168,7 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
         (["--bandwidth", "unlimited", "--bandwidth", "1gbit"], "stands alone"),
         (["--bandwidth", "1gbit", "--bandwidth", "1000mbit"], "given once"),
         (["--size", "smal"], 'Did you mean "small"?'),
-        (["--strategy", "bps"], 'Did you mean "bsp"?'),
+        (["bps"], 'Did you mean "bsp"?'),
         (["--strategies", "none.txt"], "cannot read the strategies in none.txt"),
         (["--data", "no-such-file.txt"], "cannot read the data file"),
         (["--images", "no-such-file.npz"], "cannot read the image file"),
@@ -244,7 +244,7 @@ def ranks_of(folder: Path) -> list[int]:
 def test_behind_slow_links_the_kernel_confirms_the_bytes_and_a_killed_host_is_named(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["--size", "tiny", "--steps", "400", "--batch", "1", "--hosts", "2", "--bandwidth", "50mbit"]
-    strategies = ["--strategy", "ddp", "--strategy", "ddp-bf16", "--torch-hook", "fp16"]
+    strategies = ["ddp", "ddp-bf16", "--torch-hook", "fp16"]
     with Command(["compare", *words, *strategies, "--out", str(out)], tmp_path / "output") as process:
         # Contenders take turns of five steps: then all of them have had two.
         assert eventually(lambda: re.search(r"step +1[1-5]/400", process.stderr) is not None, 60), process.stderr
@@ -364,7 +364,7 @@ def test_replay_takes_compute_or_communication_whichever_is_longer(
     document = {"name": "job", "batch": 1, "source": "made up", "layers": layers}
     workload.write_text(json.dumps(document))
     words = ["--workload", str(workload), "--hosts", "2", "--bandwidth", "100mbit", "--links", "paced", "--steps", "5"]
-    strategies = ["--strategy", "bsp-a2a", "--strategy", "wfbp-a2a"]
+    strategies = ["bsp-a2a", "wfbp-a2a"]
     with patch.object(run, "run_ranks", forked_ranks):
         assert main(["replay", *words, *strategies, "--json", "--out", str(out)]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((out / "results.json").read_text())
@@ -390,7 +390,7 @@ def test_a_strategy_that_attach_refuses_is_reported_and_the_others_run(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     # Beside a parameter server, whose last words were shown instead of the reason.
-    out, strategies = tmp_path / "run", ["--strategy", "bsp-ps", "--strategy", TOO_LARGE, "--strategy", "bsp-a2a"]
+    out, strategies = tmp_path / "run", ["bsp-ps", TOO_LARGE, "bsp-a2a"]
     words = ["--size", "tiny", "--batch", "1", "--bandwidth", "unlimited"]
     if command == "replay":
         workload = tmp_path / "job.json"

@@ -26,6 +26,7 @@ from laconic.experiments.comparison import (
 )
 from laconic.experiments.run import run_comparison
 from laconic.experiments.tasks import TaskConfig
+from laconic.units import parse_quantity
 
 
 def run(arguments: Arguments) -> int:
@@ -77,7 +78,7 @@ def _comparison(arguments: Arguments) -> Comparison:
         torch_hooks=arguments.torch_hook,
         no_communication=arguments.no_communication,
         target_loss=arguments.target_loss,
-        timeout_s=arguments.timeout,
+        timeout_s=parse_quantity(arguments.timeout, "time", "--timeout"),
     )
 
 

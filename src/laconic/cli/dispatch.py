@@ -65,6 +65,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("lab", "run a script on virtual hosts behind real, shaped links"),
     Command("serve", "a parameter server on this host, for workers elsewhere"),
     Command("doctor", "what this machine has, what it lacks, what to do about it"),
+    Command("completion", "a script for the shell that completes commands and options"),
 )
 """Every command, in the order in which `laconic` shows them."""
 
@@ -212,6 +213,11 @@ def _unknown(module: OptionsModule, command: Command, word: str) -> UsageError:
         takes_text = any("Positional" in str(field.type) for field in fields)
         advice = " Put a strategy that contains spaces in quotes." if takes_text else ""
         return UsageError(f'{command.name}: "{one_line(word, 40)}" is one argument too many.{advice}')
-    known = [f"--{field.name.replace('_', '-')}" for field in fields if field.default is not dataclasses.MISSING]
     name = word.partition("=")[0]
+    if any(name == f"--{field.name}" and "Positional" in str(field.type) for field in fields):
+        return UsageError(
+            f'{command.name}: there is no option "{name}". Leave the option out: "laconic {command.name} '
+            f'{name.removeprefix("--").upper()} ...".'
+        )
+    known = [f"--{field.name.replace('_', '-')}" for field in fields if field.default is not dataclasses.MISSING]
     return UsageError(f'{command.name}: there is no option "{one_line(name, 40)}". {did_you_mean(name, known)}')

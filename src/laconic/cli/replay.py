@@ -44,5 +44,5 @@ def _comparison(arguments: Arguments) -> Comparison:
         networks=networks,
         links=arguments.links,
         steps=arguments.steps,
-        timeout_s=arguments.timeout,
+        timeout_s=parse_quantity(arguments.timeout, "time", "--timeout"),
     )

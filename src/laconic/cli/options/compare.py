@@ -12,8 +12,8 @@ import tyro
 class Arguments:
     """Train a model on virtual hosts with torch DDP and under several strategies, and print them side by side."""
 
-    strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="STRATEGY")] = ()
-    """A preset or strategy text; repeat for several. Left out: one of each kind that exchanges something in --steps."""
+    strategy: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[STRATEGY ...]")] = ()
+    """Presets, or one-line texts in quotes. Left out: one of each kind that exchanges something in --steps."""
     strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A file with one strategy per line; empty lines and what follows a # are left out."""
     hosts: int = 4
@@ -50,7 +50,7 @@ class Arguments:
     """cuda: all ranks share the GPUs of this machine and talk through NCCL; auto: cuda if there is a GPU."""
     mps: Literal["auto", "on", "off"] = "auto"
     """Ranks on a GPU run side by side through NVIDIA's Multi-Process Service; auto: where it can be used."""
-    timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 1800.0
+    timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "30min"
     """How long the training on one link may take."""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
     """Repeat a run from its config.toml, instead of the options above."""

@@ -17,10 +17,10 @@ class Arguments:
 
     workload: Annotated[str, tyro.conf.arg(metavar="NAME|FILE.json")] = "resnet50"
     """resnet50, bert-base, gpt2, or a JSON file (docs/workloads.md)."""
-    strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="STRATEGY")] = ()
-    """A preset or strategy text; repeat for several. Left out: one of each kind."""
+    strategy: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[STRATEGY ...]")] = ()
+    """Presets, or one-line texts in quotes. Left out: one of each kind."""
     preset: Literal["seven"] | None = None
-    """seven: the seven lossless methods of the quantitative survey, instead of --strategy."""
+    """seven: the seven lossless methods of the quantitative survey, instead of strategies."""
     strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A file with one strategy per line; empty lines and what follows a # are left out."""
     hosts: int = 4
@@ -35,7 +35,7 @@ class Arguments:
     """How long forward and backward take together, e.g. 500ms. Left out: as long as the workload says."""
     steps: Annotated[int, tyro.conf.arg(metavar="N")] = 10
     """Steps under each strategy, in turns."""
-    timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 1800.0
+    timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "30min"
     """How long the replay on one link may take."""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
     """Repeat a run from its config.toml, instead of the options above."""
