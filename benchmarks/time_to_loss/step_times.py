@@ -22,7 +22,7 @@ def measure(
         text for strategy in strategies for text in (steady_of(strategy), first_of(strategy)) if text
     )
     command = [sys.executable, "-m", "laconic", "compare", *wanted, "--size", size, "--batch", str(batch), "--json"]
-    command += ["--steps", str(steps), "--out", str(folder)]
+    command += ["--steps", str(steps), "--output", str(folder)]
     command += [word for rate in bandwidths for word in ("--bandwidth", rate)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if ran.returncode != 0:

@@ -32,7 +32,7 @@ from laconic.units import parse_quantity
 def run(arguments: Arguments) -> int:
     """Train, keep everything, print."""
     comparison = _comparison(arguments)
-    return hold(comparison, out=arguments.out, as_json=arguments.json)
+    return hold(comparison, out=arguments.output, as_json=arguments.json)
 
 
 def hold(comparison: Comparison, *, out: str | None, as_json: bool) -> int:
@@ -51,7 +51,7 @@ def hold(comparison: Comparison, *, out: str | None, as_json: bool) -> int:
 
 def _comparison(arguments: Arguments) -> Comparison:
     if arguments.config is not None:
-        refuse_beside(arguments, "config", Arguments(), but=("out", "json"))
+        refuse_beside(arguments, "config", Arguments(), but=("output", "json"))
         return config_file.load(arguments.config, "compare")
     if arguments.data is not None and arguments.images is not None:
         raise UsageError("compare: give --data or --images, not both.")

@@ -19,12 +19,12 @@ from laconic.units import parse_quantity
 
 def run(arguments: Arguments) -> int:
     """Replay, keep everything, print."""
-    return hold(_comparison(arguments), out=arguments.out, as_json=arguments.json)
+    return hold(_comparison(arguments), out=arguments.output, as_json=arguments.json)
 
 
 def _comparison(arguments: Arguments) -> Comparison:
     if arguments.config is not None:
-        refuse_beside(arguments, "config", Arguments(), but=("out", "json"))
+        refuse_beside(arguments, "config", Arguments(), but=("output", "json"))
         return config_file.load(arguments.config, "replay")
     if arguments.preset is not None and (arguments.strategy or arguments.strategies):
         raise UsageError("replay: give --preset or strategies of your own, not both.")

@@ -28,8 +28,8 @@ def run(arguments: Arguments) -> int:
     folders = _folders(arguments.runs)
     results = [_results(folder) for folder in folders]
     if arguments.json:
-        if arguments.out is not None:
-            raise UsageError("report: --out has no effect beside --json, which prints to standard output.")
+        if arguments.output is not None:
+            raise UsageError("report: --output has no effect beside --json, which prints to standard output.")
         entries = zip(folders, results, strict=True)
         emit_json({"runs": [_as_json(folder, found) for folder, found in entries]})
         return 0
@@ -39,10 +39,10 @@ def run(arguments: Arguments) -> int:
         # The library itself runs with torch and numpy alone, so an installation without these two is legal.
         raise UsageError(f'report needs {exc.name}. Install it with "pip install plotly jinja2".') from exc
     page = render(folders)
-    if arguments.out is None and len(folders) == 1:
+    if arguments.output is None and len(folders) == 1:
         written = folders[0].write_text(folders[0].report_path.name, page)
     else:
-        written = Path(arguments.out or "report.html")
+        written = Path(arguments.output or "report.html")
         _write(written, page)
     emit(f"{printable(str(written))}\n")
     return 0

@@ -54,7 +54,7 @@ class Arguments:
     """How long the training on one link may take."""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
     """Repeat a run from its config.toml, instead of the options above."""
-    out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    output: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where to keep the run. Left out: runs/TIME-compare."""
     json: bool = False
     """Print JSON instead of tables."""

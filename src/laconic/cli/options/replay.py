@@ -39,7 +39,7 @@ class Arguments:
     """How long the replay on one link may take."""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
     """Repeat a run from its config.toml, instead of the options above."""
-    out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    output: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where to keep the run. Left out: runs/TIME-replay."""
     json: bool = False
     """Print JSON instead of tables."""

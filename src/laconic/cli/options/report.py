@@ -14,7 +14,7 @@ class Arguments:
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Folders of runs, as compare leaves them under runs/; several share their figures."""
-    out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    output: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Where to write; by default report.html in the run's folder, for several runs ./report.html."""
     json: bool = False
     """Print the rows of the runs as JSON and write nothing."""
