@@ -35,9 +35,9 @@ def test_an_installed_method_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsy
     check_names("bsp / all_redcue")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_torch_is_not_needed_to_answer() -> None:
+    """Help texts, lists and typos, one after the other in one process, which never imports torch."""
+    answered = [
         *([command.name, "--help"] for command in COMMANDS),
         ["--help"],
         ["--version"],
@@ -48,18 +48,22 @@ def test_an_installed_method_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsy
         ["explain", "powersdg"],
         ["verify", "bsp / all_redcue"],
         ["simulate", "ddp", "bsp / all_reduce / topk(densty=1%)"],
-    ],
-    ids=" ".join,
-)
-def test_torch_is_not_needed_to_answer(words: list[str]) -> None:
-    code = (
-        "import sys; from laconic.cli import main; main(sys.argv[1:]);"
-        "sys.exit(' '.join(sorted({'torch', 'numpy', 'laconic.strategy'} & set(sys.modules))) or 0)"
-    )
-    run = [sys.executable, "-c", code, *words]
+        ["completion", "bash"],
+    ]
+    code = """
+import json, sys
+from laconic.cli import main
+for words in json.loads(sys.argv[1]):
+    main(words)
+    found = {"torch", "numpy", "laconic.strategy"} & set(sys.modules)
+    if found:
+        sys.exit(f"{words} imports {found}")
+"""
+    run = [sys.executable, "-c", code, json.dumps(answered)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout or done.stderr.startswith("laconic: error: ")
+    assert done.stdout.count("usage: laconic ") == len(COMMANDS)
+    assert done.stderr.count("laconic: error: ") == 5
 
 
 @pytest.mark.parametrize("text", [*PRESETS, *(text for text, _ in PRESETS.values()), "diloco(8) / all_reduce / int8"])
