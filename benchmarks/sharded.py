@@ -1,12 +1,15 @@
-"""Two islands of two shards: native HSDP beside strategies between the islands; losses, and steps behind a slow link.
+"""Sharded models on four processes: PyTorch's own beside strategies; losses, and steps behind a slow link.
 
-    python -m benchmarks.sharded --losses [--steps 500] [--seeds 3] [--size tiny]
-    python -m benchmarks.sharded --speed [--bandwidth 100mbit] [--size medium]
+    python -m benchmarks.sharded between --losses [--steps 500] [--seeds 3] [--size tiny]
+    python -m benchmarks.sharded between --speed [--bandwidth 100mbit] [--size medium]
+    python -m benchmarks.sharded inside --losses
+    python -m benchmarks.sharded inside --speed
 
-Four processes train a GPT that FSDP2 (fully_shard) shards over two of them; the two islands average by HSDP's own
-all-reduce, or by laconic. For losses all run on this machine, nothing held back; "change" is beside native HSDP with
-the same seed, and beside the same synchronization without compression where it is not bsp. For speed every island is a
-virtual host, and the link between the two is shaped.
+between: FSDP2 (fully_shard) shards a GPT over two processes, and two such groups average by HSDP's own all-reduce, or
+by laconic. inside: FSDP2 shards it over all four, and sends as it does by itself, or as laconic says. For losses all
+run on this machine, nothing held back; "change" is beside PyTorch's own with the same seed, and beside the same
+synchronization without compression where it is not bsp. For speed every group, or every process, is a virtual host, and
+the links between them are shaped.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ from laconic.experiments.tasks import Task, TaskConfig, make_task
 from laconic.lab.launch import places_here, run_ranks
 from laconic.lab.virtual_hosts import VirtualHosts, places_on
 
-NATIVE, ALONE = "native HSDP", "no communication between islands"
+HSDP, FSDP, ALONE = "native HSDP", "native FSDP2", "no communication between islands"
 LOSSES = (
-    NATIVE,
+    HSDP,
     "bsp / all_reduce / none / fusion",
     "bsp / all_reduce / int8 + error_feedback / fusion",
     "bsp / all_reduce / int4 + error_feedback / fusion",
@@ -46,13 +49,21 @@ LOSSES = (
     "diloco(period=16) / all_reduce / int4 + error_feedback / fusion",
 )
 SPEED = (
-    NATIVE,
+    HSDP,
     "bsp / all_reduce / none / fusion",
     "bsp / all_reduce / int8 + error_feedback / fusion",
     "bsp / all_reduce / int4 + error_feedback / fusion",
     "diloco(period=64) / all_reduce / int4 + error_feedback / fusion",
     "streaming_diloco(period=64) / all_reduce / int4 + error_feedback / fusion",
     ALONE,
+)
+INSIDE = (
+    FSDP,
+    "bsp / sharded / none / fusion",
+    "bsp / sharded(weights=bf16) / bf16 / fusion",
+    "bsp / sharded(weights=int8) / int8 / fusion",
+    "bsp / sharded(weights=int8) / int4 / fusion",
+    "bsp / sharded(weights=int8) / int4 + error_feedback / fusion",
 )
 _HELD_OUT_RANK, _HELD_OUT_BATCHES = 1000, 40
 _WARM_STEPS = 3
@@ -86,20 +97,23 @@ class Outcome:
 
 def train(job: Job) -> Outcome:
     """As one of four ranks."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    inside = job.contender in INSIDE
+    grid = (1, 4) if inside else (2, 2)
+    mesh = init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
     task = make_task(TaskConfig(size=job.size, batch=job.batch, seed=job.seed))
     model = task.model()
     assert isinstance(model, SmallGpt)
-    inside = mesh if job.contender == NATIVE else mesh["shard"]
+    over = mesh if job.contender == HSDP else mesh["shard"]
     for block in model.blocks:
-        fully_shard(block, mesh=inside)
-    fully_shard(model, mesh=inside)
+        fully_shard(block, mesh=over)
+    fully_shard(model, mesh=over)
     recipe = Recipe(optimizer="adamw", learning_rate=job.rate)
     optimizer = recipe.make(model)
     session = None
-    if job.contender not in (NATIVE, ALONE):
+    if job.contender not in (HSDP, FSDP, ALONE):
+        among = mesh["shard" if inside else "replicate"]
         session = laconic.attach(
-            model, optimizer, job.contender, process_group=mesh["replicate"], total_steps=job.steps, timeout_s=120
+            model, optimizer, job.contender, process_group=among, total_steps=job.steps, timeout_s=120
         )
     began_s = 0.0
     sent = 0
@@ -138,8 +152,9 @@ def run(job: Job) -> Outcome:
         environment = {"OMP_NUM_THREADS": "1"}
         if job.link:
             link = Link(bandwidth_bps=parse_bandwidth(job.link, "--bandwidth"))
-            with VirtualHosts(Cluster.uniform(2, link)) as hosts:
-                run_ranks(command, places_on(hosts, ranks_per_host=2), timeout_s=1800, environment=environment)
+            per_host = 1 if job.contender in INSIDE else 2
+            with VirtualHosts(Cluster.uniform(4 // per_host, link)) as hosts:
+                run_ranks(command, places_on(hosts, ranks_per_host=per_host), timeout_s=1800, environment=environment)
         else:
             run_ranks(command, places_here(4), timeout_s=1800, environment=environment)
         record = json.loads(result.read_text(encoding="utf-8"))
@@ -148,11 +163,12 @@ def run(job: Job) -> Outcome:
 
 def loss_lines(found: dict[tuple[str, int], Outcome], seeds: int) -> Iterator[str]:
     """Means over seeds, beside what they are compared with."""
-    yield f"{'between islands':72} {'loss':>8} {'change':>8} {'':9} {'bytes/step':>10}  by seed"
+    yield f"{'':72} {'loss':>8} {'change':>8} {'':9} {'bytes/step':>10}  by seed"
     for contender in dict.fromkeys(name for name, _ in found):
         rows = [found[contender, seed] for seed in range(seeds)]
         rule = contender.partition(" / ")[0]
-        beside = NATIVE if contender == NATIVE or rule == "bsp" else f"{rule} / all_reduce / none / fusion"
+        native = FSDP if contender in INSIDE else HSDP
+        beside = native if contender == native or rule == "bsp" else f"{rule} / all_reduce / none / fusion"
         gaps = [row.loss / found[beside, seed].loss - 1 for seed, row in enumerate(rows)]
         spread = f"(+-{statistics.stdev(gaps) if seeds > 1 else 0.0:.2%})"
         by_seed = " ".join(f"{row.loss:.4f}" for row in rows)
@@ -162,12 +178,12 @@ def loss_lines(found: dict[tuple[str, int], Outcome], seeds: int) -> Iterator[st
 
 
 def speed_lines(found: list[Outcome]) -> Iterator[str]:
-    """Steps per second beside native HSDP, and beside no communication at all."""
-    native = next(row.step_s for row in found if row.job.contender == NATIVE)
-    alone = next(row.step_s for row in found if row.job.contender == ALONE)
-    yield f"{'between islands':78} {'ms/step':>8} {'HSDP':>8} {'alone':>6} {'bytes/step':>10}"
+    """Steps per second beside PyTorch's own, and beside no communication between islands."""
+    native = next(row.step_s for row in found if row.job.contender in (HSDP, FSDP))
+    alone = next((row.step_s for row in found if row.job.contender == ALONE), None)
+    yield f"{'':78} {'ms/step':>8} {'native':>8} {'alone':>6} {'bytes/step':>10}"
     for row in found:
-        ratios = f"{native / row.step_s:7.2f}x {alone / row.step_s:6.2f}"
+        ratios = f"{native / row.step_s:7.2f}x {'' if alone is None else f'{alone / row.step_s:.2f}':>6}"
         yield f"{row.job.contender:78} {1e3 * row.step_s:8.1f} {ratios} {row.payload_bytes:10}"
 
 
@@ -187,7 +203,7 @@ def main() -> int:
         if options.losses:
             losses = {}
             for seed in range(options.seeds):
-                for contender in LOSSES:
+                for contender in INSIDE if options.where == "inside" else LOSSES:
                     job = Job(
                         contender,
                         options.size or "tiny",
@@ -202,7 +218,7 @@ def main() -> int:
             print("\n".join(loss_lines(losses, options.seeds)))
         if options.speed:
             speeds = []
-            for contender in SPEED:
+            for contender in INSIDE if options.where == "inside" else SPEED:
                 steps = options.steps or (2 * 64 + _WARM_STEPS if "period=64" in contender else 20)
                 job = Job(
                     contender, options.size or "medium", options.batch or 1, steps, 0, options.rate, options.bandwidth
@@ -223,6 +239,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sharded", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("where", choices=["between", "inside"], help="between groups of shards, or among the shards")
     parser.add_argument("--losses", action="store_true", help="train for many steps, nothing held back")
     parser.add_argument("--speed", action="store_true", help="time steps behind a link")
     parser.add_argument("--steps", type=int, help="left out: 500 for losses, for speed 20 or four rounds")

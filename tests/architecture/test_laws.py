@@ -26,8 +26,12 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """Of numbers about 1, after a few roundings."""
 
-# Servers are processes, and have tests of their own.
-ALL = [method for method in variants("architecture") if isinstance(method, Architecture) and not method.has_servers]
+# Servers are processes, and shards have other laws: both have tests of their own.
+ALL = [
+    method
+    for method in variants("architecture")
+    if isinstance(method, Architecture) and not method.has_servers and not method.holds_shards
+]
 every_architecture = pytest.mark.parametrize("architecture", ALL, ids=str)
 every_world_size = pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 
@@ -254,7 +258,7 @@ class Recorder:
         return noted
 
 
-@pytest.mark.parametrize("method", [method for method in ARCHITECTURES if not method().has_servers])
+@pytest.mark.parametrize("method", [one for one in ARCHITECTURES if not one().has_servers and not one.holds_shards])
 def test_operations_say_what_they_carry(method: type[Architecture]) -> None:
     for compression in (NoCompression(), TopK()):
         recorder, bucket = Recorder(), two_tensors(10, torch.float32)

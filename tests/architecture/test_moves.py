@@ -17,7 +17,7 @@ from laconic.compression import Compressor, Int8, NoCompression, PowerSgd, TopK
 from laconic.core.exchange import Move
 from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.moment import Moment
-from laconic.core.plan import Bucket
+from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.transport import all_gather_sent, all_reduce_sent, shard_exchange_sent
 from laconic.errors import AttachError, IllegalCombination
@@ -87,13 +87,20 @@ def settled(architecture: Architecture, hosts: Hosts) -> Architecture | None:
         return None
 
 
+def buckets_of(architecture: Architecture, world_size: int) -> list[Bucket]:
+    """As they are, or by owner where ranks have shards."""
+    if not architecture.holds_shards:
+        return BUCKETS
+    return [part for bucket in BUCKETS for part in architecture.cut(Plan((bucket,)), world_size, tensors=True).buckets]
+
+
 def check(architecture: Architecture, compression: Compressor) -> None:
     for world_size in range(1, 5):
         for hosts in places(world_size):
             known = settled(architecture, hosts) or AllReduce()
             for rank in range(world_size):
                 moment = Moment.steady(world_size, rank)
-                for bucket in BUCKETS:
+                for bucket in buckets_of(known, world_size):
                     moves = known.moves(bucket, compression, moment)
                     assert sum(sent(move, rank, world_size, hosts) for move in moves) == (
                         known.sent_bytes(bucket, compression, moment)

@@ -137,6 +137,18 @@ def test_shards_divide_bytes_and_memory(capsys: pytest.CaptureFixture[str]) -> N
     assert "bytes for residuals, momenta or older copies" in out
 
 
+def test_workers_that_hold_shards_are_compared_with_fsdp2(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = explain_json(capsys, "bsp / sharded", "--workers", "4", "--params", "16M")
+    assert plain["wire_bytes_per_step"] == plain["uncompressed_bytes_per_step"] == 3 * 3 * 16_000_000
+    packed = explain_json(capsys, "bsp / sharded(weights=int8) / int4 + error_feedback", "--params", "16M")
+    assert 4.5 < packed["ratio"] < 4.8
+    assert packed["state_bytes"] == 4 * 16_000_000, "a residual of the whole gradient"
+    assert main(["explain", "bsp / sharded"]) == 0
+    assert "uncompressed FSDP2" in capsys.readouterr().out
+    assert main(["explain", "bsp / sharded", "--shards", "8"]) == 2
+    assert "Give --workers 8" in capsys.readouterr().err
+
+
 def test_one_worker_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "ddp", "--workers", "1"]) == 0
     out = capsys.readouterr().out

@@ -105,3 +105,14 @@ def test_the_same_checks_on_processes(capsys: pytest.CaptureFixture[str]) -> Non
     assert (threads["where"], processes["where"]) == ("threads", "processes")
     assert [check["check"] for check in processes["checks"]] == list(CHECKS)
     assert [check["verdict"] for check in processes["checks"]] == [check["verdict"] for check in threads["checks"]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_shards_are_checked_on_processes_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "bsp / sharded(weights=int8) / int4 + error_feedback", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert found["where"] == "processes"
+    verdicts = {check["check"]: check["verdict"] for check in found["checks"]}
+    assert verdicts.pop("staleness") == "not applicable"
+    assert set(verdicts.values()) == {"passed"}

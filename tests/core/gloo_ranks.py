@@ -34,10 +34,27 @@ def operations(word: str) -> dict[str, object]:
                 found[case.label] = {"result": result, "sent": sent}
             found["description"] = transport.description
             found["mixed"] = _interleaved(transport)
+            found["sums unlike Gloo's"] = _unlike_gloo(transport)
         finally:
             transport.close()
             transport.close()
         found["group of two"] = _group_of_two()
+    return found
+
+
+def _unlike_gloo(transport: TorchTransport) -> list[str]:
+    """Reduce-scatters whose bits are not those of Gloo's own: of rows that its segments do not divide, too."""
+    found = []
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for numel in (1, 2, 3, 7, 33, 1001, 99_999, 300_001):
+            generator = torch.Generator().manual_seed(transport.rank)
+            rows = torch.randn(transport.world_size, numel, generator=generator).to(dtype)
+            ours, theirs = torch.empty(numel, dtype=dtype), torch.empty(numel, dtype=dtype)
+            transport.reduce_scatter(ours, rows).wait()
+            reduce_scatter(theirs, rows.view(-1))
+            if not torch.equal(ours, theirs):
+                found.append(f"{numel} of {dtype}")
     return found
 
 

@@ -48,6 +48,10 @@ class TestOperations:
                 assert torch.equal(mixed[name], sum(contribution(rank, dtype, 1000) for rank in range(n)))
             assert mixed["gathered"].tolist() == [[float(rank)] * 3 for rank in range(n)]
 
+    def test_sums_of_shards_have_the_bits_of_gloos_own(self, operations: list[RankResult]) -> None:
+        for ran in operations:
+            assert ran.value["sums unlike Gloo's"] == []
+
     def test_a_group_of_some_ranks(self, operations: list[RankResult]) -> None:
         n = len(operations)
         for rank, ran in enumerate(operations):

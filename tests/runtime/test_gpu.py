@@ -104,6 +104,13 @@ def test_every_way_into_the_loop_over_nccl(family: str, optimizer: str, families
                 torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
 
 
+def test_compressed_fsdp2_over_nccl() -> None:
+    for result in run_processes(
+        "tests.runtime.fully_sharded_ranks:over_nccl", world_size=4, arguments={"steps": 10}, timeout_s=280
+    ):
+        assert [name for name, right in result.value.items() if not right] == []
+
+
 def test_sharded_models_equal_native_hsdp_over_nccl() -> None:
     for result in run_processes(
         "tests.runtime.shard_ranks:equal_to_native_over_nccl", world_size=4, arguments={"steps": 10}, timeout_s=280

@@ -24,7 +24,7 @@ def test_every_rule_is_asked_once() -> None:
         for name, function in inspect.getmembers(module, inspect.isfunction)
         if not name.startswith("_") and list(inspect.signature(function).parameters) == ["parts"]
     } - {legality.check_legal, legality.nearest_legal}
-    assert len(legality.RULES) == len(set(legality.RULES)) == 22
+    assert len(legality.RULES) == len(set(legality.RULES)) == 25
     assert set(legality.RULES) == written
 
 

@@ -7,10 +7,11 @@ from laconic.architecture.gossip import Gossip
 from laconic.architecture.parameter_server import ParameterServer
 from laconic.architecture.push_sum import PushSum
 from laconic.architecture.servers.layout import ServerLayout
+from laconic.architecture.sharded import Sharded
 from laconic.registry import Registry
 
 ARCHITECTURES: Registry[Architecture] = Registry(
-    "architecture", Architecture, [AllReduce, ParameterServer, Gossip, PushSum, Choco]
+    "architecture", Architecture, [AllReduce, ParameterServer, Gossip, PushSum, Choco, Sharded]
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "ParameterServer",
     "PushSum",
     "ServerLayout",
+    "Sharded",
 ]

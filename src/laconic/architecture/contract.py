@@ -40,6 +40,11 @@ class CodecTraits(Protocol):
         """Every round of an exchange is a sum."""
         ...
 
+    @property
+    def lossless(self) -> bool:
+        """Receivers get exactly what was sent."""
+        ...
+
 
 class Codec(Protocol):
     """What an architecture needs to know of a compressor."""
@@ -47,6 +52,10 @@ class Codec(Protocol):
     @property
     def traits(self) -> CodecTraits:
         """Facts about it."""
+        ...
+
+    def init(self, bucket: Bucket) -> BucketState:
+        """What it remembers about `bucket` before the first step."""
         ...
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
@@ -79,6 +88,10 @@ class Codec(Protocol):
         """How a sum is sent back."""
         ...
 
+    def one_by_one(self) -> Codec:
+        """The same where each payload is read by itself."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture(Method):
@@ -98,8 +111,11 @@ class Architecture(Method):
     """What the optimizer does to parameters must be corrected after every step."""
     fields: ClassVar[Mapping[str, Resize]] = {}
     """What it remembers per element, and what becomes of that when the number of workers changes."""
-    weights: ClassVar[str | None] = None
+    weight_field: ClassVar[str | None] = None
     """The field that says how much a replica counts in the mean which mixing preserves; None: all count the same."""
+    holds_shards: ClassVar[bool] = False
+    """Each rank holds a shard of every parameter: a round leaves it with the mean of that shard alone, and shards are
+    put together for each pass, which `gather` does."""
     only_speed: ClassVar[tuple[str, ...]] = ()
     """Settings that say how or where sums are formed, and change no result but its rounding."""
 
@@ -120,6 +136,11 @@ class Architecture(Method):
         None: there are no public copies, and pairs exchange parameters as they are.
         """
         return None
+
+    @property
+    def weights_by(self) -> str:
+        """The compressor by which shards of parameters travel when they are put together, where `holds_shards`."""
+        return "none"
 
     def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> Self:
         """The same, knowing what only attaching tells: which ranks share a host, and how long algorithms take.
@@ -161,6 +182,10 @@ class Architecture(Method):
         """The plan with its buckets cut so that each can go its own way; with `tensors`, inside tensors too."""
         return plan
 
+    def init(self, compression: Codec, bucket: Bucket) -> BucketState:
+        """What compression remembers about a bucket before the first step."""
+        return compression.init(bucket)
+
     def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
         """Add what is remembered about a bucket; `parameters` are the values all replicas start from."""
 
@@ -185,6 +210,30 @@ class Architecture(Method):
 
         With `halves`, a sum is a "scatter_sum" and a "gather", and all that gathers may wait.
         """
+        raise NotImplementedError
+
+    def scatter(
+        self, rows: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, out: torch.Tensor
+    ) -> Exchange:
+        """Fill `out` with the sum over all ranks of this rank's row of `rows`, where `holds_shards`."""
+        raise NotImplementedError
+
+    def gather(
+        self, row: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, rows: torch.Tensor
+    ) -> Exchange:
+        """Fill `rows` with what everybody gets of each rank's `row`, of this rank's own too."""
+        raise NotImplementedError
+
+    def init_weights(self, compression: Codec, weights: Bucket, world_size: int) -> BucketState:
+        """What compression needs to know about this rank's row of weights; nothing that lasts."""
+        raise NotImplementedError
+
+    def gathered_bytes(self, weights: Bucket, compression: Codec, moment: Moment) -> int:
+        """Payload bytes one rank sends when shards of parameters are put together once, where `holds_shards`."""
+        raise NotImplementedError
+
+    def gather_moves(self, weights: Bucket, compression: Codec, moment: Moment) -> tuple[Move, ...]:
+        """What that does on the network."""
         raise NotImplementedError
 
     def halves_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:

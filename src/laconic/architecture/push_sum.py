@@ -36,7 +36,7 @@ class PushSum(Architecture):
     scope: ClassVar[Scope] = "neighbours"
     fields: ClassVar[Mapping[str, Resize]] = {_WEIGHT: "reset", _HELD: "reset"}
     follows_steps: ClassVar[bool] = True
-    weights: ClassVar[str | None] = _WEIGHT
+    weight_field: ClassVar[str | None] = _WEIGHT
 
     topology: str = choice("one_peer_exponential", "exponential", "ring", "random_targets")
     """Who pushes to whom: one of those 1, 2, 4, ... places on in turn, all of these, both that stand next to it, one

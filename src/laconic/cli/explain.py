@@ -8,7 +8,8 @@ With --json, one stable document:
      "state_bytes": int,                    what each worker remembers between steps, beside model and optimizer
      "wire_bytes_per_step": int,            what each worker sends, from the strategy's own formulas
      "exact": bool,                         false: it depends on the values, and this is the most it can be
-     "uncompressed_bytes_per_step": int,    the same for plain fp32 all-reduces, 2 (n-1)/n * 4 params
+     "uncompressed_bytes_per_step": int,    the same for plain fp32 all-reduces, 2 (n-1)/n * 4 params; where workers
+                                            hold shards, for FSDP2 as it is, 3 (n-1)/n * 4 params
      "ratio": float | null,                 uncompressed / wire; null when nothing is sent (one worker)
      "loss": str,                           what it costs in loss, in words
      "cannot_combine": [str],
@@ -30,6 +31,7 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from laconic.architecture import AllReduce
 from laconic.cli.loss_words import HOW_MEASURED, instead, loss_in_words
 from laconic.cli.options.explain import Arguments
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
@@ -70,7 +72,14 @@ class _Explanation:
 
     @cached_property
     def uncompressed_bytes(self) -> int:
-        return self.bytes_of(Strategy(scheduling=self.strategy.scheduling))
+        whom = self.strategy.architecture
+        plain = type(whom)() if whom.holds_shards else AllReduce()
+        return self.bytes_of(Strategy(architecture=plain, scheduling=self.strategy.scheduling))
+
+    @property
+    def uncompressed(self) -> str:
+        """What that is."""
+        return "uncompressed FSDP2" if self.strategy.architecture.holds_shards else "uncompressed all-reduce"
 
     def bytes_of(self, strategy: Strategy) -> int:
         """What one worker sends per step under a strategy."""
@@ -102,6 +111,11 @@ def run(arguments: Arguments) -> int:
         strategy = Strategy.load(arguments.strategy)
     else:
         strategy = Strategy.parse(arguments.strategy)
+    if shards > 1 and strategy.architecture.holds_shards:
+        raise UsageError(
+            f'explain: with "{strategy.architecture.name}" the workers are the shards. Give --workers {shards} and '
+            "leave --shards out."
+        )
     explanation = _Explanation(strategy=strategy, workers=workers, params=params, shards=shards)
     if arguments.json:
         emit_json(_as_json(explanation))
@@ -205,18 +219,18 @@ def _what_it_sends(explanation: _Explanation) -> Group:
     table = plain_table()
     for label, num_bytes in (
         ("this strategy" if explanation.exact else "this strategy, at most", explanation.wire_bytes),
-        ("uncompressed all-reduce", explanation.uncompressed_bytes),
+        (explanation.uncompressed, explanation.uncompressed_bytes),
     ):
         table.add_row(f"  {label}", Text(human_bytes(num_bytes), justify="right"), f"{num_bytes:,} bytes")
     about = "" if explanation.exact else "at worst, "
     if explanation.ratio is None:
         verdict = "one worker sends nothing"
     elif explanation.ratio == 1:
-        verdict = "as many bytes as the uncompressed all-reduce"
+        verdict = f"as many bytes as the {explanation.uncompressed}"
     elif explanation.ratio > 1:
-        verdict = f"{about}{explanation.ratio:.3g} times fewer bytes than the uncompressed all-reduce"
+        verdict = f"{about}{explanation.ratio:.3g} times fewer bytes than the {explanation.uncompressed}"
     else:
-        verdict = f"{about}{1 / explanation.ratio:.3g} times MORE bytes than the uncompressed all-reduce"
+        verdict = f"{about}{1 / explanation.ratio:.3g} times MORE bytes than the {explanation.uncompressed}"
     strategy = explanation.strategy
     workers = "1 worker" if explanation.workers == 1 else f"{explanation.workers:,} workers"
     average = "" if strategy.synchronization.rounds_per_step() == 1 else ", on average"
@@ -248,7 +262,12 @@ def _not_counted(explanation: _Explanation) -> tuple[str, ...]:
     lines: tuple[str, ...] = ()
     if strategy.synchronization.beginning:
         lines += (_other_steps(explanation),)
-    if strategy.exchanges_gradients():
+    if strategy.architecture.holds_shards:
+        lines += (
+            "Counted above: every parameter is gathered for the forward pass and again for the backward pass. What is "
+            "gathered inside a smaller group (reshard_after_forward=int) is sent by FSDP2 itself, and not counted.",
+        )
+    elif strategy.exchanges_gradients():
         lines += _BESIDE_GRADIENTS
     else:
         lines += (

@@ -67,24 +67,26 @@ def _text(cell: Cell) -> str | None:
 def _verified(matrix: list[Cell], counts: list[int], *, processes: bool) -> list[Findings]:
     """All findings, strategy by strategy on threads, then number by number on processes."""
     strategies = list(dict.fromkeys(cell.strategy for cell in matrix if cell.strategy is not None))
+    on_threads = [strategy for strategy in strategies if not strategy.architecture.holds_shards]
+    on_processes = strategies if processes else [one for one in strategies if one.architecture.holds_shards]
     findings: list[Findings] = []
     # Ranks are threads already; more threads inside each operation would only get in their way.
     torch.set_num_threads(1)
-    with watching(len(strategies) * len(counts) * (2 if processes else 1)) as watcher, warnings.catch_warnings():
+    with watching((len(on_threads) + len(on_processes)) * len(counts)) as watcher, warnings.catch_warnings():
         # That a method would learn more with error feedback is no news to whoever verifies it without.
         warnings.simplefilter("ignore", LaconicWarning)
-        for strategy in strategies:
+        for strategy in on_threads:
             for workers in counts:
                 watcher.begin(str(strategy), workers, "threads")
                 findings.append(verify_on_threads(strategy, workers, on_check=watcher.check))
                 watcher.end(findings[-1])
-        for workers in counts if processes else ():
+        for workers in counts if on_processes else ():
 
             def told(number: int, name: str, outcome: Outcome, workers: int = workers) -> None:
-                watcher.begin(str(strategies[number]), workers, "processes")
+                watcher.begin(str(on_processes[number]), workers, "processes")
                 watcher.check(name, outcome)
 
-            made = verify_on_processes(strategies, workers, on_check=told)
+            made = verify_on_processes(on_processes, workers, on_check=told)
             for one in made:
                 watcher.end(one)
             findings += made

@@ -95,6 +95,10 @@ class Compressor(Method):
         """The same without what keeps a residual."""
         return self
 
+    def one_by_one(self) -> Compressor:
+        """The same where each payload is read by itself, so that no sum is compressed and sent back."""
+        return self
+
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """Bytes of what `encode` gives for `bucket`, if it can be read alone."""
         return sum(size for round in self.rounds(bucket, moment) for size in round.sizes)
@@ -170,6 +174,10 @@ class Packed(Compressor):
     def packed_bytes(self, bucket: Bucket) -> int:
         """How many bytes `pack` gives; a multiple of 4, so that numbers in them stay aligned in a row of payloads."""
         raise NotImplementedError
+
+    def one_by_one(self) -> Compressor:
+        """As payloads that are gathered."""
+        return replace(self, route="gather")
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The packed bytes."""
@@ -333,6 +341,10 @@ class Wrapper(Compressor):
         """The inner compressor's, in this wrapper unless it keeps the residual."""
         inner = self.inner.forgetful()
         return inner if self.own_traits.keeps_residual else replace(self, inner=inner)
+
+    def one_by_one(self) -> Compressor:
+        """Around the inner compressor's."""
+        return replace(self, inner=self.inner.one_by_one())
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """As the inner compressor."""

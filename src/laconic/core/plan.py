@@ -68,3 +68,5 @@ class Plan:
     """Bytes that may be under way at a time; 0: a few buckets, whatever their size."""
     layout: tuple[str, ...] = ()
     """The order of tensors in memory; buckets are runs of it. Empty: as they come in the buckets."""
+    weights: tuple[Bucket, ...] = ()
+    """Where each rank holds a shard of every parameter: those that are put together at one time, in forward order."""

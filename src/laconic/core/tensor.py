@@ -24,6 +24,8 @@ class TensorSpec:
     """Where each rank of a group holds a shard: bytes of all shards together; 0 if it is not sharded."""
     ready_with: str = ""
     """Tensors in which this is the same get their gradients at one moment; empty: each by itself."""
+    gathers: int = 2
+    """Where shards are put together for each pass: how often a step does so. 1: it stays whole between the passes."""
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -62,4 +64,11 @@ class TensorSpec:
             return self
         first = self.start + begin
         name = f"{self.owner}[{first}:{first + end - begin}]"
-        return TensorSpec(name, (end - begin,), self.dtype, self.device, self.owner, first, ready_with=self.ready_with)
+        return replace(self, name=name, shape=(end - begin,), part_of=self.owner, start=first, whole_bytes=0)
+
+    def shard_piece(self, index: int, count: int) -> TensorSpec:
+        """The elements that rank `index` of `count` holds of it, as `shard` says, as a piece."""
+        rest = math.prod(self.shape[1:])
+        length = -(-self.shape[0] // count)
+        begin, end = (min(row * length, self.shape[0]) * rest for row in (index, index + 1))
+        return self.piece(begin, end)

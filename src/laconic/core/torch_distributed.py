@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
@@ -36,6 +36,8 @@ from laconic.errors import AttachError, CommunicationError, one_line
 
 _SLICE_S = 0.5
 """How long a wait sleeps before it looks whether a peer has failed."""
+_GLOO_SEGMENT_BYTES = 1024 * 1024
+"""The largest piece in which Gloo's ring sends."""
 _LARGE_ROW_BYTES = 256 * 1024
 """From here on rows between ranks go faster as messages than in Gloo's all-to-all."""
 
@@ -186,7 +188,7 @@ class TorchTransport:
         # Gloo's own reduce-scatter sends as much as an all-reduce; shards summed here cost half of that.
         shards = torch.empty_like(tensor)
         work = self._swap_rows(shards, tensor.contiguous(), "reduce_scatter", purpose, what)
-        return _ThenSum(work, shards, output)
+        return _ThenSum(work, shards, output, self.rank)
 
     def all_to_all(
         self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
@@ -427,17 +429,44 @@ class _PeerWork:
 
 
 class _ThenSum:
-    def __init__(self, work: Work, shards: torch.Tensor, output: torch.Tensor) -> None:
+    """Shards that are added up once they are there, in the order of Gloo's own ring, so that every bit is as there."""
+
+    def __init__(self, work: Work, shards: torch.Tensor, output: torch.Tensor, rank: int) -> None:
         self._work = work
         self._shards = shards
         self._output = output
+        self._rank = rank
 
     def wait(self) -> None:
         self._work.wait()
-        torch.sum(self._shards, dim=0, out=self._output)
+        rows, total = self._shards.view(len(self._shards), -1), self._output.view(-1)
+        for begin, end, last in _ring_chunks(rows.shape[1], total.element_size(), self._rank, len(rows)):
+            part = total[begin:end]
+            part.copy_(rows[last - 1, begin:end])
+            for far in range(2, len(rows) + 1):
+                part += rows[(last - far) % len(rows), begin:end]
 
     def done(self) -> bool:
         return self._work.done()
+
+
+def _ring_chunks(numel: int, element_bytes: int, rank: int, world_size: int) -> Iterator[tuple[int, int, int]]:
+    """How Gloo's ring adds up row `rank` of n rows: from element to element, and the rank whose values come last.
+
+    A ring goes around n chunks of the whole, each of which is added up from the rank before its own backwards. Chunks
+    are whole numbers of segments, so their borders are not quite those of the rows.
+    """
+    total_bytes = world_size * numel * element_bytes
+    most_bytes = element_bytes * max(1, _GLOO_SEGMENT_BYTES // element_bytes)
+    num_segments = max(-(-total_bytes // most_bytes), 2 * world_size)
+    per_rank = -(-num_segments // world_size)
+    segment_bytes = -(-total_bytes // (per_rank * world_size))
+    chunk = per_rank * -(-segment_bytes // element_bytes)
+    begin = rank * numel
+    while begin < (rank + 1) * numel:
+        end = min((begin // chunk + 1) * chunk, (rank + 1) * numel)
+        yield begin - rank * numel, end - rank * numel, begin // chunk
+        begin = end
 
 
 def _messages(

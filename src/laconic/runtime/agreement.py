@@ -34,13 +34,11 @@ def check_agreement(job: Job, *, init_sync: bool, sync_optimizer: bool) -> None:
         "find_unused_parameters": str(job.find_unused_parameters),
         "the model's class": type(job.model).__name__,
     }
-    description |= {f"parameter {name}": _describe(parameter) for name, parameter in job.parameters.items()}
-    # Buckets are laid out by strides: the same element must lie in the same place everywhere.
-    description |= {f"strides of {name}": str(piece.stride()) for name, piece in job.values.items()}
-    # Pieces of equal shape may be pieces of different places.
-    everything = [*job.model.named_parameters(), *job.model.named_buffers()]
-    description |= {f"shard of {name}": place for name, tensor in everything if (place := place_of(tensor))}
-    description |= {f"frozen {name}": _describe(p) for name, p in job.model.named_parameters() if not p.requires_grad}
+    if job.strategy.architecture.holds_shards:
+        # Each has another shard of the same.
+        description |= {f"parameter {name}": _whole(p) for name, p in job.model.named_parameters()}
+    else:
+        description |= _pieces(job)
     description |= {f"buffer {name}": _describe(buffer) for name, buffer in job.model.named_buffers()}
     descriptions = differing(transport, description)
     for rank, other in enumerate(descriptions):
@@ -53,6 +51,17 @@ def check_agreement(job: Job, *, init_sync: bool, sync_optimizer: bool) -> None:
             )
         if list(descriptions[0]) != list(other):
             raise AttachError(f"ranks attach different things: the order of parameters on rank {rank} is not rank 0's.")
+
+
+def _pieces(job: Job) -> dict[str, str]:
+    """What must be the same on every rank of parameters, or of the pieces that live here."""
+    found = {f"parameter {name}": _describe(parameter) for name, parameter in job.parameters.items()}
+    # Buckets are laid out by strides: the same element must lie in the same place everywhere.
+    found |= {f"strides of {name}": str(piece.stride()) for name, piece in job.values.items()}
+    # Pieces of equal shape may be pieces of different places.
+    everything = [*job.model.named_parameters(), *job.model.named_buffers()]
+    found |= {f"shard of {name}": place for name, tensor in everything if (place := place_of(tensor))}
+    return found | {f"frozen {name}": _describe(p) for name, p in job.model.named_parameters() if not p.requires_grad}
 
 
 def differing(transport: Transport, description: Mapping[str, str]) -> list[dict[str, str]]:
@@ -141,6 +150,11 @@ def broadcast_all(
             received = packed[start : start + tensor.nbytes].clone().view(tensor.dtype).view(tensor.shape)
             tensor.copy_(received)
             start += tensor.nbytes
+
+
+def _whole(parameter: torch.Tensor) -> str:
+    frozen = "" if parameter.requires_grad else ", frozen"
+    return f"{tuple(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}{frozen}"
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -32,6 +32,7 @@ from laconic.runtime.hooks.async_server import AsyncServerHooks
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.ddp import DdpHooks, check_schedule
 from laconic.runtime.hooks.deferred_updates import why_not_deferred
+from laconic.runtime.hooks.fully_sharded import FullyShardedHooks
 from laconic.runtime.hooks.gossip import GossipHooks
 from laconic.runtime.hooks.gradients import GradientHooks
 from laconic.runtime.hooks.local_updates import LocalUpdateHooks
@@ -145,7 +146,8 @@ def _start(job: Job, cleanup: ExitStack, *, init_sync: bool, sync_optimizer: boo
         hooks = _make_hooks(job, pool)
         cleanup.callback(hooks.detach)
         cleanup.callback(watch_for_wrappers(job).remove)
-        if strategy.exchanges_gradients() and not isinstance(job.model, DistributedDataParallel):
+        leaves_buffers = strategy.architecture.holds_shards or isinstance(job.model, DistributedDataParallel)
+        if strategy.exchanges_gradients() and not leaves_buffers:
             buffers = ModuleBuffers(job)
             cleanup.callback(buffers.detach)
     steps = OptimizerSteps(job, hooks)
@@ -205,6 +207,10 @@ def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters:
             f"{strategy.synchronization.name} takes part in the optimizer's momentum, and the model is wrapped in "
             "DistributedDataParallel. Attach to the plain module (ddp.module)."
         )
+    if strategy.architecture.holds_shards and find_unused_parameters is not None:
+        raise AttachError(
+            f'find_unused_parameters has no effect with "{strategy.architecture}": FSDP decides that. Leave it out.'
+        )
     if isinstance(model, DistributedDataParallel) and find_unused_parameters is not None:
         raise AttachError(
             "find_unused_parameters has no effect on a model wrapped in DistributedDataParallel; give it to that."
@@ -238,6 +244,8 @@ def _make_hooks(job: Job, pool: ServerPool | None) -> TrainingHooks:
     """The place where PyTorch lets this strategy in."""
     if isinstance(job.model, DistributedDataParallel):
         return DdpHooks(job, job.model)
+    if job.strategy.architecture.holds_shards:
+        return FullyShardedHooks(job)
     rule = job.strategy.synchronization
     if job.strategy.architecture.scope == "neighbours":
         return GossipHooks(job) if rule.barrier else AsyncPairHooks(job)
@@ -277,10 +285,11 @@ def _check_model(
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise AttachError(f'parameter "{name}" has no shape yet (a lazy module). Run one forward pass first.')
-    if any(map(optimizer_steps.is_attached, optimizers)):
-        raise AttachError("this optimizer is already attached; call session.detach() first.")
-    if any(map(parameter_hook.is_attached, parameters.values())):
-        raise AttachError("this model is already attached; call session.detach() first.")
+    if not strategy.architecture.holds_shards:  # which takes neither gradients nor steps, and looks for its like itself
+        if any(map(optimizer_steps.is_attached, optimizers)):
+            raise AttachError("this optimizer is already attached; call session.detach() first.")
+        if any(map(parameter_hook.is_attached, parameters.values())):
+            raise AttachError("this model is already attached; call session.detach() first.")
     for optimizer in optimizers:
         optimizer_steps.check_parameters(optimizer, {id(parameter) for parameter in parameters.values()})
     _check_all_are_trained(optimizers, parameters, strategy)
@@ -352,9 +361,17 @@ def _warn_of_losses(strategy: Strategy) -> None:
 
 def _make_equal(job: Job, init_sync: bool, sync_optimizer: bool) -> None:
     """Check that all ranks attach the same thing, then start all of them from rank 0's values."""
+    shards = job.strategy.architecture.holds_shards
+    if shards and (sync_optimizer or not init_sync):
+        raise AttachError(
+            f'init_sync and sync_optimizer have no effect with "{job.strategy.architecture}": each rank has shards of '
+            "its own. Leave them out."
+        )
     if job.transport.world_size == 1:
         return
     check_agreement(job, init_sync=init_sync, sync_optimizer=sync_optimizer)
+    if shards:
+        return
     if sync_optimizer:
         for work in broadcast_optimizer_state(job.transport, job.optimizers, job.parameters):
             work.wait()

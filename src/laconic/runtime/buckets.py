@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -68,18 +68,7 @@ class Buckets:
 
     def state_by_parameter(self) -> ParameterState:
         """State of all buckets, keyed by parameter name; what belongs to pieces is put together."""
-        merged: ParameterState = {}
-        for state in self.states:
-            for name, fields in state.by_parameter().items():
-                merged.setdefault(name, {}).update(fields)
-        pieces = {t.name: t for bucket in self.plan.buckets for t in bucket.tensors if t.part_of}
-        for name in [name for name in merged if name in pieces]:
-            piece = pieces[name]
-            for field, value in merged.pop(name).items():
-                like = self._parameters[piece.owner]
-                whole = merged.setdefault(piece.owner, {}).setdefault(field, value.new_zeros(like.shape))
-                whole.view(-1)[piece.start : piece.start + piece.numel] = value.view(-1)
-        return merged
+        return whole_state(self.states, self._parameters)
 
     def write(self, field: str, values: Mapping[str, torch.Tensor]) -> None:
         """Overwrite a field of state by values of the shape of each parameter; parameters left out keep theirs."""
@@ -97,6 +86,22 @@ class Buckets:
         """Another flat tensor of the size of bucket `index` as its parameters see it."""
         segments = self.plan.buckets[index].segments()
         return {tensor.name: _view_like(self._parameters[tensor.name], flat[place]) for tensor, place in segments}
+
+
+def whole_state(states: Sequence[BucketState], parameters: Mapping[str, torch.Tensor]) -> ParameterState:
+    """States of several buckets, keyed by parameter name; what belongs to pieces is put together."""
+    merged: ParameterState = {}
+    for state in states:
+        for name, fields in state.by_parameter().items():
+            merged.setdefault(name, {}).update(fields)
+    pieces = {tensor.name: tensor for state in states for tensor in state.bucket.tensors if tensor.part_of}
+    for name in [name for name in merged if name in pieces]:
+        piece = pieces[name]
+        for field, value in merged.pop(name).items():
+            like = parameters[piece.owner]
+            whole = merged.setdefault(piece.owner, {}).setdefault(field, value.new_zeros(like.shape))
+            whole.view(-1)[piece.start : piece.start + piece.numel] = value.view(-1)
+    return merged
 
 
 def _view_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ def consensus_distance(job: Job) -> float:
 
     Of a sharded model, of the pieces that live on the ranks of this group.
     """
-    if job.transport.world_size == 1:
+    if job.transport.world_size == 1 or job.strategy.architecture.holds_shards:
         return 0.0
     sums = torch.zeros(2, dtype=torch.float64)
 
@@ -44,8 +44,8 @@ def average(job: Job) -> None:
 
     Other buffers (counters) become rank 0's.
     """
-    if job.transport.world_size == 1:
-        return
+    if job.transport.world_size == 1 or job.strategy.architecture.holds_shards:
+        return  # there is one model
 
     def mean_of_all() -> Exchange:
         for tensor in [*job.values.values(), *map(local, job.model.buffers())]:

@@ -176,7 +176,9 @@ class Session:
             copied = {name: self._copied(fields) for name, fields in state.items()}
             digest = self._digest()
         specs = self._job.specs()
-        copied = as_saved(copied, self._job.parameters, lambda name: {PENDING, *self.strategy.per_element(specs[name])})
+        if not self.strategy.architecture.holds_shards:  # else what is remembered is of whole gradients, on each rank
+            per_element = lambda name: {PENDING, *self.strategy.per_element(specs[name])}  # noqa: E731
+            copied = as_saved(copied, self._job.parameters, per_element)
         order = self._hooks.order() if self._hooks is not None else []
         return pack(
             str(self.strategy),

@@ -29,6 +29,10 @@ _ISLANDS = (
 )
 
 
+OUTERMOST = "the model"
+"""What the part is called that fully_shard() was called with last."""
+
+
 def is_sharded(tensor: object) -> bool:
     """Whether it is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
@@ -208,8 +212,19 @@ def _fsdp_groups(model: nn.Module) -> dict[int, str]:
     """Id of a parameter -> the innermost part that fully_shard() was called with: their gradients come at once."""
     found: dict[int, str] = {}
     for name, module in fsdp_modules(model):  # outer ones first, so that inner ones have the last word
-        found |= {id(parameter): name or "the model" for parameter in module.parameters()}
+        found |= {id(parameter): name or OUTERMOST for parameter in module.parameters()}
     return found
+
+
+def whole_specs(model: nn.Module) -> dict[str, list[TensorSpec]]:
+    """Of each part that fully_shard() was called with: its parameters as a whole, frozen ones too."""
+    together = _fsdp_groups(model)
+    parts: dict[str, list[TensorSpec]] = {}
+    for name, parameter in model.named_parameters():
+        part = together[id(parameter)]
+        spec = TensorSpec(name, tuple(parameter.shape), parameter.dtype, local(parameter).device, ready_with=part)
+        parts.setdefault(part, []).append(spec)
+    return parts
 
 
 def check_shards(
@@ -219,6 +234,9 @@ def check_shards(
 
     ranks: None for a transport that is not torch.distributed's.
     """
+    if strategy.architecture.holds_shards:
+        _check_owners(model, strategy, ranks)
+        return
     # Frozen ones and buffers too: all are made equal to rank 0's at the start.
     everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     pieces = {name: tensor for name, tensor in everything.items() if is_sharded(tensor)}
@@ -250,6 +268,43 @@ def check_shards(
             "model, without ignored_params."
         )
     _check_strategy(first, strategy)
+
+
+def _check_owners(model: nn.Module, strategy: Strategy, ranks: list[int] | None) -> None:
+    """Raise unless fully_shard() has cut the whole model among exactly these ranks."""
+    how, parameters = strategy.architecture.name, dict(model.named_parameters())
+    usage = 'Call fully_shard() on its blocks and on the whole, and attach with process_group=mesh["shard"]'
+    if ranks is None:
+        raise AttachError(f'"{how}" needs torch.distributed: leave transport out.')
+    if not fsdp_modules(model):
+        raise AttachError(
+            f'"{how}" compresses what fully_shard() sends, and this model is not sharded. {usage}; or use "all_reduce".'
+        )
+    for name, parameter in parameters.items():
+        if not is_sharded(parameter):
+            raise AttachError(f'parameter "{name}" is in no part that fully_shard() was called with. {usage}.')
+        mesh: Any = parameter.device_mesh  # pyrefly: ignore[missing-attribute]
+        owners: list[int] = mesh.mesh.flatten().tolist()
+        if mesh.ndim != 1 or sorted(owners) != sorted(ranks):
+            raise AttachError(
+                f'parameter "{name}" lies on a mesh of ranks {_listed(sorted(owners))}, and "{how}" works among the '
+                f"ranks of one shard group, which process_group has as {_listed(sorted(ranks))}. Shard over one "
+                'dimension, fully_shard(..., mesh=mesh["shard"]), and attach with process_group=mesh["shard"].'
+            )
+        (placement,) = parameter.placements  # pyrefly: ignore[missing-attribute]
+        if not placement.is_shard(0):
+            raise AttachError(
+                f'parameter "{name}" is sharded as {placement}; "{how}" knows shards of the first dimension. Leave '
+                "shard_placement_fn out."
+            )
+        if mesh.device_type != "cpu" and local(parameter).device.type == "cpu":
+            raise AttachError(f'parameter "{name}" is offloaded to the CPU. Shard without offload_policy.')
+    for part, tensors in whole_specs(model).items():
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            raise AttachError(
+                f'parameters of {part} have several dtypes ("{tensors[0].name}" is {tensors[0].dtype}), which FSDP '
+                "sends as mere bytes. Give all of them one dtype, and choose others in MixedPrecisionPolicy."
+            )
 
 
 def _check_strategy(name: str, strategy: Strategy) -> None:

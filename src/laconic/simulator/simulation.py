@@ -197,9 +197,13 @@ def _wire_bytes(found: Steady) -> int:
 
 def _warnings(asked: Strategy, inputs: Inputs) -> list[str]:
     found = inputs.network.warnings()
-    if inputs.codec is None and not asked.compression.traits.lossless:
+    unknown = [] if inputs.codec is not None else [asked.compression]
+    if asked.architecture.holds_shards:
+        measured = {codec.compressor for codec in inputs.workload.codecs}
+        unknown += [] if str(asked.weights_codec) in measured else [asked.weights_codec]
+    for text in dict.fromkeys(str(one) for one in unknown if not one.traits.lossless):
         found.append(
-            f'what it takes to encode and decode "{asked.compression}" is not known and counted as nothing. '
-            f'Measure it: laconic profile SCRIPT:FUNCTION --compressor "{asked.compression}"'
+            f'what it takes to encode and decode "{text}" is not known and counted as nothing. '
+            f'Measure it: laconic profile SCRIPT:FUNCTION --compressor "{text}"'
         )
     return found

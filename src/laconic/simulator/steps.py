@@ -13,6 +13,7 @@ from laconic.errors import UsageError
 from laconic.simulator.engine import Graph, Outcome
 from laconic.simulator.lowering.gradients import GradientSteps
 from laconic.simulator.lowering.rounds import GossipSteps, LocalSteps
+from laconic.simulator.lowering.sharded import ShardedSteps
 from laconic.simulator.lowering.task_graph import Inputs, TaskGraph
 from laconic.simulator.lowering.without_barrier import AsyncPairSteps, AsyncServerSteps
 from laconic.strategy import Strategy
@@ -56,7 +57,9 @@ def draw_steps(drawing: TaskGraph, plans: Sequence[Plan], num_steps: int) -> Non
     rule, plans = strategy.synchronization, list(plans)
     # A whole number of periods after the warm-up, so that the first step drawn is the first of a period.
     first_step = rule.interval * (-(-rule.warmup // rule.interval) + 1)
-    if strategy.exchanges_gradients():
+    if strategy.architecture.holds_shards:
+        steps = ShardedSteps(drawing, plans[0])
+    elif strategy.exchanges_gradients():
         steps = GradientSteps(drawing, plans[0])
     elif not rule.barrier:
         servers = strategy.architecture.has_servers

@@ -150,6 +150,11 @@ class Strategy:
         first = cast(Compressor, _from_value("compression", when.beginning))
         return _AsTheRuleSays(self.compression, first=first, rule=when)
 
+    @property
+    def weights_codec(self) -> Compressor:
+        """The compressor by which weights travel where each rank holds a shard of them."""
+        return cast(Compressor, _from_value("compression", self.architecture.weights_by))
+
     def planned(self, total_steps: int) -> Strategy:
         """The same, knowing how many optimizer steps training will take."""
         self.compression.check_length(total_steps)
@@ -184,7 +189,7 @@ class Strategy:
 
     def init(self, bucket: Bucket) -> BucketState:
         """What is remembered about `bucket` before the first step, except for what needs to know its values."""
-        state = self.compression.init(bucket)
+        state = self.architecture.init(self.compression, bucket)
         if self._agrees_with_all():
             self.synchronization.init(state)
         return state
@@ -245,7 +250,11 @@ class Strategy:
         price = whom.halves_bytes if plan.halves else whom.sent_bytes
         if not when.barrier and not whom.has_servers:
             price = whom.pairwise_bytes
-        return sum(price(bucket, self.codec, moment) for bucket in plan.buckets)
+        gathered = (
+            bucket.tensors[0].gathers * whom.gathered_bytes(bucket, self.weights_codec, moment)
+            for bucket in plan.weights
+        )
+        return sum(price(bucket, self.codec, moment) for bucket in plan.buckets) + sum(gathered)
 
     def exchanges_gradients(self) -> bool:
         """Whether gradients, or what takes their place, are averaged over all in every step; else parameters are."""

@@ -10,7 +10,10 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Make real steps under a strategy and check what it promises, with threads as workers; exit 1 if a check fails."""
+    """Make real steps under a strategy and check what it promises, with threads as workers; exit 1 if a check fails.
+
+    A strategy for models that fully_shard() has cut up is checked with processes.
+    """
 
     strategy: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="STRATEGY")] = None
     """A preset, one-line text in quotes, or a file that ends in .toml."""

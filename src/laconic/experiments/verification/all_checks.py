@@ -34,6 +34,8 @@ def verify_on_threads(
     strategy: Strategy, workers: int, *, on_check: Callable[[str, Outcome], None] = lambda name, outcome: None
 ) -> Findings:
     """Make every check with that many threads as workers; raises UsageError if it makes no sense to begin."""
+    if strategy.architecture.holds_shards:
+        raise UsageError(f'verify: "{strategy.architecture.name}" needs a process for each shard, not a thread.')
     check_possible(strategy, workers)
     began_s = time.monotonic()
     outcomes: dict[str, Outcome] = {}

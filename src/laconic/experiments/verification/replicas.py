@@ -136,7 +136,7 @@ def _get_what_servers_hold(stage: Stage, strategy: Strategy) -> Outcome:
 
 def _mean(stage: Stage, trainee: Trainee, session: Session) -> torch.Tensor:
     """The mean that mixing preserves, of what replicas hold once everything on its way has arrived."""
-    state, weights = _state(session), trainee.strategy.architecture.weights
+    state, weights = _state(session), trainee.strategy.architecture.weight_field
     held: list[torch.Tensor] = []
     for name, parameter in trainee.parameters().items():
         fields = state.get(name, {})

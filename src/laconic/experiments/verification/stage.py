@@ -57,8 +57,9 @@ class Stage:
         """A session with a transport of its own."""
         transport = self._transport()
         timeout_s = _EXCHANGE_S if transport is None else None
-        # Some checks have trained the same model before, every rank by itself.
-        return attach(model, optimizer, strategy, transport=transport, timeout_s=timeout_s, sync_optimizer=True)
+        # Some checks have trained the same model before, every rank by itself; of shards there is one model.
+        equal = not strategy.architecture.holds_shards
+        return attach(model, optimizer, strategy, transport=transport, timeout_s=timeout_s, sync_optimizer=equal)
 
     def gather(self, fact: Fact) -> list[Fact]:
         """What every rank has to say, in the order of ranks."""

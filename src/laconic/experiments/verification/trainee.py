@@ -23,6 +23,7 @@ from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError
 from laconic.experiments.verification.stage import Stage
 from laconic.runtime import Session
+from laconic.runtime.shards import is_sharded
 from laconic.strategy import Strategy
 
 Size = Literal["small", "large"]
@@ -66,6 +67,8 @@ class Trainee:
         self.strategy = strategy = strategy.planned(_STEPS) if strategy.synchronization.asks_for_length else strategy
         self.rank = stage.rank
         self.model = SmallNet(size or fitting_size(strategy))
+        if strategy.architecture.holds_shards:
+            self._shard()
         traits = strategy.compression.traits
         directions = not strategy.synchronization.keeps_scale or not traits.keeps_scale
         # Momentum is for those that bring none of their own; a direction has length one per parameter already.
@@ -75,6 +78,13 @@ class Trainee:
         if strategy.synchronization.quantity == "momentum":
             self.optimizer = AdamW(self.model.parameters(), lr=rate / 10)
         self._stage = stage
+
+    def _shard(self) -> None:
+        """Cut the model up among all ranks, in two parts."""
+        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - takes a second, and few need it
+
+        fully_shard(self.model.block)
+        fully_shard(self.model)
 
     def attach(self, start: int = 0) -> Session:
         """Put the strategy to work, as if `start` steps had been made before."""
@@ -112,7 +122,8 @@ class Trainee:
     def parameters(self) -> dict[str, torch.Tensor]:
         """What the model holds, by name."""
         # Its state, not its parameters: updates that wait for the next forward pass are made before a state is given.
-        return dict(self.model.state_dict())
+        held = self.model.state_dict()
+        return {name: value.full_tensor() if is_sharded(value) else value for name, value in held.items()}
 
     def flat(self) -> torch.Tensor:
         """All parameters one after the other, in float64."""

@@ -42,7 +42,8 @@ class OptimizerSteps:
         self._told: list[Optimizer] = []
         for optimizer in job.optimizers:
             self._handles += [
-                optimizer.register_step_pre_hook(BeforeStep(self)),
+                # Where FSDP's own traffic is compressed, steps are only counted: another session may work beside it.
+                optimizer.register_step_pre_hook(BeforeStep(self, alone=not job.strategy.architecture.holds_shards)),
                 optimizer.register_step_post_hook(lambda optimizer, *_: self.after(optimizer)),
             ]
             if not job.strategy.exchanges_gradients() and not getattr(optimizer, _AMP, False):
@@ -124,10 +125,14 @@ class OptimizerSteps:
 
 
 class BeforeStep:
-    """The hook before optimizer.step(); a class, so that an attached optimizer can be recognised."""
+    """The hook before optimizer.step(); a class, so that an attached optimizer can be recognised.
 
-    def __init__(self, steps: OptimizerSteps) -> None:
+    alone: no other session may watch the optimizer.
+    """
+
+    def __init__(self, steps: OptimizerSteps, *, alone: bool) -> None:
         self._steps = steps
+        self.alone = alone
 
     def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Raise if the step must not be made."""
@@ -202,7 +207,7 @@ def unwrapped(optimizer: object) -> Optimizer:
 def is_attached(optimizer: Optimizer) -> bool:
     """Whether a session has its hooks on this optimizer."""
     hooks: dict[int, Any] = getattr(optimizer, "_optimizer_step_pre_hooks", {})
-    return any(isinstance(hook, BeforeStep) for hook in hooks.values())
+    return any(isinstance(hook, BeforeStep) and hook.alone for hook in hooks.values())
 
 
 def others_watch(optimizer: Optimizer) -> bool:

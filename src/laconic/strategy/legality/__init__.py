@@ -8,6 +8,7 @@ same rules as the old ones. Rules stand by what they look at:
     payloads    compression with architecture and synchronization
     sums        architecture with compression, where sums are formed
     orders      scheduling with the rest
+    shards      architectures in which each rank holds a shard, with the rest
 """
 
 from laconic.strategy.legality.check import RULES, cannot_combine, check_legal, nearest_legal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from laconic.compression import Wrapper
 from laconic.errors import IllegalCombination
-from laconic.strategy.legality import barriers, orders, payloads, sums, wrappers
+from laconic.strategy.legality import barriers, orders, payloads, shards, sums, wrappers
 from laconic.strategy.legality.combination import Parts, Refusal, Rule
 
 RULES: tuple[Rule, ...] = (
@@ -28,6 +28,9 @@ RULES: tuple[Rule, ...] = (
     orders.only_gradients_can_wait,
     orders.a_given_momentum_needs_the_whole_step,
     orders.pieces_and_halves_fit_the_compressor,
+    shards.shards_are_averaged_in_every_step,
+    shards.owners_read_what_is_sent,
+    shards.parts_are_the_models_own,
     sums.sums_are_compressed,
     sums.sums_are_formed_of_something,
 )

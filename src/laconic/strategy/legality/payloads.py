@@ -12,7 +12,8 @@ from laconic.strategy.legality.wrapper_stacks import replaced, without
 
 def payloads_take_a_route(parts: Parts) -> Refusal | None:
     """Where each payload is read by itself there is one way for it to go."""
-    if parts.architecture.scope == "everyone" and not parts.architecture.has_servers:
+    whom = parts.architecture
+    if whom.scope == "everyone" and not whom.has_servers and not whom.holds_shards:
         return None
     for layer in parts.compression.layers():
         if isinstance(layer, Packed) and "route" in layer.changed_settings():

@@ -1,0 +1,139 @@
+"""Shards that are put together before each pass and summed after: FSDP2 on a virtual clock.
+
+A part of the model is gathered while the part before it computes, one part ahead, as FSDP2 does on a GPU (on a CPU its
+collectives wait, which is not drawn). Gradients of a part leave when its first layer has had its backward pass, beside
+the backward pass of the parts before it. What is gathered or summed goes in one order each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from laconic.core.exchange import Move
+from laconic.core.plan import Bucket, Plan
+from laconic.simulator.lowering.task_graph import TaskGraph, Which
+from laconic.workload import CodecCost, Workload
+
+Ends = list[list[int]]
+"""For each class of ranks the tasks with which something ends."""
+
+
+class ShardedSteps:
+    """Draws one step after the other."""
+
+    def __init__(self, drawing: TaskGraph, plan: Plan) -> None:
+        self._drawing = drawing
+        self._classes = range(len(drawing.inputs.classes))
+        self._passes = _Passes(drawing.inputs.workload, plan)
+        inputs, strategy = drawing.inputs, drawing.inputs.strategy
+        whom, moment = strategy.architecture, inputs.moment
+        alone = not inputs.exchanges()
+        weights = strategy.weights_codec
+        self._gathers = [() if alone else whom.gather_moves(part, weights, moment) for part in plan.weights]
+        self._sums = [() if alone else whom.moves(part, strategy.codec, moment) for part in self._passes.gradients]
+        self._weights_cost = next((one for one in inputs.workload.codecs if one.compressor == str(weights)), None)
+        self._plan = plan
+
+    def step(self, number: int) -> None:
+        """Forward, backward, optimizer."""
+        drawing = self._drawing
+        before: Ends = [[ends] for ends in drawing.step_ends[-1]] if drawing.step_ends else [[] for _ in self._classes]
+        computed = self._run(number, before, forward=True)
+        sums: Ends = [[] for _ in self._classes]
+        computed = self._run(number, computed, forward=False, sums=sums)
+        waits, optimizer_s = _both(computed, sums), drawing.inputs.optimizer_s
+        drawing.step_ends.append(
+            [drawing.compute("optimizer", number, one, optimizer_s, waits[one]) for one in self._classes]
+        )
+
+    def _run(self, number: int, before: Ends, *, forward: bool, sums: Ends | None = None) -> Ends:
+        """One pass; `sums` gets what ends with all gradients being there."""
+        drawing, passes = self._drawing, self._passes
+        stretches = passes.stretches if forward else passes.stretches[::-1]
+        gathered, summed = before, before
+        computed, earlier = before, before
+        for stretch in stretches:
+            for part in stretch.first_used if forward else stretch.gathered_again:
+                # One part ahead: not before the stretch before the last one is done.
+                gathered = self._communicate(number, part, self._plan.weights[part], _both(gathered, earlier), True)
+            duration_s = stretch.forward_s if forward else stretch.backward_s
+            waits = _both(computed, gathered)
+            earlier, computed = (
+                computed,
+                [
+                    [drawing.compute("forward" if forward else "backward", number, one, duration_s, waits[one])]
+                    for one in self._classes
+                ],
+            )
+            for part in [] if forward else stretch.last_used:
+                summed = self._communicate(number, part, passes.gradients[part], _both(summed, computed), False)
+                assert sums is not None
+                sums[:] = summed
+        return computed
+
+    def _communicate(self, step: int, part: int, bucket: Bucket, ready: Ends, gathers: bool) -> Ends:
+        """Encode, move, decode."""
+        drawing, which = self._drawing, Which(step, part, bucket)
+        moves: Sequence[Move] = (self._gathers if gathers else self._sums)[part]
+        if not moves:
+            return ready
+        cost = self._weights_cost if gathers else drawing.inputs.codec
+        encode_s, decode_s = _codec_s(cost, bucket, drawing.inputs.world_size, gathers=gathers)
+        issued = [drawing.code("encode", which, one, encode_s, ready[one]) for one in self._classes]
+        drawing.next_in_order()
+        ends = list(dict.fromkeys(task for tasks in issued for task in tasks))
+        for move in moves:
+            ends = drawing.move(which, move, ends).ends
+        return [drawing.code("decode", which, one, decode_s, ends) for one in self._classes]
+
+
+def _both(first: Ends, second: Ends) -> Ends:
+    return [list(dict.fromkeys([*one, *other])) for one, other in zip(first, second, strict=True)]
+
+
+def _codec_s(cost: CodecCost | None, bucket: Bucket, world_size: int, *, gathers: bool) -> tuple[float, float]:
+    """A rank encodes its shard of weights and decodes all; of gradients it encodes all and decodes a shard of each."""
+    if cost is None:
+        return 0.0, 0.0
+    encoded = bucket.nbytes / world_size if gathers else bucket.nbytes
+    return cost.encode_s(encoded), cost.decode_s(bucket.nbytes)
+
+
+class _Stretch:
+    """Layers between two borders of parts."""
+
+    def __init__(self, workload: Workload, begin: int, end: int) -> None:
+        layers = workload.layers[begin:end]
+        self.forward_s = sum(layer.forward_s for layer in layers)
+        self.backward_s = sum(layer.backward_s for layer in layers)
+        self.first_used: list[int] = []
+        """Parts that the forward pass needs from here on."""
+        self.gathered_again: list[int] = []
+        """Parts that the backward pass needs from here on, and that were taken apart in between."""
+        self.last_used: list[int] = []
+        """Parts whose gradients are complete when the backward pass has been here."""
+
+
+class _Passes:
+    """Both passes cut where parts begin or end."""
+
+    def __init__(self, workload: Workload, plan: Plan) -> None:
+        layer_of = {tensor.name: index for index, layer in enumerate(workload.layers) for tensor in layer.tensors}
+        spans = [
+            (min(used), max(used))
+            for part in plan.weights
+            for used in [[layer_of[tensor.owner] for tensor in part.tensors]]
+        ]
+        names = [part.tensors[0].owner for part in plan.weights]
+        sent = {bucket.tensors[0].owner: bucket for bucket in plan.buckets}
+        self.gradients = [sent[name] for name in names]
+        """Of each part, in the order of `plan.weights`."""
+        cuts = sorted({0, len(workload.layers), *(first for first, _ in spans), *(last + 1 for _, last in spans)})
+        self.stretches = [_Stretch(workload, begin, end) for begin, end in pairwise(cuts)]
+        number_of = {begin: number for number, begin in enumerate(cuts)}
+        for part, (first, last) in enumerate(spans):
+            self.stretches[number_of[first]].first_used.append(part)
+            self.stretches[number_of[first]].last_used.append(part)
+            if plan.weights[part].tensors[0].gathers > 1:
+                self.stretches[number_of[last + 1] - 1].gathered_again.append(part)

@@ -1,0 +1,49 @@
+"""Where each rank holds a shard of every parameter: what is averaged, how it is read, and in which parts it travels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from laconic.compression import Int8
+from laconic.scheduling import Fusion
+from laconic.strategy.legality.combination import Parts, Refusal
+from laconic.synchronization import Bsp
+
+
+def shards_are_averaged_in_every_step(parts: Parts) -> Refusal | None:
+    """No rank has a model of its own that it could train alone."""
+    when, whom = parts.synchronization, parts.architecture
+    plain = when.quantity == "gradient" and when.barrier and not when.remembers_unsent and not when.beginning
+    if not whom.holds_shards or plain:
+        return None
+    return Refusal(
+        f"synchronization: {when.name} needs a whole model on each rank, and with {whom.name} each has a shard; "
+        "between groups of shards it works with all_reduce",
+        dataclasses.replace(parts, synchronization=Bsp()),
+    )
+
+
+def owners_read_what_is_sent(parts: Parts) -> Refusal | None:
+    """The owner of a shard decodes each rank's payload by itself, piece by piece."""
+    whom, what = parts.architecture, parts.compression
+    traits = what.traits
+    fits = traits.decodes_alone and traits.exact_bytes and not traits.needs_whole_tensors
+    if not whom.holds_shards or fits:
+        return None
+    return Refusal(
+        f"compression: with {whom.name} the owner of a shard decodes each payload by itself and knows its length; that "
+        f'of "{what}" it cannot, or tensors must not be cut for it',
+        dataclasses.replace(parts, compression=Int8()),
+    )
+
+
+def parts_are_the_models_own(parts: Parts) -> Refusal | None:
+    """fully_shard() has said what travels together, and when."""
+    whom, order = parts.architecture, parts.scheduling
+    if not whom.holds_shards or order == Fusion():
+        return None
+    return Refusal(
+        f"scheduling: {order} has no effect with {whom.name}: the parts that fully_shard() was called with are what "
+        "travels together",
+        dataclasses.replace(parts, scheduling=Fusion()),
+    )

@@ -1,0 +1,328 @@
+"""What the ranks of the tests of compressed FSDP2 do: the shards of one model, on 4 processes or 2 x 2."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import laconic
+from laconic.errors import AttachError, CommunicationError, LaconicWarning
+from laconic.runtime.shards import fsdp_modules
+from tests.processes import gloo_group
+from tests.runtime.gpu_ranks import nccl_group
+from tests.runtime.replicas import mlp, sgd
+from tests.runtime.shard_ranks import _gpt, _gpt_loss, _mesh, _pieces, _train, _uneven, _uneven_loss
+
+PLAIN = "bsp / sharded / none / fusion"
+BOTH = "bsp / sharded(weights=int8) / int4 + error_feedback / fusion"
+
+
+def _one_mesh(device: str = "cpu") -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("shard",))
+
+
+def _attach(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, mesh: Any) -> laconic.Session:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LaconicWarning)
+        return laconic.attach(model, optimizer, strategy, process_group=mesh["shard"], timeout_s=40)
+
+
+def equal_to_native(steps: int) -> dict[str, bool]:
+    """Which ways of training come to the same bits as FSDP2 alone."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    with gloo_group():
+        mesh = _one_mesh()
+        found: dict[str, bool] = {}
+        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        cases: dict[str, dict[str, Any]] = {
+            "fp32": {},
+            "bf16": {"mp_policy": mixed},
+            "kept": {"reshard_after_forward": False},
+            "smaller groups": {"reshard_after_forward": 2},
+        }
+        for name, settings in cases.items():
+            model, optimizer = _gpt(mesh, **settings)
+            _train(model, optimizer, _gpt_loss, range(steps), clip=True)
+            native = _pieces(model)
+            model, optimizer = _gpt(mesh, **settings)
+            with _attach(model, optimizer, PLAIN, mesh):
+                _train(model, optimizer, _gpt_loss, range(steps // 2), clip=True)
+            # Detached, FSDP2 does as it did.
+            _train(model, optimizer, _gpt_loss, range(steps // 2, steps), clip=True)
+            ours = _pieces(model)
+            found[name] = all(torch.equal(native[key], ours[key]) for key in native)
+        found["accumulated"] = _accumulated(mesh)
+        found["unused and frozen"] = _unused_and_frozen(mesh)
+        return found
+
+
+def over_nccl(steps: int) -> dict[str, bool]:
+    """All ranks on one GPU: FSDP2's bits uncompressed, the predicted bytes and a near loss compressed."""
+    nccl_group()
+    try:
+        mesh = _one_mesh("cuda")
+        model, optimizer = _gpt(mesh)
+        _train(model, optimizer, _gpt_loss, range(steps))
+        native, loss = _pieces(model), _gpt_loss(model, steps, 0).item()
+        found: dict[str, bool] = {}
+        for strategy in (PLAIN, "bsp / sharded(weights=int8) / int8 / fusion", BOTH):
+            model, optimizer = _gpt(mesh)
+            with _attach(model, optimizer, strategy, mesh) as session:
+                _train(model, optimizer, _gpt_loss, range(steps))
+                sent = session.traffic.sent_bytes("payload")
+                found[f"{strategy}: bytes"] = sent == steps * session.predicted_bytes_per_step()
+            found[f"{strategy}: loss"] = abs(_gpt_loss(model, steps, 0).item() / loss - 1) < 0.03
+            if strategy == PLAIN:
+                ours = _pieces(model)
+                found["bits"] = all(torch.equal(native[key], ours[key]) for key in native)
+        return found
+    finally:
+        dist.destroy_process_group()
+
+
+def _accumulated(mesh: Any) -> bool:
+    rank = dist.get_rank()
+    model, _ = _gpt(mesh)
+    model.set_requires_gradient_sync(False)
+    _gpt_loss(model, 0, rank).backward()
+    model.set_requires_gradient_sync(True)
+    _gpt_loss(model, 1, rank).backward()
+    native = {name: parameter.grad._local_tensor for name, parameter in model.named_parameters()}
+    model, optimizer = _gpt(mesh)
+    with _attach(model, optimizer, PLAIN, mesh) as session:
+        for index in range(2):
+            with session.accumulate(index == 0):
+                _gpt_loss(model, index, rank).backward()
+        ours = {name: parameter.grad._local_tensor for name, parameter in model.named_parameters()}
+    return all(torch.equal(native[name], ours[name]) for name in native)
+
+
+class Branches(nn.Module):
+    """A layer that is left out in some steps, one that is frozen, and one that is always used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(24, 24).requires_grad_(False)
+        self.sometimes = nn.Linear(24, 24)
+        self.always = nn.Linear(24, 5)
+
+    def forward(self, inputs: torch.Tensor, *, skip: bool) -> torch.Tensor:
+        inner = self.frozen(inputs)
+        return self.always(inner if skip else self.sometimes(inner))
+
+
+def _branches(mesh: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(3)
+    model = Branches()
+    fully_shard(model, mesh=mesh)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return model, torch.optim.SGD(trained, lr=0.1)
+
+
+def _branch_loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    inputs = torch.randn(3, 24, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return model(inputs, skip=step % 2 == 1).square().mean()
+
+
+def _unused_and_frozen(mesh: Any) -> bool:
+    states = []
+    for strategy in (None, PLAIN):
+        model, optimizer = _branches(mesh)
+        model.set_reduce_scatter_unused_params(True)
+        if strategy is None:
+            _train(model, optimizer, _branch_loss, range(6))
+        else:
+            with _attach(model, optimizer, strategy, mesh) as session:
+                _train(model, optimizer, _branch_loss, range(3))
+                before, predicted = session.traffic.sent_bytes("payload"), session.predicted_bytes_per_step()
+                _train(model, optimizer, _branch_loss, range(3, 6))
+                assert session.traffic.sent_bytes("payload") - before == 3 * predicted
+        states.append(_pieces(model))
+    return all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def bytes_of(strategies: list[str], steps: int) -> dict[str, dict[str, Any]]:
+    """Counted and predicted bytes on uneven and empty shards, and how far the loss came."""
+    with gloo_group():
+        mesh = _one_mesh()
+        found: dict[str, dict[str, Any]] = {}
+        for strategy in strategies:
+            model, optimizer = _uneven(mesh)
+            with _attach(model, optimizer, strategy, mesh) as session:
+                guessed = session.predicted_bytes_per_step()
+                _train(model, optimizer, _uneven_loss, range(1))
+                first = session.traffic.sent_bytes("payload")
+                _train(model, optimizer, _uneven_loss, range(1, 1 + steps))
+                predicted = session.predicted_bytes_per_step()
+                sent = session.traffic.sent_bytes("payload") - first
+            flat = torch.cat([piece.view(-1) for piece in _pieces(model).values()])
+            found[strategy] = {
+                "guessed": guessed,
+                "first": first,
+                "sent": sent,
+                "predicted": steps * predicted,
+                "finite": bool(flat.isfinite().all()),
+            }
+        return found
+
+
+def misuse() -> dict[str, dict[str, Any]]:
+    """What cannot work, and how long the answer takes."""
+    from torch.distributed.fsdp import fully_shard
+
+    with gloo_group():
+        mesh, grid = _one_mesh(), _mesh()
+
+        def partly() -> tuple[nn.Module, torch.optim.Optimizer]:
+            model = mlp()
+            fully_shard(model[0], mesh=mesh)
+            return model, sgd(model)
+
+        def several_dtypes() -> tuple[nn.Module, torch.optim.Optimizer]:
+            model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.bfloat16))
+            fully_shard(model, mesh=mesh)
+            return model, sgd(model)
+
+        def by_columns() -> tuple[nn.Module, torch.optim.Optimizer]:
+            from torch.distributed.tensor import Shard
+
+            model = nn.Linear(8, 8, bias=False)
+            fully_shard(model, mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
+            return model, sgd(model)
+
+        def attached() -> tuple[nn.Module, torch.optim.Optimizer]:
+            model, optimizer = _gpt(mesh)
+            before.append(_attach(model, optimizer, PLAIN, mesh))
+            return model, optimizer
+
+        before: list[laconic.Session] = []
+        cases: dict[str, tuple[Callable[[], Any], Any, dict[str, Any]]] = {
+            "not sharded": (lambda: (model := mlp(), sgd(model)), mesh["shard"], {}),
+            "partly": (partly, mesh["shard"], {}),
+            "another group": (lambda: _gpt(grid["shard"]), grid["replicate"], {}),
+            "a larger group": (lambda: _gpt(grid["shard"]), None, {}),
+            "native HSDP": (lambda: _gpt(grid), grid["shard"], {}),
+            "several dtypes": (several_dtypes, mesh["shard"], {}),
+            "by columns": (by_columns, mesh["shard"], {}),
+            "attached": (attached, mesh["shard"], {}),
+            "find_unused_parameters": (lambda: _gpt(mesh), mesh["shard"], {"find_unused_parameters": True}),
+            "sync_optimizer": (lambda: _gpt(mesh), mesh["shard"], {"sync_optimizer": True}),
+            "init_sync": (lambda: _gpt(mesh), mesh["shard"], {"init_sync": False}),
+        }
+        found: dict[str, dict[str, Any]] = {}
+        for name, (make, group, settings) in cases.items():
+            model, optimizer = make()
+            began_s = time.monotonic()
+            try:
+                laconic.attach(model, optimizer, PLAIN, process_group=group, timeout_s=20, **settings).detach()
+                said = "nothing"
+            except AttachError as exc:
+                said = str(exc)
+            found[name] = {"said": said, "seconds": time.monotonic() - began_s}
+            while before:
+                before.pop().detach()
+            dist.barrier()
+        found["after all that"] = {"said": _after_a_refusal(mesh), "seconds": 0.0}
+        return found
+
+
+def _after_a_refusal(mesh: Any) -> str:
+    """A factor that only FSDP knows is refused when it is met."""
+    model, optimizer = _gpt(mesh)
+    model.set_gradient_divide_factor(3.0)
+    session = _attach(model, optimizer, PLAIN, mesh)
+    try:
+        _train(model, optimizer, _gpt_loss, range(1))
+    except CommunicationError as exc:
+        return str(exc)
+    finally:
+        session.detach()
+    return "nothing"
+
+
+def resume(steps: int) -> bool:
+    """Whether a session that continues from a saved state comes to the same bits."""
+    with gloo_group():
+        mesh = _one_mesh()
+        model, optimizer = _gpt(mesh)
+        with _attach(model, optimizer, BOTH, mesh) as session:
+            _train(model, optimizer, _gpt_loss, range(steps))
+            saved = session.state_dict(), _copied(model.state_dict()), _copied(optimizer.state_dict())
+            residuals = session.state_dict()["ranks"][str(session.rank)]
+            assert residuals
+            for name, parameter in model.named_parameters():
+                (residual,) = residuals[name].values()
+                assert residual.shape == parameter.shape, "of the whole gradient"
+                assert bool(residual.any())
+            _train(model, optimizer, _gpt_loss, range(steps, 2 * steps))
+            whole = _pieces(model)
+        model, optimizer = _gpt(mesh)
+        _train(model, optimizer, _gpt_loss, range(1))  # something else
+        with _attach(model, optimizer, BOTH, mesh) as session:
+            model.load_state_dict(saved[1])
+            optimizer.load_state_dict(saved[2])
+            session.load_state_dict(saved[0])
+            assert session.step == steps
+            _train(model, optimizer, _gpt_loss, range(steps, 2 * steps))
+        again = _pieces(model)
+        return all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def inside_and_between(steps: int) -> dict[str, Any]:
+    """Compressed inside two groups of shards, DiLoCo between them."""
+    with gloo_group():
+        mesh = _mesh()
+        model, optimizer = _gpt(mesh["shard"])
+        inside = _attach(model, optimizer, BOTH, mesh)
+        between = laconic.attach(
+            model,
+            optimizer,
+            "diloco(period=4) / all_reduce / int4 + error_feedback",
+            process_group=mesh["replicate"],
+            timeout_s=40,
+        )
+        apart = []
+        with inside, between:
+            for step in range(steps):
+                _train(model, optimizer, _gpt_loss, range(step, step + 1))
+                apart.append(between.consensus_distance())
+            steps_counted = inside.step, between.step
+            sent = [session.traffic.sent_bytes("payload") for session in (inside, between)]
+        hooks = [module for _, module in fsdp_modules(model)]
+        return {"apart": apart, "steps": steps_counted, "sent": sent, "parts": len(hooks)}
+
+
+def a_peer_goes(step: int) -> str:
+    """What the others are told when one of them ends inside its own computation."""
+    with gloo_group():
+        mesh = _one_mesh()
+        model, optimizer = _gpt(mesh)
+        session = laconic.attach(model, optimizer, BOTH, process_group=mesh["shard"], timeout_s=10)
+        try:
+            _train(model, optimizer, _gpt_loss, range(step))
+            if dist.get_rank() == 1:
+                os._exit(9)
+            _train(model, optimizer, _gpt_loss, range(step, step + 2))
+        except CommunicationError as exc:
+            return str(exc)
+        finally:
+            session.detach()
+        return "nothing"
