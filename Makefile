@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install compare test test-all check format clean
+.PHONY: help install compare test test-all check format catalogue clean
 
 help:
 	@echo "make compare   train a small GPT on 4 virtual hosts behind 100 Mbit/s links, torch DDP beside laconic"
 	@echo "make test      run the tests, without those that take long"
 	@echo "make test-all  run all tests"
 	@echo "make check     ruff, pyrefly, import-linter"
+	@echo "make catalogue describe the methods anew for laconic list; needed after a method or preset has changed"
 	@echo "make install   make .venv with the laconic command in .venv/bin"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -41,6 +42,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+catalogue: $(STAMP)
+	$(BIN)/python -m laconic.cli.method_facts
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis dist

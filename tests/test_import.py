@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import subprocess
@@ -45,6 +46,8 @@ recording, before_tasks = Recording(), tasks()
 os.environ = recording
 os.environ.get("PROBE_WORKS"), os.getenv("PROBE_WORKS_TOO")
 import laconic
+for name in laconic.__all__:
+    getattr(laconic, name)
 json.dump(
     {
         "file": laconic.__file__,
@@ -100,6 +103,29 @@ def test_only_torch_numpy_and_the_standard_library_are_imported(imported: dict) 
 
 def test_no_process_group_is_made(imported: dict) -> None:
     assert imported["process_group"] is False
+
+
+def test_the_package_alone_needs_no_torch_and_finds_its_rooms_later() -> None:
+    code = (
+        "import sys, laconic; assert 'torch' not in sys.modules, 'torch was imported';"
+        "assert {'attach', 'Strategy'} <= set(dir(laconic));"
+        "assert laconic.runtime.redistribute and laconic.errors.PeerLost;"
+        "assert laconic.attach is laconic.runtime.attach"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="module 'laconic' has no attribute 'atach'"):
+        laconic.atach  # noqa: B018
+
+
+def test_type_checkers_and_the_interpreter_find_the_same_names() -> None:
+    """The names are imported for type checkers in one block and found at run time through a table."""
+    tree = ast.parse(Path(laconic.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    for_checkers = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert for_checkers == laconic._HOMES
 
 
 def test_public_names_are_there() -> None:

@@ -21,10 +21,9 @@ def measure(
     wanted = dict.fromkeys(
         text for strategy in strategies for text in (steady_of(strategy), first_of(strategy)) if text
     )
-    command = [sys.executable, "-m", "laconic", "compare", "--size", size, "--batch", str(batch), "--json"]
-    command += ["--steps", str(steps), "--out", str(folder)]
+    command = [sys.executable, "-m", "laconic", "compare", *wanted, "--size", size, "--batch", str(batch), "--json"]
+    command += ["--steps", str(steps), "--output", str(folder)]
     command += [word for rate in bandwidths for word in ("--bandwidth", rate)]
-    command += [word for strategy in wanted for word in ("--strategy", strategy)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if ran.returncode != 0:
         raise UsageError(f"laconic compare ended with {ran.returncode}; see above.")

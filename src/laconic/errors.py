@@ -122,3 +122,21 @@ def did_you_mean(found: str, known: Iterable[str]) -> str:
 
 def _likeness(found: str, name: str) -> float:
     return difflib.SequenceMatcher(None, name, found.lower()).ratio()
+
+
+def unknown_method(axis: str, name: str, known: Iterable[str]) -> UnknownName:
+    """A name that is no method of its axis."""
+    return UnknownName(f'{axis}: there is no method "{one_line(name, 40)}". {did_you_mean(name, known)}')
+
+
+def unknown_strategy(name: str, presets: Iterable[str], synchronizations: Iterable[str]) -> UnknownName:
+    """A name by itself that is no strategy, and no method of any axis."""
+    known = list(dict.fromkeys([*presets, *synchronizations]))
+    return UnknownName(
+        f'strategy: "{one_line(name, 40)}" is neither a preset nor a synchronization. {did_you_mean(name, known)}'
+    )
+
+
+def unknown_setting(axis: str, method: str, key: str, known: Iterable[str]) -> UnknownName:
+    """A setting that its method does not have."""
+    return UnknownName(f"{axis}.{method}.{one_line(key, 40)}: {method} has no such setting. {did_you_mean(key, known)}")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from laconic.errors import StrategyError, UnknownName, did_you_mean, one_line
+from laconic.errors import StrategyError, one_line, unknown_method
 from laconic.settings import Method
 
 M = TypeVar("M", bound=Method)
@@ -70,9 +70,7 @@ class Registry(Generic[M]):
         try:
             return self._methods[name]
         except KeyError:
-            raise UnknownName(
-                f'{self.axis}: there is no method "{one_line(name, 40)}". {did_you_mean(name, self.names())}'
-            ) from None
+            raise unknown_method(self.axis, name, self.names()) from None
 
     def names(self) -> list[str]:
         """Every known name, built-in ones first, in the order of registration."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, TypeAlias, TypeVar, cast
 
-from laconic.errors import InvalidSetting, UnknownName, did_you_mean, one_line
+from laconic.errors import InvalidSetting, did_you_mean, one_line, unknown_setting
 from laconic.units import format_size, format_time, parse_quantity
 
 Value: TypeAlias = "bool | int | float | str | Method"
@@ -260,7 +260,7 @@ class Method:
         for key, raw in settings.items():
             where = f"{cls.axis}.{cls.name}.{one_line(key, 40)}"
             if key not in declared:
-                raise UnknownName(f"{where}: {cls.name} has no such setting. {did_you_mean(key, declared)}")
+                raise unknown_setting(cls.axis, cls.name, key, declared)
             values[key] = declared[key].read(raw, where)
         return cls(**values, **parts)
 

@@ -31,7 +31,7 @@ from laconic.lab.launch import Place, RankFailed
 
 SMALL = ["--size", "tiny", "--steps", "6", "--batch", "2", "--hosts", "2"]
 # For what goes wrong on one rank: another would only be waited for.
-ALONE = ["--size", "tiny", "--batch", "1", "--hosts", "1", "--bandwidth", "unlimited", "--strategy", "ddp"]
+ALONE = ["--size", "tiny", "--batch", "1", "--hosts", "1", "--bandwidth", "unlimited", "ddp"]
 
 
 def rows_of(folder: Path) -> list[dict[str, object]]:
@@ -73,13 +73,13 @@ def forked_ranks(
 def unlimited(tmp_path_factory: pytest.TempPathFactory, ends: object) -> tuple[Path, str, str]:
     """The folder of a run without slow links, and what it printed; `ends` come to theirs meanwhile."""
     out, output, errors = tmp_path_factory.mktemp("compare") / "run", io.StringIO(), io.StringIO()
-    strategies = ["--strategy", "ddp", "--strategy", "bsp / all_reduce / bf16 + error_feedback / wfbp"]
+    strategies = ["ddp", "bsp / all_reduce / bf16 + error_feedback / wfbp"]
     with (
         patch.object(run, "run_ranks", forked_ranks),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
     ):
-        assert main(["compare", *SMALL, *strategies, "--bandwidth", "unlimited", "--out", str(out)]) == 0
+        assert main(["compare", *SMALL, *strategies, "--bandwidth", "unlimited", "--output", str(out)]) == 0
     return out, output.getvalue(), errors.getvalue()
 
 
@@ -134,7 +134,7 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
         text = text.replace(old, new)
     config.write_text(text)
     with patch.object(run, "run_ranks", forked_ranks):
-        assert main(["compare", "--config", str(config), "--out", str(out)]) == 0
+        assert main(["compare", "--config", str(config), "--output", str(out)]) == 0
     captured = capsys.readouterr()
     assert "paced" in captured.out
     assert "paced" in captured.err
@@ -168,7 +168,7 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
         (["--bandwidth", "unlimited", "--bandwidth", "1gbit"], "stands alone"),
         (["--bandwidth", "1gbit", "--bandwidth", "1000mbit"], "given once"),
         (["--size", "smal"], 'Did you mean "small"?'),
-        (["--strategy", "bps"], 'Did you mean "bsp"?'),
+        (["bps"], 'Did you mean "bsp"?'),
         (["--strategies", "none.txt"], "cannot read the strategies in none.txt"),
         (["--data", "no-such-file.txt"], "cannot read the data file"),
         (["--images", "no-such-file.npz"], "cannot read the image file"),
@@ -217,7 +217,7 @@ def test_strategies_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_a_folder_that_is_taken_is_known_before_training(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out, told in ((tmp_path, "not an empty folder"), (tmp_path / "file" / "run", "cannot make the folder")):
-        assert main(["compare", *SMALL, "--bandwidth", "unlimited", "--out", str(out)]) == 2
+        assert main(["compare", *SMALL, "--bandwidth", "unlimited", "--output", str(out)]) == 2
         captured = capsys.readouterr()
         assert told in captured.err
         assert "loss" not in captured.err
@@ -244,8 +244,8 @@ def ranks_of(folder: Path) -> list[int]:
 def test_behind_slow_links_the_kernel_confirms_the_bytes_and_a_killed_host_is_named(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["--size", "tiny", "--steps", "400", "--batch", "1", "--hosts", "2", "--bandwidth", "50mbit"]
-    strategies = ["--strategy", "ddp", "--strategy", "ddp-bf16", "--torch-hook", "fp16"]
-    with Command(["compare", *words, *strategies, "--out", str(out)], tmp_path / "output") as process:
+    strategies = ["ddp", "ddp-bf16", "--torch-hook", "fp16"]
+    with Command(["compare", *words, *strategies, "--output", str(out)], tmp_path / "output") as process:
         # Contenders take turns of five steps: then all of them have had two.
         assert eventually(lambda: re.search(r"step +1[1-5]/400", process.stderr) is not None, 60), process.stderr
         victims = ranks_of(out)
@@ -276,7 +276,7 @@ def test_behind_slow_links_the_kernel_confirms_the_bytes_and_a_killed_host_is_na
 
 def _until_ctrl_c(folder: Path) -> tuple[int, list[int]]:
     """The exit code of a run that is interrupted, and its ranks."""
-    with Command(["compare", *ALONE, "--steps", "4000", "--out", str(folder / "run")], folder / "output") as process:
+    with Command(["compare", *ALONE, "--steps", "4000", "--output", str(folder / "run")], folder / "output") as process:
         assert eventually(lambda: re.search(r"step +10/4000", process.stderr) is not None, 60), process.stderr
         ranks = ranks_of(folder / "run")
         process.send_signal(signal.SIGINT)
@@ -286,7 +286,7 @@ def _until_ctrl_c(folder: Path) -> tuple[int, list[int]]:
 def _on_a_full_disk(folder: Path) -> RankResult:
     # A limit on the size of files is met at the same calls as the end of a disk.
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
-    words = ["compare", *ALONE, "--steps", "100", "--out", str(folder / "run")]
+    words = ["compare", *ALONE, "--steps", "100", "--output", str(folder / "run")]
     code = f"{limit}import sys; from laconic.cli import main; sys.exit(main(arguments['words']))"
     (done,) = run_processes(code, world_size=1, arguments={"words": words}, may_fail=True, timeout_s=100)
     return done
@@ -297,7 +297,7 @@ def _at_a_taken_port(folder: Path) -> tuple[RankResult, int]:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        words = ["compare", *ALONE, "--out", str(folder / "run")]
+        words = ["compare", *ALONE, "--output", str(folder / "run")]
         code = (
             "import sys; from laconic.cli import main; from laconic.lab import launch; "
             "launch.free_port = lambda: arguments['port']; sys.exit(main(arguments['words']))"
@@ -364,9 +364,9 @@ def test_replay_takes_compute_or_communication_whichever_is_longer(
     document = {"name": "job", "batch": 1, "source": "made up", "layers": layers}
     workload.write_text(json.dumps(document))
     words = ["--workload", str(workload), "--hosts", "2", "--bandwidth", "100mbit", "--links", "paced", "--steps", "5"]
-    strategies = ["--strategy", "bsp-a2a", "--strategy", "wfbp-a2a"]
+    strategies = ["bsp-a2a", "wfbp-a2a"]
     with patch.object(run, "run_ranks", forked_ranks):
-        assert main(["replay", *words, *strategies, "--json", "--out", str(out)]) == 0
+        assert main(["replay", *words, *strategies, "--json", "--output", str(out)]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((out / "results.json").read_text())
     ddp, sequential, overlapped = rows_of(out)
     for row in (ddp, sequential, overlapped):
@@ -390,7 +390,7 @@ def test_a_strategy_that_attach_refuses_is_reported_and_the_others_run(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     # Beside a parameter server, whose last words were shown instead of the reason.
-    out, strategies = tmp_path / "run", ["--strategy", "bsp-ps", "--strategy", TOO_LARGE, "--strategy", "bsp-a2a"]
+    out, strategies = tmp_path / "run", ["bsp-ps", TOO_LARGE, "bsp-a2a"]
     words = ["--size", "tiny", "--batch", "1", "--bandwidth", "unlimited"]
     if command == "replay":
         workload = tmp_path / "job.json"
@@ -399,7 +399,7 @@ def test_a_strategy_that_attach_refuses_is_reported_and_the_others_run(
         workload.write_text(json.dumps({"name": "job", "batch": 1, "source": "made up", "layers": layers}))
         words = ["--workload", str(workload), "--bandwidth", "1gbit", "--links", "paced"]
     with patch.object(run, "run_ranks", forked_ranks):
-        assert main([command, *words, "--hosts", "2", "--steps", "3", *strategies, "--out", str(out)]) == 0
+        assert main([command, *words, "--hosts", "2", "--steps", "3", *strategies, "--output", str(out)]) == 0
     captured = capsys.readouterr()
     told = "powersgd.rank=4000 compresses no parameter of this model"
     assert "is left out" in captured.err
@@ -434,7 +434,7 @@ def test_the_first_failure_is_the_one_that_is_shown(capsys: pytest.CaptureFixtur
         raise RankFailed("rank 0 of 2 ended with signal SIGABRT; it last said: goodbye", exit_code=134)
 
     with patch.object(run, "run_ranks", failing):
-        assert main(["compare", *SMALL, "--bandwidth", "unlimited", "--out", str(tmp_path / "run")]) == 2
+        assert main(["compare", *SMALL, "--bandwidth", "unlimited", "--output", str(tmp_path / "run")]) == 2
     assert "laconic: error: rank 1 of 2 failed: UsageError: the disk is full\n" in capsys.readouterr().err
 
 

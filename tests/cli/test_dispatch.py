@@ -50,7 +50,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "told"),
     [
         (["explian"], 'there is no command "explian". Did you mean "explain"?'),
-        (["zzz"], "Known: list, explain, verify, compare, simulate, probe, profile, report, replay, lab, serve"),
+        (["zzz"], "Known: list, explain, verify, compare, simulate, probe, profile, watch, report, replay, lab, serve"),
         (["--jsno"], "--help and --version"),
         (["list", "--jsno"], 'Did you mean "--json"?'),
         (["list", "extra"], "one argument too many"),
@@ -58,6 +58,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "ddp", "--workers"], "--workers"),
         (["explain", "ddp", "--worker", "3"], 'Did you mean "--workers"?'),
         (["explain", "bsp", "/", "all_reduce"], "in quotes"),
+        (["compare", "--strategy", "ddp"], 'there is no option "--strategy". Leave the option out'),
+        (["replay", "--timeout", "soon"], "--timeout must be a time such as 5ms"),
         (["explain", "\x1b[31m"], r"\x1b"),
     ],
 )
@@ -76,8 +78,8 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert main([name, "--help"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"usage: laconic {name}")
-    # A script's own output is not ours to format, and a server says one thing after the other.
-    assert ("--json" in out) == (name not in ("lab", "serve"))
+    # A script's own output is not ours to format, a server says one thing after the other, a shell reads its script.
+    assert ("--json" in out) == (name not in ("lab", "serve", "completion"))
     assert err == ""
 
 

@@ -50,20 +50,29 @@ def test_text_fits_the_terminal(
 def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert list(document) == ["axes", "presets"]
+    assert list(document) == ["axes", "questions", "presets", "loss"]
+    assert list(document["questions"]) == list(AXES)
     assert list(document["axes"]) == list(AXES)
     for axis, registry in AXES.items():
         assert [entry["name"] for entry in document["axes"][axis]] == registry.names()
         for entry, method in zip(document["axes"][axis], registry, strict=True):
             of_axis = {
                 "synchronization": {"partners"},
-                "compression": {"lossless", "unbiased", "wants_error_feedback", "ratio", "exact", "loss_gap"},
+                "compression": {
+                    "lossless",
+                    "unbiased",
+                    "wants_error_feedback",
+                    "keeps_residual",
+                    "ratio",
+                    "exact",
+                    "loss_gap",
+                },
             }
             assert set(entry) == {"name", "summary", "wrapper", "settings"} | of_axis.get(axis, set())
             assert entry["summary"].endswith(".")
             assert [setting["name"] for setting in entry["settings"]] == list(method.declared())
             for setting in entry["settings"]:
-                assert set(setting) == {"name", "kind", "default", "allowed", "help"}
+                assert set(setting) == {"name", "kind", "default", "default_text", "allowed", "help"}
                 assert setting["help"], f"{method.name}.{setting['name']} has no docstring"
     synchronization = {entry["name"]: entry for entry in document["axes"]["synchronization"]}
     assert synchronization["bsp"]["partners"] == {}
@@ -107,5 +116,5 @@ def test_ratios_are_those_of_the_strategy(capsys: pytest.CaptureFixture[str]) ->
 def test_json_presets_are_strategies(capsys: pytest.CaptureFixture[str]) -> None:
     main(["list", "--json"])
     for preset in json.loads(capsys.readouterr().out)["presets"]:
-        assert set(preset) == {"name", "strategy", "what"}
+        assert set(preset) == {"name", "strategy", "what", "loss"}
         assert Strategy.parse(preset["name"]) == Strategy.parse(preset["strategy"])

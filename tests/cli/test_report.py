@@ -47,7 +47,7 @@ def test_the_page_of_several_runs_lies_here(
 
 
 def test_out_names_the_file(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(run.path), "--out", str(tmp_path / "x.html")]) == 0
+    assert main(["report", str(run.path), "--output", str(tmp_path / "x.html")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'x.html'}\n"
     assert (tmp_path / "x.html").exists()
     assert not run.report_path.exists()
@@ -74,7 +74,7 @@ def test_what_is_no_run_is_refused(run: RunFolder, tmp_path: Path, capsys: pytes
     assert "cannot look at" in refused(capsys, "x" * 5000)
     assert "is given twice" in refused(capsys, str(run.path), f"{run.path}/../first")
     assert "give the folder of a run" in refused(capsys)
-    assert "no effect beside --json" in refused(capsys, str(run.path), "--json", "--out", "x")
+    assert "no effect beside --json" in refused(capsys, str(run.path), "--json", "--output", "x")
     run.write_text("results.json", "{}")
     assert "does not hold the results of a run" in refused(capsys, str(run.path))
 
@@ -85,7 +85,7 @@ def test_a_run_without_rows_is_refused_with_its_reason(run: RunFolder, capsys: p
 
 
 def test_a_file_that_cannot_be_written_is_one_line(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "No such file or directory" in refused(capsys, str(run.path), "--out", str(run.path / "no" / "x.html"))
+    assert "No such file or directory" in refused(capsys, str(run.path), "--output", str(run.path / "no" / "x.html"))
     run.report_path.mkdir()
     assert "cannot write" in refused(capsys, str(run.path))
 

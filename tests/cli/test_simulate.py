@@ -236,3 +236,15 @@ def test_the_example_of_the_page_is_what_is_printed(
     page = (Path(__file__).resolve().parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
     command, shown = re.findall(r"```\n\$ laconic simulate (.*?)\n(.*?)```", page, re.DOTALL)[0]
     assert text(capsys, *shlex.split(command)) == shown, "paste what it prints now into docs/simulator.md"
+
+
+@pytest.mark.parametrize("columns", ["70", "100"])
+def test_long_names_take_two_lines_and_are_never_cut(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    texts = [f"bsp / all_reduce / powersgd(rank={rank}) + error_feedback / fusion(bytes=1MiB)" for rank in (2, 3)]
+    assert main(["simulate", *texts, "--bandwidth", "1gbit,10gbit", "--workers", "4"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("powersgd(rank=2)") == out.count("powersgd(rank=3)") == 2
+    assert out.count("fusion(bytes=1MiB)") == 4

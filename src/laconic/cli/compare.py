@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from laconic.cli.contest_view import tables, watching
+from laconic.cli.options.compare import Arguments
 from laconic.cli.terminal import emit, emit_json, emit_sections
 from laconic.cluster import Cluster, parse_bandwidth
 from laconic.errors import UsageError
@@ -28,64 +26,13 @@ from laconic.experiments.comparison import (
 )
 from laconic.experiments.run import run_comparison
 from laconic.experiments.tasks import TaskConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Train a model on virtual hosts with torch DDP and under several strategies, and print them side by side."""
-
-    strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="STRATEGY")] = ()
-    """A preset or strategy text; repeat for several. Left out: one of each kind that exchanges something in --steps."""
-    strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """A file with one strategy per line; empty lines and what follows a # are left out."""
-    hosts: int = 4
-    """Number of virtual hosts, one process each."""
-    bandwidth: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RATE")] = ()
-    """Of every host's link: 10mbit, 1gbit; repeat for several. Left out: 100mbit. "unlimited": no virtual hosts."""
-    cluster: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
-    """Hosts, links and racks from a file, instead of --hosts and --bandwidth."""
-    links: Literal["auto", "shaped", "paced"] = "auto"
-    """shaped: real links of virtual hosts; paced: held back in software; auto: shaped where this machine allows it."""
-    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Optimizer steps under each strategy. Left out: 36."""
-    seconds: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
-    """Training time for each strategy, instead of --steps."""
-    size: str = "small"
-    """Model size: tiny, small, medium, and for text gpt2 (124 M parameters)."""
-    batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Samples per host and step. Left out: 2 for text, 32 for images."""
-    learning_rate: float = 1e-3
-    """Of AdamW."""
-    seed: int = 0
-    """Initial weights and batches."""
-    data: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """A text file to train a GPT on. Left out: the Python standard library's source."""
-    images: Annotated[str | None, tyro.conf.arg(metavar="FILE.npz")] = None
-    """Labelled images to train a CNN on, instead of text."""
-    no_communication: bool = False
-    """Also train every replica alone, to see how fast a step can be at most."""
-    torch_hook: Annotated[tuple[Literal["fp16", "powersgd"], ...], tyro.conf.UseAppendAction] = ()
-    """Run torch DDP with its own communication hook as well; repeat for both."""
-    target_loss: Annotated[float | None, tyro.conf.arg(metavar="LOSS")] = None
-    """Measure the time until this loss. Left out: the loss torch DDP has after four fifths of its steps."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """cuda: all ranks share the GPUs of this machine and talk through NCCL; auto: cuda if there is a GPU."""
-    mps: Literal["auto", "on", "off"] = "auto"
-    """Ranks on a GPU run side by side through NVIDIA's Multi-Process Service; auto: where it can be used."""
-    timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 1800.0
-    """How long the training on one link may take."""
-    config: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
-    """Repeat a run from its config.toml, instead of the options above."""
-    out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where to keep the run. Left out: runs/TIME-compare."""
-    json: bool = False
-    """Print JSON instead of tables."""
+from laconic.units import parse_quantity
 
 
 def run(arguments: Arguments) -> int:
     """Train, keep everything, print."""
     comparison = _comparison(arguments)
-    return hold(comparison, out=arguments.out, as_json=arguments.json)
+    return hold(comparison, out=arguments.output, as_json=arguments.json)
 
 
 def hold(comparison: Comparison, *, out: str | None, as_json: bool) -> int:
@@ -104,7 +51,7 @@ def hold(comparison: Comparison, *, out: str | None, as_json: bool) -> int:
 
 def _comparison(arguments: Arguments) -> Comparison:
     if arguments.config is not None:
-        refuse_beside(arguments, "config", Arguments(), but=("out", "json"))
+        refuse_beside(arguments, "config", Arguments(), but=("output", "json"))
         return config_file.load(arguments.config, "compare")
     if arguments.data is not None and arguments.images is not None:
         raise UsageError("compare: give --data or --images, not both.")
@@ -131,7 +78,7 @@ def _comparison(arguments: Arguments) -> Comparison:
         torch_hooks=arguments.torch_hook,
         no_communication=arguments.no_communication,
         target_loss=arguments.target_loss,
-        timeout_s=arguments.timeout,
+        timeout_s=parse_quantity(arguments.timeout, "time", "--timeout"),
     )
 
 

@@ -6,12 +6,13 @@
     130  interrupted from the keyboard
     141  the reader of our output went away (`laconic list | head -1`)
 
-To add a command, write laconic/cli/NAME.py with
+To add a command, write two files and add a line to COMMANDS:
 
-    Arguments   a frozen, keyword-only dataclass; its docstrings are the help texts
-    run         run(arguments: Arguments) -> int, the exit code
+    laconic/cli/options/NAME.py   Arguments: a frozen, keyword-only dataclass; its docstrings are the help texts
+    laconic/cli/NAME.py           run(arguments: Arguments) -> int, the exit code
 
-and add its line to COMMANDS. A command's module is imported only when that command is called.
+The second is imported only when its command is carried out. A help text and a typo are answered by the first, which
+imports nothing but tyro: importing torch would take seconds.
 """
 
 from __future__ import annotations
@@ -38,22 +39,33 @@ class Command:
 
     name: str
     help: str
-    module: str
+
+    @property
+    def options_module(self) -> str:
+        """The module with its Arguments."""
+        return f"laconic.cli.options.{self.name}"
+
+    @property
+    def module(self) -> str:
+        """The module with its run()."""
+        return f"laconic.cli.{self.name}"
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("list", "every method and preset, with its settings", "laconic.cli.list"),
-    Command("explain", "what a strategy does, and the bytes it sends per step", "laconic.cli.explain"),
-    Command("verify", "real steps that check what a strategy promises", "laconic.cli.verify"),
-    Command("compare", "torch DDP and strategies side by side, training behind slow links", "laconic.cli.compare"),
-    Command("simulate", "what a step costs on a cluster that need not exist, and why", "laconic.cli.simulate"),
-    Command("probe", "measure a cluster's links and collectives into a file", "laconic.cli.probe"),
-    Command("profile", "measure a model's layers and a compressor's costs into a file", "laconic.cli.profile"),
-    Command("report", "one offline HTML page from the folders of one or more runs", "laconic.cli.report"),
-    Command("replay", "a known workload with slept compute and real communication", "laconic.cli.replay"),
-    Command("lab", "run a script on virtual hosts behind real, shaped links", "laconic.cli.lab"),
-    Command("serve", "a parameter server on this host, for workers elsewhere", "laconic.cli.serve"),
-    Command("doctor", "what this machine has, what it lacks, what to do about it", "laconic.cli.doctor"),
+    Command("list", "every method and preset, with its settings"),
+    Command("explain", "what a strategy does, and the bytes it sends per step"),
+    Command("verify", "real steps that check what a strategy promises"),
+    Command("compare", "torch DDP and strategies side by side, training behind slow links"),
+    Command("simulate", "what a step costs on a cluster that need not exist, and why"),
+    Command("probe", "measure a cluster's links and collectives into a file"),
+    Command("profile", "measure a model's layers and a compressor's costs into a file"),
+    Command("watch", "how a run is going, from its event log, while it grows"),
+    Command("report", "one offline HTML page from the folders of one or more runs"),
+    Command("replay", "a known workload with slept compute and real communication"),
+    Command("lab", "run a script on virtual hosts behind real, shaped links"),
+    Command("serve", "a parameter server on this host, for workers elsewhere"),
+    Command("doctor", "what this machine has, what it lacks, what to do about it"),
+    Command("completion", "a script for the shell that completes commands and options"),
 )
 """Every command, in the order in which `laconic` shows them."""
 
@@ -65,11 +77,15 @@ _EXAMPLES = (
 )
 
 
-class CommandModule(Protocol):
-    """What a command's module holds."""
+class OptionsModule(Protocol):
+    """What the module with a command's options holds."""
 
     # `Arguments` is a class inside the module, so it keeps a class's name.
     Arguments: type[DataclassInstance]
+
+
+class CommandModule(Protocol):
+    """What the module that carries a command out holds."""
 
     def run(self, arguments: object) -> int:
         """Carry the command out and return the exit code."""
@@ -101,14 +117,27 @@ def _run(words: Sequence[str]) -> int:
         return 0
     command = _lookup(words[0])
     try:
+        options = cast(OptionsModule, importlib.import_module(command.options_module))
+        arguments = _parse(options, command, words[1:])
+        if arguments is None:
+            return 0
+        _check_strategies(arguments)
         module = cast(CommandModule, importlib.import_module(command.module))
-        arguments = _parse(module, command, words[1:])
     except ModuleNotFoundError as exc:
         # The library itself runs with torch and numpy alone, so an installation without these two is legal.
         if (exc.name or "").partition(".")[0] not in ("rich", "tyro"):
             raise
         raise UsageError(f'the laconic command needs {exc.name}. Install it with "pip install rich tyro".') from exc
-    return 0 if arguments is None else module.run(arguments)
+    return module.run(arguments)
+
+
+def _check_strategies(arguments: object) -> None:
+    """Find a typo in a strategy's name before the command imports torch."""
+    given: str | tuple[str, ...] | None = getattr(arguments, "strategy", None)
+    for text in (given,) if isinstance(given, str) else given or ():
+        from laconic.cli.strategy_names import check_names
+
+        check_names(text)
 
 
 def _lookup(name: str) -> Command:
@@ -137,7 +166,7 @@ def _overview() -> str:
     )
 
 
-def _parse(module: CommandModule, command: Command, words: Sequence[str]) -> object | None:
+def _parse(module: OptionsModule, command: Command, words: Sequence[str]) -> object | None:
     """The command's Arguments, or None when only help was asked for."""
     import tyro
 
@@ -178,12 +207,17 @@ def _in_one_line(complaint: str, command: Command) -> str:
     return one_line(sentence or "these arguments cannot be read.", 400)
 
 
-def _unknown(module: CommandModule, command: Command, word: str) -> UsageError:
+def _unknown(module: OptionsModule, command: Command, word: str) -> UsageError:
     fields = dataclasses.fields(module.Arguments)
     if not word.startswith("-"):
         takes_text = any("Positional" in str(field.type) for field in fields)
         advice = " Put a strategy that contains spaces in quotes." if takes_text else ""
         return UsageError(f'{command.name}: "{one_line(word, 40)}" is one argument too many.{advice}')
-    known = [f"--{field.name.replace('_', '-')}" for field in fields if field.default is not dataclasses.MISSING]
     name = word.partition("=")[0]
+    if any(name == f"--{field.name}" and "Positional" in str(field.type) for field in fields):
+        return UsageError(
+            f'{command.name}: there is no option "{name}". Leave the option out: "laconic {command.name} '
+            f'{name.removeprefix("--").upper()} ...".'
+        )
+    known = [f"--{field.name.replace('_', '-')}" for field in fields if field.default is not dataclasses.MISSING]
     return UsageError(f'{command.name}: there is no option "{one_line(name, 40)}". {did_you_mean(name, known)}')

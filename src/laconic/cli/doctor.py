@@ -27,6 +27,7 @@ import torch
 from rich.console import Group
 from rich.text import Text
 
+from laconic.cli.options.doctor import Arguments
 from laconic.cli.terminal import emit, emit_json, emit_sections, plain_table
 from laconic.errors import LaconicError, one_line
 from laconic.lab.capabilities import Capabilities, detect_capabilities
@@ -48,17 +49,6 @@ _PACKAGES = {
 """package -> what its absence means"""
 
 _OLDEST_TORCH = (2, 11)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Show versions, backends, GPUs and what this machine allows; name each problem with what to do about it.
-
-    The last block is plain text, made to be pasted in an issue.
-    """
-
-    json: bool = False
-    """Print JSON instead of text."""
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,14 @@ import tomllib
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
-from typing import Annotated
 
-import tyro
 from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
 from laconic.architecture import AllReduce
 from laconic.cli.loss_words import HOW_MEASURED, instead, loss_in_words
+from laconic.cli.options.explain import Arguments
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
 from laconic.compression import Compressor
 from laconic.core.tensor import TensorSpec
@@ -55,22 +54,6 @@ _BESIDE_GRADIENTS = (
     "A step in which every rank leaves some parameter unused costs one more small exchange: one byte per parameter "
     'tensor, counted as "control" traffic.',
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Say what a strategy does, how many bytes each worker sends per step, and what it cannot be combined with."""
-
-    strategy: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STRATEGY")]
-    """A preset, one-line text in quotes, or a file that ends in .toml."""
-    workers: Annotated[str, tyro.conf.arg(metavar="N")] = "4"
-    """Number of workers."""
-    params: Annotated[str, tyro.conf.arg(metavar="N")] = "25M"
-    """Number of fp32 parameters: 25000000, 25_000_000, 25M, 1.5B."""
-    shards: Annotated[str, tyro.conf.arg(metavar="S")] = "1"
-    """Ranks that each worker's model is sharded over (FSDP2); bytes and memory are those of the largest shard."""
-    json: bool = False
-    """Print JSON instead of text."""
 
 
 _EXAMPLE_STEPS = 1000

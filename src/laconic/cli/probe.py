@@ -10,14 +10,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-import tyro
 from rich.text import Text
 
+from laconic.cli.options.probe import Arguments
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, printable
 from laconic.errors import CommunicationError, LaconicError, UsageError, did_you_mean, one_line
 from laconic.units import format_rate, human_bytes, human_seconds, parse_quantity
@@ -33,30 +33,6 @@ _HOW = (
     "Start it with: torchrun --nproc-per-node 4 -m laconic.cli probe --output cluster.toml, or on virtual hosts with: "
     "laconic lab -- python -m laconic.cli probe --output cluster.toml"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Measure the links and collectives between the ranks of a job; run it on every rank, e.g. with torchrun."""
-
-    output: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
-    """Cluster file that rank 0 writes; left out: only the table is printed."""
-    bandwidth: str | None = None
-    """What the hosts' links are said to have, e.g. 10gbit: compared with what was measured, and written instead."""
-    pairs: bool = False
-    """Also measure the bandwidth from every rank to every other, one pair at a time."""
-    algorithms: tuple[str, ...] = ()
-    """All-reduce algorithms to measure beside the backend's own: ring, tree, ..."""
-    sizes: tuple[str, ...] = ()
-    """Sizes to measure, e.g. 1KiB 1MiB; left out: 1 KiB to 64 MiB by factors of 4."""
-    limit: str = "10s"
-    """How long to measure, roughly: no larger size is begun that would take longer."""
-    timeout: str = "60s"
-    """How long any one wait for other ranks may take."""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """What carries the bytes; auto: NCCL where there are GPUs, else Gloo."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def run(arguments: Arguments) -> int:

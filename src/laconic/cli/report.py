@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from laconic.cli.options.report import Arguments
 from laconic.cli.terminal import emit, emit_json, printable
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.report.figure_data import strict
@@ -26,25 +23,13 @@ from laconic.report.results import Results
 from laconic.report.run_folder import RunFolder
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Write one HTML page about one or more runs; it needs no network to be read."""
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Folders of runs, as compare leaves them under runs/; several share their figures."""
-    out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """Where to write; by default report.html in the run's folder, for several runs ./report.html."""
-    json: bool = False
-    """Print the rows of the runs as JSON and write nothing."""
-
-
 def run(arguments: Arguments) -> int:
     """Write the page and say where it is, or print the rows."""
     folders = _folders(arguments.runs)
     results = [_results(folder) for folder in folders]
     if arguments.json:
-        if arguments.out is not None:
-            raise UsageError("report: --out has no effect beside --json, which prints to standard output.")
+        if arguments.output is not None:
+            raise UsageError("report: --output has no effect beside --json, which prints to standard output.")
         entries = zip(folders, results, strict=True)
         emit_json({"runs": [_as_json(folder, found) for folder, found in entries]})
         return 0
@@ -54,10 +39,10 @@ def run(arguments: Arguments) -> int:
         # The library itself runs with torch and numpy alone, so an installation without these two is legal.
         raise UsageError(f'report needs {exc.name}. Install it with "pip install plotly jinja2".') from exc
     page = render(folders)
-    if arguments.out is None and len(folders) == 1:
+    if arguments.output is None and len(folders) == 1:
         written = folders[0].write_text(folders[0].report_path.name, page)
     else:
-        written = Path(arguments.out or "report.html")
+        written = Path(arguments.output or "report.html")
         _write(written, page)
     emit(f"{printable(str(written))}\n")
     return 0

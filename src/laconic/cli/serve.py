@@ -7,31 +7,11 @@ which every server and every worker finds in the environment variable LACONIC_TO
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from laconic.cli.options.serve import Arguments
 from laconic.cli.terminal import emit, printable
 from laconic.errors import UsageError, one_line
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Run a server for workers elsewhere; one job after the other, until Ctrl-C."""
-
-    host: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
-    """Address of the interface to listen on; left out: that of the interface in GLOO_SOCKET_IFNAME, or the one that
-    leads to MASTER_ADDR, or 127.0.0.1."""
-    port: int = 29600
-    """Port to listen on; 0: any that is free."""
-    token_file: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """File with the token, 32 hex digits; left out: the environment variable LACONIC_TOKEN."""
-    once: bool = False
-    """End with the first job."""
-    new_token: bool = False
-    """Print a new token and do nothing else."""
 
 
 def run(arguments: Arguments) -> int:

@@ -163,8 +163,8 @@ def _drawn(
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for header in ("bandwidth", "workers") if is_sweep else ():
         table.add_column(header, justify="right", no_wrap=True, min_width=len(header))
-    # The longest names give way before numbers do.
-    table.add_column("strategy", overflow="ellipsis", no_wrap=True, max_width=name_width)
+    # The longest names take a second line before numbers give way.
+    table.add_column("strategy", overflow="fold", max_width=name_width)
     cells = [_cells(row, columns) for row in rows]
     for number, header in enumerate(columns):
         needed = max(len(header), *(len(line[number]) for line in cells))

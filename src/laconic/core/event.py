@@ -99,6 +99,18 @@ class EventList:
         self.events.append(event)
 
 
+class EventTee:
+    """Passes every event to several sinks, in the order given; if one raises, those after it miss the event."""
+
+    def __init__(self, *sinks: EventSink) -> None:
+        self._sinks = sinks
+
+    def write(self, event: Event) -> None:
+        """Pass the event on."""
+        for sink in self._sinks:
+            sink.write(event)
+
+
 class TaggedEvents:
     """Adds the same data to every event on its way to another sink."""
 

@@ -20,6 +20,7 @@ from laconic.core.exchange import Exchange
 from laconic.core.order import Action, ExchangeOrder
 from laconic.core.transport import Transport, Work
 from laconic.errors import CommunicationError, one_line
+from laconic.runtime.profiler_range import profiler_range
 from laconic.runtime.stopwatch import Mark, Stopwatch
 
 _POLL_S = 0.001
@@ -60,6 +61,11 @@ class Task:
     """Set when nothing more will happen to it, also after a failure."""
     succeeded: bool = False
     outputs_ready: torch.cuda.Event | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in a profiler: short, and the same in every step."""
+        return self.what if self.bucket is None else f"bucket {self.bucket}"
 
 
 @dataclass
@@ -118,9 +124,10 @@ class Engine:
     def wait(self, task: Task) -> None:
         """Return when `task` is finished (on a GPU: when the current stream may use its result), or raise."""
         # Every network wait inside the thread has its own timeout, and a failure finishes every task.
-        while not task.finished.wait(1.0):
-            if self._error is not None or not self._thread.is_alive():
-                break
+        with profiler_range("wait", task.label, task.device):
+            while not task.finished.wait(1.0):
+                if self._error is not None or not self._thread.is_alive():
+                    break
         self.check()
         if task.outputs_ready is not None:
             torch.cuda.current_stream(task.device).wait_event(task.outputs_ready)
@@ -212,8 +219,9 @@ class Engine:
         before = self._transport.traffic.total_bytes
         with self._on_stream(task):
             began = self._stopwatch.mark(task.device)
-            exchange = task.start()
-            work = next(exchange, None)
+            with profiler_range("encode", task.label, task.device):
+                exchange = task.start()
+                work = next(exchange, None)
             self._note("encode", task, began)
             # Only this thread sends, so the difference is what this exchange has put on the wire.
             sent_bytes = self._transport.traffic.total_bytes - before
@@ -229,7 +237,7 @@ class Engine:
         """Wait for the first half."""
         running = self._running[id(task)]
         with self._on_stream(task):
-            running.work.wait()
+            self._wait(task, running)
             self._note("exchange", task, running.began, wire_bytes=running.sent_bytes, half=1)
         running.sent_bytes = 0
 
@@ -244,14 +252,20 @@ class Engine:
         """Wait for the round in flight and continue."""
         running = self._running[id(task)]
         with self._on_stream(task):
-            running.work.wait()
+            self._wait(task, running)
             arrived = self._stopwatch.mark(task.device)
             self._advance(task, running, arrived)
+
+    def _wait(self, task: Task, running: _Running) -> None:
+        """Return when the round in flight has arrived (on a GPU: when the task's stream may use it)."""
+        with profiler_range("exchange", task.label, task.device):
+            running.work.wait()
 
     def _advance(self, task: Task, running: _Running, arrived: Mark | None = None) -> None:
         """Issue the next round, or finish; called with the task's stream as the current one."""
         before = self._transport.traffic.total_bytes
-        work = next(running.exchange, None)
+        with profiler_range("decode", task.label, task.device):
+            work = next(running.exchange, None)
         if arrived is not None:
             self._note("decode", task, arrived)
         running.sent_bytes += self._transport.traffic.total_bytes - before

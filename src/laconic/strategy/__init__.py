@@ -24,13 +24,13 @@ from laconic.errors import (
     StrategyError,
     SyntaxProblem,
     UnknownName,
-    did_you_mean,
     one_line,
+    unknown_strategy,
 )
+from laconic.grammar import Call, parse_text
 from laconic.registry import Registry
 from laconic.scheduling import SCHEDULES, Fusion, Schedule
 from laconic.settings import Method, found
-from laconic.strategy.grammar import Call, parse_text
 from laconic.strategy.legality import Parts, cannot_combine, check_legal
 from laconic.strategy.presets import PRESETS as PRESETS
 from laconic.strategy.presets import SEVEN as SEVEN
@@ -291,10 +291,7 @@ def _not_a_strategy(name: str) -> UnknownName:
             presets = [preset for preset, (written, _) in PRESETS.items() if re.search(rf"\b{name}\b", written)]
             beside = f", or take a preset that has it: {', '.join(presets)}" if presets else ""
             return UnknownName(f'strategy: "{name}" is a method of {axis}. Write "{text}"{beside}.')
-    return UnknownName(
-        f'strategy: "{one_line(name, 40)}" is neither a preset nor a synchronization. '
-        f"{did_you_mean(name, list(dict.fromkeys([*PRESETS, *SYNCHRONIZATIONS.names()])))}"
-    )
+    return unknown_strategy(name, PRESETS, SYNCHRONIZATIONS.names())
 
 
 def as_strategy(strategy: Strategy | str) -> Strategy:

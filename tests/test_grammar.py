@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from laconic.errors import SyntaxProblem
-from laconic.strategy.grammar import Call, parse_text
+from laconic.grammar import Call, parse_text
 
 
 def test_calls_arguments_and_wrappers() -> None:

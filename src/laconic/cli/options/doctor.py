@@ -1,0 +1,16 @@
+"""What can be typed after `laconic doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Show versions, backends, GPUs and what this machine allows; name each problem with what to do about it.
+
+    The last block is plain text, made to be pasted in an issue.
+    """
+
+    json: bool = False
+    """Print JSON instead of text."""
