@@ -96,7 +96,7 @@ def refusals(folder: str) -> dict[str, str]:
 
     def model_init() -> None:
         args = TrainingArguments(output_dir=folder, use_cpu=True, ddp_backend="gloo")
-        LaconicCallback(Trainer(model_init=Model, args=args), LOSSLESS)
+        LaconicCallback(Trainer(model_init=lambda: Model(), args=args), LOSSLESS)
 
     return {
         "wrapped by train()": message(wrapped_by_train),
