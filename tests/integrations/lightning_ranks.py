@@ -74,10 +74,9 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        gradient_clip_val=1.0,
         callbacks=list(callbacks),
         enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
-        **settings,
+        **{"gradient_clip_val": 1.0, **settings},
     )
     # An epoch has 8 batches per rank. From a checkpoint at its end, Lightning continues with the same batches.
     trainer.fit(trained, DataLoader(Rows(64), batch_size=BATCH), ckpt_path=resume)
@@ -108,12 +107,33 @@ def refusals(folder: str) -> dict[str, str]:
         fit(f"{folder}/ddp", "ddp", saving(f"{folder}/ddp", 3))
         fit(f"{folder}/ddp", LaconicStrategy(LOSSLESS), resume=f"{folder}/ddp/step=3.ckpt")
 
+    def manual() -> None:
+        fit(folder, LaconicStrategy(LOSSLESS), module=Module(automatic=False), gradient_clip_val=None)
+
     return {
         "wrapped": message(wrapped),
-        "manual": message(lambda: fit(folder, LaconicStrategy(LOSSLESS), module=Module(automatic=False))),
+        "manual": message(manual),
         "no state": message(no_state),
         "setting": message(lambda: LaconicStrategy(LOSSLESS, missing_state="ignore")),  # pyrefly: ignore
     }
+
+
+def failure(folder: str) -> str:
+    """What each rank is told when rank 1 raises in the third step."""
+
+    class Failing(Module):
+        def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+            if index == 2 and self.global_rank == 1:
+                raise ValueError("a bad batch")
+            return super().training_step(batch, index)
+
+    strategy = LaconicStrategy(LOSSLESS, timeout_s=30)
+    try:
+        fit(folder, strategy, module=Failing())
+    except Exception as error:  # noqa: BLE001 - the test reads it
+        assert strategy.session is None
+        return said(error)
+    return "nothing was raised"
 
 
 def everything(folder: str) -> dict[str, Any]:
@@ -122,7 +142,8 @@ def everything(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     found["ddp"] = fit(folder, DDPStrategy())
     found["lossless"] = fit(folder, LaconicStrategy(LOSSLESS))
-    found["deferred"] = fit(folder, LaconicStrategy("bsp / all_reduce / none / dear"))
+    found["ddp without clipping"] = fit(folder, DDPStrategy(), gradient_clip_val=None)
+    found["deferred"] = fit(folder, LaconicStrategy("bsp / all_reduce / none / dear"), gradient_clip_val=None)
 
     watch = Watch()
     found["ddp accumulating"] = fit(folder, DDPStrategy(), accumulate_grad_batches=4, steps=3)
@@ -148,4 +169,5 @@ def everything(folder: str) -> dict[str, Any]:
 
     found["onebit_adam"] = fit(folder, LaconicStrategy("onebit_adam(warmup_share=0.34)"))
     found["refusals"] = refusals(folder)
+    found["failure"] = failure(folder)
     return found

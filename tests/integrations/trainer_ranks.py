@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from laconic.integrations.transformers import LaconicCallback
 from tests.integrations.problem import BATCH, LOSSLESS, Model, Rows, said, snapshot
@@ -62,14 +62,59 @@ def trainer(folder: str, model: nn.Module | None = None, *, steps: int = 6, **se
     )
 
 
-def train(folder: str, strategy: str | None, *, resume: bool = False, **settings: Any) -> dict[str, torch.Tensor]:
+def train(folder: str, strategy: str | None, **settings: Any) -> dict[str, torch.Tensor]:
     made = trainer(folder, **settings)
     if strategy is None:
         made.train()
     else:
         with LaconicCallback(made, strategy):
-            made.train(resume_from_checkpoint=resume)
+            made.train()
     return snapshot(made.model)
+
+
+class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Random tokens, some of which count no loss, so that ranks have different numbers of them."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(32, (12,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": tokens, "labels": torch.where(torch.arange(12) < index % 12, -100, tokens)}
+
+
+def train_gpt2(folder: str, strategy: str | None) -> dict[str, torch.Tensor]:
+    """A model of the library, with tied weights and a loss that counts the tokens of all ranks."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0)
+    made = trainer(folder, GPT2LMHeadModel(config), average_tokens_across_devices=True, gradient_accumulation_steps=2)
+    made.train_dataset = Sentences()
+    if strategy is None:
+        made.train()
+    else:
+        with LaconicCallback(made, strategy):
+            made.train()
+    return snapshot(made.model)
+
+
+def failure(folder: str) -> str:
+    """What each rank is told when rank 1 raises in the third step."""
+
+    class Failing(TrainerCallback):
+        def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+            if state.global_step == 2 and args.process_index == 1:
+                raise ValueError("a bad batch")
+
+    made = trainer(folder)
+    made.add_callback(Failing())
+    callback = LaconicCallback(made, LOSSLESS, timeout_s=30)
+    try:
+        with callback:
+            made.train()
+    except Exception as error:  # noqa: BLE001 - the test reads it
+        assert callback.session is None
+        return said(error)
+    return "nothing was raised"
 
 
 def refusals(folder: str) -> dict[str, str]:
@@ -110,10 +155,10 @@ def refusals(folder: str) -> dict[str, str]:
 
 def without_state(folder: str, missing_state: Any) -> dict[str, torch.Tensor]:
     """Train under DDP, then continue from its checkpoint under laconic."""
-    train(folder, None, steps=3, save_strategy="steps", save_steps=3)
-    made = trainer(folder, steps=6)
+    train(folder, None, save_strategy="steps", save_steps=3)
+    made = trainer(folder)
     with LaconicCallback(made, LOSSLESS, missing_state=missing_state):
-        made.train(resume_from_checkpoint=True)
+        made.train(resume_from_checkpoint=f"{folder}/checkpoint-3")
     return snapshot(made.model)
 
 
@@ -121,6 +166,11 @@ def everything(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     found["ddp"] = train(folder, None)
     found["lossless"] = train(folder, LOSSLESS)
+
+    found["ddp bf16"] = train(folder, None, bf16=True)
+    found["lossless bf16"] = train(folder, LOSSLESS, bf16=True)
+    found["ddp gpt2"] = train_gpt2(folder, None)
+    found["lossless gpt2"] = train_gpt2(folder, LOSSLESS)
 
     found["ddp accumulating"] = train(folder, None, gradient_accumulation_steps=3)
     made = trainer(folder, gradient_accumulation_steps=3)
@@ -165,6 +215,6 @@ def everything(folder: str) -> dict[str, Any]:
     found["best"], found["best folder"] = snapshot(best.model), Path(str(best.state.best_model_checkpoint)).name
 
     found["continued from ddp"] = without_state(f"{folder}/from-ddp", "reset")
-    found["ddp at once"] = train(folder, None)
     found["refusals"] = refusals(folder)
+    found["failure"] = failure(folder)
     return found
