@@ -123,7 +123,6 @@ def everything(folder: str) -> dict[str, Any]:
     run = Run(DILOCO)
     assert run.session is not None
     with run.session as session:
-        found["predicted"] = session.predicted_bytes_per_step()
         run.train(0, 7)
         found["prepared again"] = run.accelerator.prepare(run.model) is run.model
         # A copy of the model is not attached, and neither is its no_sync().

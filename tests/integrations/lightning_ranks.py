@@ -103,17 +103,13 @@ def refusals(folder: str) -> dict[str, str]:
 
         fit(folder, LaconicStrategy(LOSSLESS), module=Wrapped())
 
-    def no_state() -> None:
-        fit(f"{folder}/ddp", "ddp", saving(f"{folder}/ddp", 3))
-        fit(f"{folder}/ddp", LaconicStrategy(LOSSLESS), resume=f"{folder}/ddp/step=3.ckpt")
-
     def manual() -> None:
         fit(folder, LaconicStrategy(LOSSLESS), module=Module(automatic=False), gradient_clip_val=None)
 
     return {
         "wrapped": message(wrapped),
         "manual": message(manual),
-        "no state": message(no_state),
+        "no state": message(lambda: fit(folder, LaconicStrategy(LOSSLESS), resume=f"{folder}/ddp/step=3.ckpt")),
         "setting": message(lambda: LaconicStrategy(LOSSLESS, missing_state="ignore")),  # pyrefly: ignore
     }
 
@@ -140,7 +136,7 @@ def everything(folder: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     found: dict[str, Any] = {}
-    found["ddp"] = fit(folder, DDPStrategy())
+    found["ddp"] = fit(folder, DDPStrategy(), saving(f"{folder}/ddp", 3))
     found["lossless"] = fit(folder, LaconicStrategy(LOSSLESS))
     found["ddp without clipping"] = fit(folder, DDPStrategy(), gradient_clip_val=None)
     found["deferred"] = fit(folder, LaconicStrategy("bsp / all_reduce / none / dear"), gradient_clip_val=None)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
@@ -148,23 +149,22 @@ def refusals(folder: str) -> dict[str, str]:
         "made by train()": message(made_by_train),
         "model_init": message(model_init),
         "bucket size": message(lambda: LaconicCallback(trainer(folder, ddp_bucket_cap_mb=5), LOSSLESS)),
-        "no state": message(lambda: without_state(f"{folder}/no-state", "raise")),
+        "no state": message(lambda: from_ddp(folder, "raise")),
         "too short": message(lambda: train(folder, "diloco(period=64)")),
     }
 
 
-def without_state(folder: str, missing_state: Any) -> dict[str, torch.Tensor]:
-    """Train under DDP, then continue from its checkpoint under laconic."""
-    train(folder, None, save_strategy="steps", save_steps=3)
+def from_ddp(folder: str, missing_state: Any) -> dict[str, torch.Tensor]:
+    """Continue from a checkpoint of DDP."""
     made = trainer(folder)
     with LaconicCallback(made, LOSSLESS, missing_state=missing_state):
-        made.train(resume_from_checkpoint=f"{folder}/checkpoint-3")
+        made.train(resume_from_checkpoint=f"{folder}/ddp/checkpoint-3")
     return snapshot(made.model)
 
 
 def everything(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    found["ddp"] = train(folder, None)
+    found["ddp"] = train(f"{folder}/ddp", None, save_strategy="steps", save_steps=3)
     found["lossless"] = train(folder, LOSSLESS)
 
     found["ddp bf16"] = train(folder, None, bf16=True)
@@ -212,9 +212,11 @@ def everything(folder: str) -> dict[str, Any]:
     )
     with LaconicCallback(best, DILOCO):
         best.train()
-    found["best"], found["best folder"] = snapshot(best.model), Path(str(best.state.best_model_checkpoint)).name
+    best_folder = Path(str(best.state.best_model_checkpoint))
+    found["best"], found["best folder"] = snapshot(best.model), best_folder.name
+    found["saved as best"] = load_file(best_folder / "model.safetensors")
 
-    found["continued from ddp"] = without_state(f"{folder}/from-ddp", "reset")
+    found["continued from ddp"] = from_ddp(folder, "reset")
     found["refusals"] = refusals(folder)
     found["failure"] = failure(folder)
     return found
