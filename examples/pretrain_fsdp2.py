@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,8 +59,8 @@ def batches(step: int, count: int, device: str) -> list[torch.Tensor]:
     return list(((starts + torch.arange(LENGTH + 1)) % VOCABULARY).to(device))
 
 
-def main() -> None:
-    """Train, save, resume, and print how the loss falls."""
+def read_options() -> argparse.Namespace:
+    """What is asked for on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=2, help="groups of ranks, each with a whole model")
     parser.add_argument("--strategy", default="diloco(period=4) / all_reduce / int4 + error_feedback")
@@ -68,8 +69,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
     parser.add_argument("--save-every", type=int, default=8)
     parser.add_argument("--resume", type=int, default=0, help="the step after which to continue")
-    options = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    """Train, save, resume, and print how the loss falls."""
+    options = read_options()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     if device == "cuda":
@@ -90,7 +95,7 @@ def main() -> None:
         model, optimizer, options.strategy, process_group=mesh["replicate"], total_steps=options.steps
     ) as session:
 
-        def state() -> dict[str, object]:
+        def state() -> dict[str, Any]:
             # Groups differ between rounds, so each of them saves its own model.
             of_session = session.state_dict()  # <-- before the model's
             of_model, of_optimizer = get_state_dict(model, optimizer)

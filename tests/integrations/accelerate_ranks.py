@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import laconic
 from laconic.integrations.accelerate import prepare
+from laconic.integrations.rank_state import rank_file
 from tests.integrations.problem import BATCH, LOSSLESS, Model, Rows, said, snapshot
 
 DILOCO = "diloco(period=3)"
@@ -80,7 +82,7 @@ def resumed(folder: str, strategy: str) -> tuple[dict[str, torch.Tensor], dict[s
     return first.result(), second.result()
 
 
-def refusals() -> dict[str, str]:
+def refusals(folder: str) -> dict[str, str]:
     def message(make: Any) -> str:
         try:
             make()
@@ -107,7 +109,20 @@ def refusals() -> dict[str, str]:
         with session:
             prepare(accelerator, model, optimizer, LOSSLESS)
 
-    return {"wrapped": message(wrapped), "handler": message(handler), "twice": message(twice)}
+    def no_state() -> None:
+        run = Run(DILOCO)
+        assert run.session is not None
+        with run.session:
+            path = rank_file(Path(folder), run.session.rank)
+            path.unlink()
+            run.accelerator.load_state(folder)
+
+    return {
+        "wrapped": message(wrapped),
+        "handler": message(handler),
+        "twice": message(twice),
+        "no state": message(no_state),
+    }
 
 
 def everything(folder: str) -> dict[str, Any]:
@@ -132,5 +147,5 @@ def everything(folder: str) -> dict[str, Any]:
 
     for name, strategy in {"compressed": COMPRESSED, "diloco": DILOCO}.items():
         found[f"{name} at once"], found[f"{name} resumed"] = resumed(f"{folder}/{name}", strategy)
-    found["refusals"] = refusals()
+    found["refusals"] = refusals(f"{folder}/diloco")
     return found

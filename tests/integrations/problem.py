@@ -11,7 +11,7 @@ LOSSLESS = "bsp / all_reduce / none / fusion(25MiB)"
 
 
 class Model(nn.Module):
-    """A network with batch normalization, whose running statistics are buffers; returns its loss as Trainer wants it."""
+    """A network with batch normalization, whose statistics are buffers; returns its loss as Trainer wants it."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()

@@ -62,6 +62,7 @@ def test_load_state_continues_each_rank_where_it_was(ranks: Found, name: str) ->
     [
         ("wrapped", ["AttachError", "DistributedDataParallel", "session = prepare(accelerator, model, ...)"]),
         ("handler", ["AttachError", "DistributedDataParallelKwargs", "fusion(25MiB)"]),
+        ("no state", ["CheckpointError", "laconic_rank", "before prepare()"]),
         ("twice", ["AttachError", "already attached", "session.detach()"]),
     ],
 )

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import laconic
 
-@pytest.mark.parametrize("name", ["accelerate", "transformers", "lightning"])
+FRAMEWORKS = ("accelerate", "transformers", "lightning")
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delitem(sys.modules, f"laconic.integrations.{name}", raising=False)
     monkeypatch.setitem(sys.modules, name, None)
@@ -18,8 +24,18 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_import_laconic_imports_no_framework() -> None:
-    code = "import sys, laconic; print(*{name.split('.')[0] for name in sys.modules}, 'laconic.integrations' in sys.modules)"
+    code = "import sys, laconic; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    *imported, integrations = done.stdout.split()
-    assert integrations == "False"
-    assert {"accelerate", "transformers", "lightning", "ray"}.isdisjoint(imported)
+    imported = set(done.stdout.split())
+    assert "laconic.runtime" in imported
+    assert imported.isdisjoint({*FRAMEWORKS, "laconic.integrations"})
+
+
+def test_frameworks_are_imported_only_by_integrations() -> None:
+    source = Path(laconic.__file__).parent
+    found = {
+        path.relative_to(source).parts[0]
+        for path in source.rglob("*.py")
+        if re.search(rf"^\s*(from|import) ({'|'.join(FRAMEWORKS)})\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert found == {"integrations"}

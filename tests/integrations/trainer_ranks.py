@@ -141,8 +141,11 @@ def refusals(folder: str) -> dict[str, str]:
             made.train()
 
     def model_init() -> None:
+        def make() -> nn.Module:
+            return Model()
+
         args = TrainingArguments(output_dir=folder, use_cpu=True, ddp_backend="gloo")
-        LaconicCallback(Trainer(model_init=lambda: Model(), args=args), LOSSLESS)
+        LaconicCallback(Trainer(model_init=make, args=args), LOSSLESS)
 
     return {
         "wrapped by train()": message(wrapped_by_train),

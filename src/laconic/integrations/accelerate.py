@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -60,8 +60,8 @@ def prepare(
     _refuse_ddp_settings(accelerator)
     if not isinstance(optimizer, Optimizer):
         raise AttachError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}.")
-    plain = prepare_without_ddp(accelerator, model, 'model, optimizer, session = prepare(accelerator, model, ...)')
-    prepared = accelerator.prepare_optimizer(optimizer)
+    plain = prepare_without_ddp(accelerator, model, "model, optimizer, session = prepare(accelerator, model, ...)")
+    prepared = cast(AcceleratedOptimizer, accelerator.prepare_optimizer(optimizer))
     session = attach(
         plain,
         prepared,
@@ -120,8 +120,8 @@ def lend_no_sync(model: nn.Module, session: Session) -> None:
             f"{type(model).__name__} has an attribute no_sync of its own, which accelerator.accumulate() would call "
             "instead of holding back laconic's exchanges. Rename it."
         )
-    model.no_sync = _NoSync(session)
-    session.call_on_detach(lambda: delattr(model, "no_sync"))
+    vars(model)["no_sync"] = _NoSync(session)
+    session.call_on_detach(lambda: vars(model).pop("no_sync"))
 
 
 class _NoSync:
@@ -168,7 +168,8 @@ class _Checkpoints:
         if self._session is None:
             return  # model and optimizer are all there is after detach()
         assert self._folder is not None
-        load_rank_file(self._folder, self._session, self._model, [self._optimizer])
+        instead = "load the model's weights before prepare() and do not call load_state()"
+        load_rank_file(self._folder, self._session, self._model, [self._optimizer], instead)
 
     def end(self) -> None:
         """The session is being detached."""

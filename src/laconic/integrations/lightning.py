@@ -8,7 +8,7 @@ Processes are launched as by strategy="ddp". The session lasts from the beginnin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -95,7 +95,7 @@ class LaconicStrategy(DDPStrategy):
         """Leave the model as it is: DDPStrategy would wrap it here."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's training_step() as a forward pass of the attached model."""
+        """Run the step of the LightningModule as a forward pass of the attached model."""
         if self._step is None:
             return super().training_step(*args, **kwargs)
         with self.precision_plugin.train_step_context():
@@ -228,9 +228,9 @@ class _TrainingStep(nn.Module):
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
+    ) -> Generator[tuple[str, nn.Module]]:
         """Those of the LightningModule; nn.Module finds parameters and buffers by this."""
-        return self._of[0].named_modules(memo, prefix, remove_duplicate)
+        yield from self._of[0].named_modules(memo, prefix, remove_duplicate)
 
 
 def _run_closure_first(

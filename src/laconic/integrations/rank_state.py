@@ -62,11 +62,18 @@ def save_rank_file(folder: Path, session: Session, model: nn.Module, optimizers:
     path.with_suffix(".part").replace(path)
 
 
-def load_rank_file(folder: Path, session: Session, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Load what save_rank_file() saved; every rank calls it."""
+def load_rank_file(
+    folder: Path, session: Session, model: nn.Module, optimizers: Sequence[Optimizer], how_to_reset: str
+) -> None:
+    """Load what save_rank_file() saved; every rank calls it.
+
+    how_to_reset: what to do if there is no such file.
+    """
+    path = rank_file(folder, session.rank)
+    if not path.exists():
+        raise no_state(path, session, how_to_reset)
     device = next(model.parameters()).device
-    state = torch.load(rank_file(folder, session.rank), map_location=device, weights_only=True)
-    load_rank_state(state, session, model, optimizers)
+    load_rank_state(torch.load(path, map_location=device, weights_only=True), session, model, optimizers)
 
 
 def no_state(where: object, session: Session, how_to_reset: str) -> CheckpointError:

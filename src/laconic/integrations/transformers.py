@@ -14,12 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from torch.optim import Optimizer
+
 from laconic.core.event import EventSink
 from laconic.errors import AttachError, warn_user
 from laconic.integrations.rank_state import (
     MissingState,
     load_rank_file,
-    no_state,
     rank_file,
     replicas_differ,
     save_rank_file,
@@ -118,8 +119,8 @@ class LaconicCallback(TrainerCallback):
         trainer, model = self._trainer, self._model
         if trainer.model_wrapped is not model:
             raise AttachError(
-                f"the Trainer trains a {type(trainer.model_wrapped).__name__} that it has made after LaconicCallback "
-                f"was: both would communicate, or nothing would. Write {_INSTEAD}."
+                f"the Trainer is about to train a {type(trainer.model_wrapped).__name__} that it got after "
+                f"LaconicCallback was made, so laconic would train another model. Write {_INSTEAD}."
             )
         if args.world_size > 1 and args.average_tokens_across_devices and not self._strategy.exchanges_gradients():
             warn_user(
@@ -130,7 +131,7 @@ class LaconicCallback(TrainerCallback):
         with ExitStack() as undo:
             session = attach(
                 model,
-                trainer.optimizer,
+                self._optimizer(),
                 self._strategy,
                 find_unused_parameters=self._find_unused_parameters,
                 sync_optimizer=self._sync_optimizer,
@@ -149,7 +150,7 @@ class LaconicCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Save the session's state of every rank in the checkpoint's folder."""
         if self._session is not None and not args.save_only_model:
-            save_rank_file(_folder(args, state), self._session, self._model, [self._trainer.optimizer])
+            save_rank_file(_folder(args, state), self._session, self._model, [self._optimizer()])
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Detach; replicas that differ become their mean."""
@@ -161,19 +162,21 @@ class LaconicCallback(TrainerCallback):
             if replicas_differ(session) and not best:
                 session.average()
 
+    def _optimizer(self) -> Optimizer:
+        assert self._trainer.optimizer is not None, "train() makes it before it calls callbacks"
+        return self._trainer.optimizer
+
     def _load(self, session: Session, args: TrainingArguments, state: TrainerState) -> None:
         candidates = [self._resume_from] if self._resume_from else [args.resume_from_checkpoint, _folder(args, state)]
         folders = [Path(folder) for folder in candidates if isinstance(folder, str | Path)]
         found = next((folder for folder in folders if rank_file(folder, session.rank).exists()), None)
-        if found is not None:
-            load_rank_file(found, session, self._model, [self._trainer.optimizer])
-        elif self._missing_state == "raise":
-            raise no_state(
-                rank_file(folders[0], session.rank),
-                session,
-                'write LaconicCallback(..., missing_state="reset"); if the checkpoint is elsewhere, '
-                "LaconicCallback(..., resume_from_checkpoint=folder)",
-            )
+        if found is None and self._missing_state == "reset":
+            return
+        instead = (
+            'write LaconicCallback(..., missing_state="reset"); if the checkpoint is elsewhere, '
+            "LaconicCallback(..., resume_from_checkpoint=folder)"
+        )
+        load_rank_file(found or folders[0], session, self._model, [self._optimizer()], instead)
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
