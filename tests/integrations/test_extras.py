@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -29,6 +30,20 @@ def test_import_laconic_imports_no_framework() -> None:
     imported = set(done.stdout.split())
     assert "laconic.runtime" in imported
     assert imported.isdisjoint({*FRAMEWORKS, "laconic.integrations"})
+
+
+def test_names_on_the_page_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: set[str] = set()
+    for node in [node for block in blocks for node in ast.walk(ast.parse(block))]:
+        if isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            path = Path(laconic.__file__).parent.parent / f"{node.module.replace('.', '/')}.py"
+            defined = {one.name for one in ast.parse(path.read_text(encoding="utf-8")).body if hasattr(one, "name")}
+            assert {alias.name for alias in node.names} <= defined
+            found.add(path.stem)
+    assert found == set(FRAMEWORKS)
 
 
 def test_frameworks_are_imported_only_by_integrations() -> None:
