@@ -26,7 +26,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return [result.value for result in results]
 
 
-@pytest.mark.parametrize("kind", ["", " bf16", " gpt2", " accumulating"])
+@pytest.mark.parametrize("kind", ["", " bf16", " compiled", " deferred", " gpt2", " accumulating"])
 def test_lossless_is_ddp(ranks: Found, kind: str) -> None:
     # Rank 0: DDP leaves each rank its own running statistics after the last step, and laconic makes them equal.
     assert difference(ranks[0][f"ddp{kind}"], ranks[0][f"lossless{kind}"]) <= 1e-6

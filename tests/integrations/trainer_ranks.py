@@ -172,6 +172,11 @@ def everything(folder: str) -> dict[str, Any]:
 
     found["ddp bf16"] = train(folder, None, bf16=True)
     found["lossless bf16"] = train(folder, LOSSLESS, bf16=True)
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager", "gradient_accumulation_steps": 2}
+    found["ddp compiled"] = train(folder, None, **compiled)
+    found["lossless compiled"] = train(folder, LOSSLESS, **compiled)
+    found["ddp deferred"] = train(folder, None, max_grad_norm=0.0)
+    found["lossless deferred"] = train(folder, "bsp / all_reduce / none / dear", max_grad_norm=0.0)
     found["ddp gpt2"] = train_gpt2(folder, None)
     found["lossless gpt2"] = train_gpt2(folder, LOSSLESS)
 
@@ -194,7 +199,7 @@ def everything(folder: str) -> dict[str, Any]:
     found["diloco"], found["distances"] = snapshot(made.model), distances.seen
 
     for name, strategy in {"compressed": COMPRESSED, "diloco": DILOCO}.items():
-        saving = {"save_strategy": "steps", "save_steps": 4, "steps": 8}
+        saving = {"save_strategy": "steps", "save_steps": 4, "steps": 8, "save_total_limit": 2}
         found[f"{name} at once"] = train(f"{folder}/{name}", strategy, **saving)
         # Checkpoint 8 is the end: continue from the one before.
         made = trainer(f"{folder}/{name}", **saving)
