@@ -144,6 +144,7 @@ def everything(folder: str) -> dict[str, Any]:
         with copy.deepcopy(run.model).no_sync():
             session.average()
     found["diloco"], found["distances"] = run.result(), run.distances
+    found["prepared after detach()"] = type(run.accelerator.prepare(run.model)).__name__
 
     for name, strategy in {"compressed": COMPRESSED, "diloco": DILOCO}.items():
         found[f"{name} at once"], found[f"{name} resumed"] = resumed(f"{folder}/{name}", strategy)

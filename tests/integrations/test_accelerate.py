@@ -40,7 +40,8 @@ def test_accumulate_holds_exchanges_back(ranks: Found) -> None:
 def test_nothing_is_left_on_the_model(ranks: Found) -> None:
     for rank in ranks:
         assert rank["no_sync is left"] is False
-        assert rank["prepared again"] is True, "accelerator.prepare() wraps no prepared model"
+        assert rank["prepared again"] is True, "accelerator.prepare() wraps no attached model"
+        assert rank["prepared after detach()"] == "DistributedDataParallel"
 
 
 def test_replicas_differ_between_rounds(ranks: Found) -> None:

@@ -48,6 +48,12 @@ def test_replicas_differ_between_rounds_and_end_averaged(ranks: Found) -> None:
     assert difference(ranks[0]["diloco"], ranks[1]["diloco"]) == 0
 
 
+def test_outside_the_block_the_trainer_wraps_its_model_again(ranks: Found) -> None:
+    for rank in ranks:
+        assert rank["wrapped inside"] is False
+        assert rank["wrapped outside"] == "DistributedDataParallel"
+
+
 @pytest.mark.parametrize("name", ["compressed", "diloco"])
 def test_a_resumed_run_is_the_uninterrupted_one(ranks: Found, name: str) -> None:
     for rank in ranks:
@@ -70,6 +76,7 @@ def test_training_continues_from_a_checkpoint_of_ddp(ranks: Found) -> None:
     [
         ("wrapped by train()", ["AttachError", "DistributedDataParallel", "LaconicCallback(trainer, ...)"]),
         ("made by train()", ["AttachError", "DistributedDataParallel", "LaconicCallback(trainer, ...)"]),
+        ("added by hand", ["AttachError", "wrapped", "with LaconicCallback(trainer, ...)"]),
         ("model_init", ["AttachError", "model_init", "Trainer(model=model_init(), ...)"]),
         ("bucket size", ["AttachError", "ddp_bucket_cap_mb", "fusion(25MiB)"]),
         ("no state", ["CheckpointError", "laconic_rank", 'missing_state="reset"']),

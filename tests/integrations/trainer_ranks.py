@@ -131,14 +131,19 @@ def refusals(folder: str) -> dict[str, str]:
     def wrapped_by_train() -> None:
         made = trainer(folder, steps=1)
         made.train()
-        LaconicCallback(made, LOSSLESS)
+        with LaconicCallback(made, LOSSLESS):
+            made.train()
 
     def made_by_train() -> None:
         made = trainer(folder, steps=1)
-        callback = LaconicCallback(made, LOSSLESS)
-        made.model = made.model_wrapped = Model()
-        with callback:
+        with LaconicCallback(made, LOSSLESS):
+            made.model = made.model_wrapped = Model()
             made.train()
+
+    def added_by_hand() -> None:
+        made = trainer(folder, steps=1)
+        made.add_callback(LaconicCallback(made, LOSSLESS))
+        made.train()
 
     def model_init() -> None:
         def make() -> nn.Module:
@@ -150,6 +155,7 @@ def refusals(folder: str) -> dict[str, str]:
     return {
         "wrapped by train()": message(wrapped_by_train),
         "made by train()": message(made_by_train),
+        "added by hand": message(added_by_hand),
         "model_init": message(model_init),
         "bucket size": message(lambda: LaconicCallback(trainer(folder, ddp_bucket_cap_mb=5), LOSSLESS)),
         "no state": message(lambda: from_ddp(folder, "raise")),
@@ -191,12 +197,16 @@ def everything(folder: str) -> dict[str, Any]:
     found["no_sync is left"] = hasattr(made.model, "no_sync")
 
     made = trainer(folder, steps=7)
-    laconic = LaconicCallback(made, DILOCO)
-    made.add_callback(laconic)
-    distances = Distances(laconic)
-    made.add_callback(distances)
+    with LaconicCallback(made, DILOCO) as laconic:
+        distances = Distances(laconic)
+        made.add_callback(distances)
+        made.train()
+        found["diloco"], found["distances"] = snapshot(made.model), distances.seen
+        made.remove_callback(distances)
+        made.train()
+        found["wrapped inside"] = made.model_wrapped is not made.model
     made.train()
-    found["diloco"], found["distances"] = snapshot(made.model), distances.seen
+    found["wrapped outside"] = type(made.model_wrapped).__name__
 
     for name, strategy in {"compressed": COMPRESSED, "diloco": DILOCO}.items():
         saving = {"save_strategy": "steps", "save_steps": 4, "steps": 8, "save_total_limit": 2}

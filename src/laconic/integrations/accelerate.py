@@ -37,6 +37,8 @@ try:
 except ImportError as error:
     raise ImportError('this integration needs accelerate: pip install "laconic[accelerate]"') from error
 
+_INSTEAD = "Pass the plain model: model, optimizer, session = prepare(accelerator, model, ...)"
+
 
 def prepare(
     accelerator: Accelerator,
@@ -60,7 +62,7 @@ def prepare(
     _refuse_ddp_settings(accelerator)
     if not isinstance(optimizer, Optimizer):
         raise AttachError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}.")
-    plain = prepare_without_ddp(accelerator, model, "model, optimizer, session = prepare(accelerator, model, ...)")
+    plain = prepare_without_ddp(accelerator, model, _INSTEAD)
     prepared = cast(AcceleratedOptimizer, accelerator.prepare_optimizer(optimizer))
     session = attach(
         plain,
@@ -82,6 +84,7 @@ def prepare(
         session.call_on_detach(accelerator.register_save_state_pre_hook(checkpoints.before_save).remove)
         session.call_on_detach(accelerator.register_load_state_pre_hook(checkpoints.before_load).remove)
         session.call_on_detach(checkpoints.end)
+        session.call_on_detach(lambda: forget_prepared(plain))
         undo.pop_all()
     return plain, prepared, session
 
@@ -89,7 +92,7 @@ def prepare(
 def prepare_without_ddp(accelerator: Accelerator, model: nn.Module, instead: str) -> nn.Module:
     """The model on its device, with mixed precision and compilation as configured, but not wrapped in DDP.
 
-    instead: what to write where the model is wrapped already.
+    instead: a sentence that says what to write where the model is wrapped already.
     """
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM, DistributedType.XLA):
@@ -106,11 +109,17 @@ def prepare_without_ddp(accelerator: Accelerator, model: nn.Module, instead: str
     if isinstance(model, DistributedDataParallel):
         raise AttachError(
             "the model is wrapped in DistributedDataParallel already, by accelerator.prepare() or by your script, and "
-            f"both would communicate. Do not wrap it; write {instead}."
+            f"both would communicate. {instead}."
         )
     # Everything that prepare_model() does but the wrapper. The model is then marked as prepared, so that no later call
     # of accelerator.prepare() wraps it.
     return accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def forget_prepared(model: nn.Module) -> None:
+    """Take the mark off that keeps accelerator.prepare() from wrapping the model: laconic no longer synchronizes it."""
+    for one in (model, getattr(model, "_orig_mod", model)):
+        vars(one).pop("_is_accelerate_prepared", None)
 
 
 def lend_no_sync(model: nn.Module, session: Session) -> None:

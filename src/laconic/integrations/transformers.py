@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from torch import nn
 from torch.optim import Optimizer
 
 from laconic.core.event import EventSink
@@ -34,9 +35,9 @@ try:
 except ImportError as error:
     raise ImportError('this integration needs transformers: pip install "laconic[transformers]"') from error
 
-from laconic.integrations.accelerate import lend_no_sync, prepare_without_ddp
+from laconic.integrations.accelerate import forget_prepared, lend_no_sync, prepare_without_ddp
 
-_INSTEAD = "Trainer(model=the plain model, ...), then LaconicCallback(trainer, ...), then trainer.train()"
+_INSTEAD = "Pass the plain model to Trainer(...) and write: with LaconicCallback(trainer, ...): trainer.train()"
 
 _DDP_SETTINGS = {
     "ddp_find_unused_parameters": "write LaconicCallback(..., find_unused_parameters=...)",
@@ -50,16 +51,16 @@ _DDP_SETTINGS = {
 class LaconicCallback(TrainerCallback):
     """Attaches a strategy to the model that a Trainer trains.
 
-    trainer: the Trainer, before its train() is called. From here on it does not wrap its model in DDP.
+    trainer: the Trainer, before its train() is called.
     strategy: as for laconic.attach().
     resume_from_checkpoint: the folder given to train(resume_from_checkpoint=...). Only needed if that folder is neither
         in TrainingArguments.output_dir nor TrainingArguments.resume_from_checkpoint.
     missing_state: "reset" begins a new state if the checkpoint holds none, e.g. because it was saved under DDP.
     find_unused_parameters, sync_optimizer, timeout_s, events: as for laconic.attach().
 
-    The number of steps of the whole training is passed to laconic.attach(). At the end of train(), replicas that differ
-    are averaged, unless load_best_model_at_end has loaded the same model on all ranks. Use the callback as a context
-    manager, which also detaches after an error, or pass it to trainer.add_callback().
+    Use it as a context manager around train(). Inside the block the Trainer has this callback and does not wrap its
+    model in DDP. The number of steps of the whole training is passed to laconic.attach(). At the end of train(),
+    replicas that differ are averaged, unless load_best_model_at_end has loaded the same model on all ranks.
     """
 
     def __init__(
@@ -84,11 +85,10 @@ class LaconicCallback(TrainerCallback):
         self._timeout_s = timeout_s
         self._events = events
         self._session: Session | None = None
+        self._model: nn.Module | None = None
         _check_arguments(trainer)
         self._trainer = trainer
-        self._model = prepare_without_ddp(trainer.accelerator, trainer.model_wrapped, _INSTEAD)
-        # Compiling makes another module, which the Trainer does not make again if it finds it here.
-        trainer.model_wrapped = self._model
+        self._model_before = trainer.model_wrapped
 
     @property
     def session(self) -> Session | None:
@@ -96,14 +96,22 @@ class LaconicCallback(TrainerCallback):
         return self._session
 
     def __enter__(self) -> Self:
-        self._trainer.add_callback(self)
+        trainer = self._trainer
+        self._model_before = trainer.model_wrapped
+        self._model = prepare_without_ddp(trainer.accelerator, trainer.model_wrapped, _INSTEAD)
+        # Compiling makes another module, which the Trainer does not make again if it finds it here.
+        trainer.model_wrapped = self._model
+        trainer.add_callback(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self._model is not None
         self._trainer.remove_callback(self)
-        session, self._session = self._session, None
+        forget_prepared(self._model)
+        self._trainer.model_wrapped = self._model_before
+        session, self._session, self._model = self._session, None, None
         if session is not None:
             session.__exit__(kind, error, trace)
 
@@ -111,16 +119,17 @@ class LaconicCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         """Attach, and load the session's state if training is resumed."""
-        if self._session is not None:
-            raise AttachError(
-                "the last train() ended with an error and its session is still attached. Write with "
-                "LaconicCallback(trainer, ...): around trainer.train(), which detaches after an error."
-            )
         trainer, model = self._trainer, self._model
+        if model is None:
+            raise AttachError(
+                f"LaconicCallback was added to the Trainer by hand, which has wrapped its model. {_INSTEAD}."
+            )
+        if self._session is not None:
+            raise AttachError(f"the last train() ended with an error and its session is still attached. {_INSTEAD}.")
         if trainer.model_wrapped is not model:
             raise AttachError(
                 f"the Trainer is about to train a {type(trainer.model_wrapped).__name__} that it got after "
-                f"LaconicCallback was made, so laconic would train another model. Write {_INSTEAD}."
+                f"LaconicCallback was entered, so laconic would train another model. {_INSTEAD}."
             )
         if args.world_size > 1 and args.average_tokens_across_devices and not self._strategy.exchanges_gradients():
             warn_user(
@@ -143,13 +152,14 @@ class LaconicCallback(TrainerCallback):
             undo.enter_context(session)
             lend_no_sync(model, session)
             if resumed:
-                self._load(session, args, state)
+                self._load(session, model, args, state)
             undo.pop_all()
         self._session = session
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Save the session's state of every rank in the checkpoint's folder."""
         if self._session is not None and not args.save_only_model:
+            assert self._model is not None
             save_rank_file(_folder(args, state), self._session, self._model, [self._optimizer()])
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -166,7 +176,7 @@ class LaconicCallback(TrainerCallback):
         assert self._trainer.optimizer is not None, "train() makes it before it calls callbacks"
         return self._trainer.optimizer
 
-    def _load(self, session: Session, args: TrainingArguments, state: TrainerState) -> None:
+    def _load(self, session: Session, model: nn.Module, args: TrainingArguments, state: TrainerState) -> None:
         candidates = [self._resume_from] if self._resume_from else [args.resume_from_checkpoint, _folder(args, state)]
         folders = [Path(folder) for folder in candidates if isinstance(folder, str | Path)]
         found = next((folder for folder in folders if rank_file(folder, session.rank).exists()), None)
@@ -176,7 +186,7 @@ class LaconicCallback(TrainerCallback):
             'write LaconicCallback(..., missing_state="reset"); if the checkpoint is elsewhere, '
             "LaconicCallback(..., resume_from_checkpoint=folder)"
         )
-        load_rank_file(found or folders[0], session, self._model, [self._optimizer()], instead)
+        load_rank_file(found or folders[0], session, model, [self._optimizer()], instead)
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
