@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Self
@@ -260,6 +260,10 @@ class Session:
         """
         if self._hooks is not None:
             self._hooks.finish_updates()
+
+    def call_on_detach(self, action: Callable[[], object]) -> None:
+        """Call `action` when this session is detached, also after an error: to undo what was done because of it."""
+        self._cleanup.callback(action)
 
     def detach(self) -> None:
         """Remove every hook; model, optimizer and their state are as if laconic had never been there.
