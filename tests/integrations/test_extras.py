@@ -25,7 +25,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_import_laconic_imports_no_framework() -> None:
-    code = "import sys, laconic; print(*sys.modules)"
+    code = "import sys, laconic; laconic.attach; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     imported = set(done.stdout.split())
     assert "laconic.runtime" in imported
