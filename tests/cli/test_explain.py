@@ -67,7 +67,7 @@ def test_every_preset_is_explained(name: str, capsys: pytest.CaptureFixture[str]
 
 def test_settings_and_reasons_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     found = explain_json(capsys, "bsp / all_reduce / fp16 + error_feedback / fusion(bytes=1MiB)")
-    assert found["settings"]["compression"]["with"] == [{"name": "error_feedback"}]
+    assert found["settings"]["compression"]["with"] == [{"name": "error_feedback", "residual": "gradient"}]
     assert found["settings"]["scheduling"]["bytes"] == 1024 * 1024
     assert "bytes=1MiB: A bucket is sent once it holds this much." in found["words"][3]
     assert "fp16" in found["words"][2]
