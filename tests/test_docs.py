@@ -14,7 +14,13 @@ from laconic.core.in_process import InProcessTransport
 from tests.runtime.replicas import assert_equal, mlp, mlp_loss, sgd, snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def test_the_example_of_a_method_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
