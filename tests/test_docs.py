@@ -58,6 +58,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_spellings_of_a_strategy_in_the_readme_are_equal() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(from laconic import .*?)```", text, re.DOTALL)
+    names: dict[str, object] = {}
+    head, *spellings, load = code.strip().splitlines()
+    exec(head, names)
+    parsed, built = (eval(spelling, names) for spelling in spellings if spelling)
+    assert parsed == built
+    assert load == 'Strategy.load("strategy.toml")'
+
+
 def test_the_strategies_in_the_readme_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.findall(r'"(bsp[^"]*)"', text)
