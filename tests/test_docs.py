@@ -14,7 +14,13 @@ from laconic.core.in_process import InProcessTransport
 from tests.runtime.replicas import assert_equal, mlp, mlp_loss, sgd, snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def test_the_example_of_a_method_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,6 +56,17 @@ def test_the_example_of_a_method_works(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_spellings_of_a_strategy_in_the_readme_are_equal() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(from laconic import .*?)```", text, re.DOTALL)
+    names: dict[str, object] = {}
+    head, *spellings, load = code.strip().splitlines()
+    exec(head, names)
+    parsed, built = (eval(spelling, names) for spelling in spellings if spelling)
+    assert parsed == built
+    assert load == 'Strategy.load("strategy.toml")'
 
 
 def test_the_strategies_in_the_readme_exist() -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import laconic
+from laconic.core import frames
+from laconic.report import results
+from laconic.runtime import checkpoint
+from laconic.settings import Kind, Method
+from laconic.strategy import AXES
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ["rich", "tyro", "plotly", "jinja2", "numba", "pyroute2"]
@@ -109,7 +117,9 @@ def test_the_package_alone_needs_no_torch_and_finds_its_rooms_later() -> None:
     code = (
         "import sys, laconic; assert 'torch' not in sys.modules, 'torch was imported';"
         "assert {'attach', 'Strategy'} <= set(dir(laconic));"
-        "assert laconic.runtime.redistribute and laconic.errors.PeerLost;"
+        "assert laconic.PeerLost and laconic.TensorBoardSink;"
+        "assert 'torch' not in sys.modules, 'errors and sinks need no torch';"
+        "assert laconic.runtime.redistribute is laconic.redistribute;"
         "assert laconic.attach is laconic.runtime.attach"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -126,6 +136,74 @@ def test_type_checkers_and_the_interpreter_find_the_same_names() -> None:
         alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     assert for_checkers == laconic._HOMES
+    at_once = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert {*for_checkers, *at_once, "__version__"} - {"TYPE_CHECKING"} == set(laconic.__all__)
+    assert len(laconic.__all__) == len(set(laconic.__all__))
+
+
+def _methods() -> list[type[Method]]:
+    """Those of laconic itself; other packages may be installed that register more."""
+    methods = [method for registry in AXES.values() for method in registry]
+    return [method for method in methods if method.__module__.startswith("laconic.")]
+
+
+def test_every_error_method_sink_and_contract_is_public() -> None:
+    """A new error, method or sink is importable from laconic, or this fails."""
+    errors = {
+        name
+        for name, value in vars(laconic.errors).items()
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == "laconic.errors"
+    }
+    sinks = set(laconic.sinks.__all__)
+    methods = {method.__name__ for method in _methods()}
+    contracts = {registry.contract.__name__ for registry in AXES.values()}
+    for names in (errors, sinks, methods, contracts):
+        assert names
+        assert names <= set(laconic.__all__)
+    for method in _methods():
+        assert getattr(laconic, method.__name__) is method
+
+
+def _documented() -> list[str]:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE)
+
+
+def test_the_page_of_public_names_has_all_of_them_once() -> None:
+    names = _documented()
+    assert len(names) == len(set(names))
+    assert {name for name in names if "." not in name} == set(laconic.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in _documented() if "." in name])
+def test_every_documented_name_outside_of_the_package_can_be_imported(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    pytest.importorskip(module.rpartition(".")[2])
+    assert getattr(importlib.import_module(module), attribute) is not None
+
+
+def test_every_documented_kind_of_setting_is_there() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    (kinds,) = re.findall(r"functions of `laconic\.settings`:\n(.*?)\.\n", page, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", kinds)) == set(get_args(Kind))
+    for kind in get_args(Kind):
+        assert callable(getattr(laconic.settings, kind))
+
+
+def test_the_page_of_public_names_has_the_names_of_methods_in_text() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(shown) == sorted((method.__name__, method.name) for method in _methods())
+
+
+def test_the_page_on_stability_names_the_formats_of_this_version() -> None:
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^\| ([^|]+?) \| (\d+) \|", page, re.MULTILINE))
+    assert shown == {
+        "session state": str(checkpoint.FORMAT),
+        "frame between workers and servers": str(frames.VERSION),
+        "`results.json` of a run": str(results.FORMAT),
+    }
 
 
 def test_public_names_are_there() -> None:
@@ -135,7 +213,8 @@ def test_public_names_are_there() -> None:
     assert laconic.__version__ == importlib.metadata.version("laconic")
 
 
-def test_the_wheel_holds_every_module_and_py_typed(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_wheel_is_small_and_holds_every_file_of_the_package(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
@@ -147,12 +226,22 @@ def test_the_wheel_holds_every_module_and_py_typed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("laconic-*.whl")
+    assert wheel.name == f"laconic-{laconic.__version__}-py3-none-any.whl", "no compiler, any platform"
+    assert wheel.stat().st_size < 2e6
     with zipfile.ZipFile(wheel) as archive:
         shipped = set(archive.namelist())
-        metadata = next(archive.read(name).decode() for name in shipped if name.endswith("METADATA"))
-    assert "laconic/py.typed" in shipped
+        texts = {Path(name).name: archive.read(name).decode() for name in shipped if ".dist-info/" in name}
     source = ROOT / "src"
-    modules = {str(file.relative_to(source)) for file in source.rglob("*.py")}
-    assert modules <= shipped
-    assert not [name for name in shipped if name.startswith("tests/")]
-    assert "License-Expression: Apache-2.0" in metadata
+    files = {str(file.relative_to(source)) for file in source.rglob("*") if file.is_file()}
+    needed = {file for file in files if "__pycache__" not in file}
+    assert {
+        "laconic/py.typed",
+        "laconic/cli/catalogue.json",
+        "laconic/report/page.html.jinja",
+        "laconic/report/page.js",
+        "laconic/report/page.css",
+    } <= needed
+    assert {name for name in shipped if ".dist-info/" not in name} == needed, "all of the package, and nothing else"
+    assert "License-Expression: Apache-2.0" in texts["METADATA"]
+    assert "laconic = laconic.cli:main" in texts["entry_points.txt"]
+    assert "Root-Is-Purelib: true" in texts["WHEEL"]

@@ -162,7 +162,7 @@ def test_prometheus_serves_the_last_step() -> None:
         port = found.getsockname()[1]
     with sinks.PrometheusSink(port=port) as sink:
         trained(sink)
-        with pytest.raises(LaconicError, match=f"cannot listen on port {port}"):
+        with pytest.raises(LaconicError, match=f"cannot listen on 127.0.0.1:{port}"):
             sinks.PrometheusSink(port=port)
         served: dict[str, str] = {}
         until_s = time.monotonic() + 10

@@ -187,7 +187,7 @@ def _check_origin(saved: Mapping[str, Any], strategy: str, world_size: int, rank
     if saved["world_size"] != world_size:
         raise CheckpointError(
             f"the checkpoint was written by {saved['world_size']} workers, this session has {world_size}. "
-            "Pass every rank's state through laconic.runtime.redistribute(states, world_size) first."
+            "Pass every rank's state through laconic.redistribute(states, world_size) first."
         )
     if str(rank) not in saved["ranks"]:
         raise CheckpointError(

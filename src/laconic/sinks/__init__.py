@@ -1,6 +1,6 @@
 """Event sinks for trackers of experiments, each of which needs a package of its own when it is made.
 
-    with laconic.sinks.TensorBoardSink("runs/tb") as sink, laconic.attach(model, optimizer, "powersgd", events=sink):
+    with laconic.TensorBoardSink("runs/tb") as sink, laconic.attach(model, optimizer, "powersgd", events=sink):
         ...
 
 Several at once, with the complete log beside them: `laconic.EventTee(laconic.EventLog("events.jsonl"), sink)`.

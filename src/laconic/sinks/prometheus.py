@@ -19,10 +19,11 @@ class PrometheusSink(TrackerSink):
     """Sets metrics that a Prometheus server scrapes.
 
     port:     serve them on this port until the sink is closed; left out: the script serves them itself.
+    address:  where to listen. Everybody who reaches it can read the metrics: 127.0.0.1 is this host alone.
     registry: a prometheus_client.CollectorRegistry; left out: one of the sink's own with a port, else the global one.
     """
 
-    def __init__(self, *, port: int | None = None, registry: Any = None) -> None:
+    def __init__(self, *, port: int | None = None, address: str = "127.0.0.1", registry: Any = None) -> None:
         self._client = client = tracker_package("prometheus_client", package="prometheus_client", sink="PrometheusSink")
         if registry is None:
             registry = client.REGISTRY if port is None else client.CollectorRegistry()
@@ -34,9 +35,9 @@ class PrometheusSink(TrackerSink):
         self._server: Any = None
         if port is not None:
             try:
-                self._server, _ = client.start_http_server(port, registry=registry)
+                self._server, _ = client.start_http_server(port, addr=address, registry=registry)
             except OSError as exc:
-                raise LaconicError(f"PrometheusSink: cannot listen on port {port}: {exc.strerror}.") from exc
+                raise LaconicError(f"PrometheusSink: cannot listen on {address}:{port}: {exc.strerror}.") from exc
         super().__init__()
 
     def send(self, values: StepValues) -> None:

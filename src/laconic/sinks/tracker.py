@@ -3,7 +3,7 @@
 Values are sent by a thread of the sink, so that training never waits for a disk or a network. A tracker that fails must
 not end a training of days, and must not fail unseen: the first failure is a LaconicWarning with the reason, and the
 sink takes nothing more. Whoever would rather stop turns that warning into an error
-(`warnings.simplefilter("error", laconic.errors.LaconicWarning)`), or looks at `sink.failure`.
+(`warnings.simplefilter("error", laconic.LaconicWarning)`), or looks at `sink.failure`.
 """
 
 from __future__ import annotations
