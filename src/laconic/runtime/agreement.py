@@ -101,7 +101,8 @@ def agree(job: Job, operation: str, about: Mapping[str, str] | None = None) -> l
     advice = f"Every rank must call {operation}"
     if together:
         advice += " after the same number of steps"
-    if together and job.strategy.architecture.scope == "everyone" and not job.strategy.architecture.has_servers:
+    whom = job.strategy.architecture
+    if together and whom.scope == "everyone" and not whom.has_servers and not whom.holds_shards:
         advice += '. Where ranks have different amounts of data, train inside "with session.join():"'
     transport.set_status(what)
     # Ranks that wait for nobody make exchanges by themselves, so that those do not say where they are.

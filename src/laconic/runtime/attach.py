@@ -26,6 +26,7 @@ from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient
 from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
 from laconic.runtime.collective_costs import settle, what_was_settled
 from laconic.runtime.engine import Engine
+from laconic.runtime.fsdp_parts import fsdp_parts
 from laconic.runtime.hooks import optimizer_steps, parameter_hook
 from laconic.runtime.hooks.async_pairs import AsyncPairHooks
 from laconic.runtime.hooks.async_server import AsyncServerHooks
@@ -44,7 +45,7 @@ from laconic.runtime.loss_scale import LossScale
 from laconic.runtime.optimizer_state import broadcast_optimizer_state, check_optimizer_state
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session, announce, close_after
-from laconic.runtime.shards import check_shards, reshard
+from laconic.runtime.shards import check_shards, plain_name, reshard
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
 
@@ -70,7 +71,8 @@ def attach(
     """Attach `strategy` to `model` and `optimizer`; every rank of the group calls it, and the loop stays as it was.
 
     model: an ordinary module, one already wrapped in DistributedDataParallel, or one whose parameters are sharded
-        (fully_shard, tensor parallelism) over a mesh that shares only this rank with process_group.
+        (fully_shard, tensor parallelism) over a mesh that shares only this rank with process_group; with the
+        architecture "sharded", over exactly the ranks of process_group.
     optimizer: one, or all of them if several train the model (Muon and AdamW): each is called once a step.
     process_group: the ranks that train together, as a group or a mesh of one dimension; the default group if left out.
     transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
@@ -193,11 +195,7 @@ def _torch_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Trans
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that get gradients, each once, under the name they have without any wrapper."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    return {
-        name.replace("_orig_mod.", ""): parameter
-        for name, parameter in inner.named_parameters()
-        if parameter.requires_grad
-    }
+    return {plain_name(name): parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
 
 
 def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters: bool | None) -> None:
@@ -298,15 +296,17 @@ def _check_model(
             raise UnsupportedGradient(
                 f'layer "{name}" has sparse=True; sparse gradients are not exchanged. Build it with sparse=False.'
             )
-    traits = strategy.compression.traits
-    for name, parameter in parameters.items():
-        if parameter.dtype not in traits.dtypes:
-            raise UnsupportedGradient(
-                f'compression {strategy.compression} cannot carry parameter "{name}" of {parameter.dtype}; it takes '
-                f'{", ".join(str(dtype).removeprefix("torch.") for dtype in traits.dtypes)}. Use "none".'
-            )
     # As a whole where they are sharded, so that all ranks come to the same answer.
     tensors = [TensorSpec.of(name, parameter) for name, parameter in parameters.items()]
+    if strategy.architecture.holds_shards:
+        tensors = [tensor for part in fsdp_parts(model) for tensor in part.gradients(parameters)]
+    traits = strategy.compression.traits
+    for tensor in tensors:
+        if tensor.dtype not in traits.dtypes:
+            raise UnsupportedGradient(
+                f'compression {strategy.compression} cannot carry parameter "{tensor.name}" of {tensor.dtype}; it '
+                f'takes {", ".join(str(dtype).removeprefix("torch.") for dtype in traits.dtypes)}. Use "none".'
+            )
     facts = OptimizerFacts.of(*optimizers)
     strategy.synchronization.check(tensors, facts)
     strategy.compression.check(tensors, facts)

@@ -195,6 +195,11 @@ def specs_of(model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[s
     }
 
 
+def plain_name(name: str) -> str:
+    """The name of a parameter or module as it is without torch.compile()."""
+    return name.replace("_orig_mod.", "")
+
+
 def reshard(model: nn.Module) -> None:
     """Put FSDP's parameters back into pieces: after an evaluation those of the outermost module are still whole."""
     for _, module in fsdp_modules(model):
@@ -214,17 +219,6 @@ def _fsdp_groups(model: nn.Module) -> dict[int, str]:
     for name, module in fsdp_modules(model):  # outer ones first, so that inner ones have the last word
         found |= {id(parameter): name or OUTERMOST for parameter in module.parameters()}
     return found
-
-
-def whole_specs(model: nn.Module) -> dict[str, list[TensorSpec]]:
-    """Of each part that fully_shard() was called with: its parameters as a whole, frozen ones too."""
-    together = _fsdp_groups(model)
-    parts: dict[str, list[TensorSpec]] = {}
-    for name, parameter in model.named_parameters():
-        part = together[id(parameter)]
-        spec = TensorSpec(name, tuple(parameter.shape), parameter.dtype, local(parameter).device, ready_with=part)
-        parts.setdefault(part, []).append(spec)
-    return parts
 
 
 def check_shards(
@@ -285,10 +279,11 @@ def _check_owners(model: nn.Module, strategy: Strategy, ranks: list[int] | None)
             raise AttachError(f'parameter "{name}" is in no part that fully_shard() was called with. {usage}.')
         mesh: Any = parameter.device_mesh  # pyrefly: ignore[missing-attribute]
         owners: list[int] = mesh.mesh.flatten().tolist()
-        if mesh.ndim != 1 or sorted(owners) != sorted(ranks):
+        # In this order: rank r of the group is to own shard r.
+        if mesh.ndim != 1 or dist.get_process_group_ranks(mesh.get_group()) != ranks:
             raise AttachError(
-                f'parameter "{name}" lies on a mesh of ranks {_listed(sorted(owners))}, and "{how}" works among the '
-                f"ranks of one shard group, which process_group has as {_listed(sorted(ranks))}. Shard over one "
+                f'parameter "{name}" lies on a mesh of ranks {_listed(owners)}, and "{how}" works among the ranks of '
+                f"one shard group, in their order, which process_group has as {_listed(ranks)}. Shard over one "
                 'dimension, fully_shard(..., mesh=mesh["shard"]), and attach with process_group=mesh["shard"].'
             )
         (placement,) = parameter.placements  # pyrefly: ignore[missing-attribute]
@@ -299,12 +294,6 @@ def _check_owners(model: nn.Module, strategy: Strategy, ranks: list[int] | None)
             )
         if mesh.device_type != "cpu" and local(parameter).device.type == "cpu":
             raise AttachError(f'parameter "{name}" is offloaded to the CPU. Shard without offload_policy.')
-    for part, tensors in whole_specs(model).items():
-        if len({tensor.dtype for tensor in tensors}) > 1:
-            raise AttachError(
-                f'parameters of {part} have several dtypes ("{tensors[0].name}" is {tensors[0].dtype}), which FSDP '
-                "sends as mere bytes. Give all of them one dtype, and choose others in MixedPrecisionPolicy."
-            )
 
 
 def _check_strategy(name: str, strategy: Strategy) -> None:

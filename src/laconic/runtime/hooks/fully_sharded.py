@@ -1,21 +1,17 @@
 """A model that fully_shard() has cut up: FSDP2 calls us in place of its own all-gathers and reduce-scatters.
 
 FSDP2 keeps deciding what travels together and when; the strategy decides how. What it hands over has no borders between
-parameters: they lie side by side in the order of registration, each padded to equal shards, which is checked. A
-communication object cannot be taken off again, so ours stays and, while no session is attached, does what FSDP2 does.
+parameters: they lie side by side, each padded to equal shards, in the order that fsdp_parts.py knows.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from laconic.architecture import Architecture
 from laconic.core.exchange import Exchange, Wire
@@ -26,43 +22,41 @@ from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError, CommunicationError
 from laconic.runtime.buckets import whole_state
 from laconic.runtime.engine import Task
+from laconic.runtime.fsdp_parts import FsdpPart, fsdp_parts
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.job import Job
-from laconic.runtime.shards import OUTERMOST, fsdp_modules, local, whole_specs
+from laconic.runtime.shards import OUTERMOST, plain_name
 from laconic.strategy import Strategy
-
-# torch 2.13 renamed these; the old names warn there and the new ones do not exist in 2.11.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class _Communication:
-    """What FSDP2 asks of an object that communicates, beside the call itself."""
+    """An object that communicates for FSDP2 in place of its usual one."""
 
-    def __init__(self) -> None:
-        self.part: _Part | None = None
+    def __init__(self, part: _Part, usual: Any) -> None:
+        self.part = part
+        self.usual = usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for what is sent or received."""
-        return torch.empty(*size, dtype=dtype, device=device)
+        return self.usual.allocate(size, dtype=dtype, device=device)
 
 
 class _AllGather(_Communication):
-    """In place of FSDP2's all-gather of one part."""
+    """For weights."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """Fill the output with every rank's input."""
-        # A smaller group: reshard_after_forward=int, which gathers what this object has gathered before.
-        if self.part is None or group.size() != self.part.world_size:
-            return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        if group.size() != self.part.world_size:
+            # reshard_after_forward=int: inside a smaller group, what was gathered here before.
+            return self.usual(output_tensor, input_tensor, group, async_op)
         self.part.gather(output_tensor, input_tensor)
         return None
 
 
 class _ReduceScatter(_Communication):
-    """In place of FSDP2's reduce-scatter of one part."""
+    """For gradients."""
 
     def __call__(
         self,
@@ -73,118 +67,115 @@ class _ReduceScatter(_Communication):
         async_op: bool = False,
     ) -> Any:
         """Fill the output with this rank's row of the sum, or mean, of all inputs."""
-        if self.part is None:
-            return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         self.part.scatter(output_tensor, input_tensor, op)
-        return None
-
-
-_ours: weakref.WeakKeyDictionary[nn.Module, tuple[_AllGather, _ReduceScatter]] = weakref.WeakKeyDictionary()
-"""The objects that modules have from us."""
 
 
 class _Part:
-    """One module that fully_shard() was called with."""
+    """What one call of fully_shard() has made, with what is remembered of it."""
 
-    def __init__(self, hooks: FullyShardedHooks, number: int, name: str, tensors: list[TensorSpec]) -> None:
+    def __init__(self, hooks: FullyShardedHooks, fsdp: FsdpPart, number: int) -> None:
         self._hooks = hooks
+        self._fsdp = fsdp
         self._number = number
-        self.name = name
         self.world_size = hooks.world_size
-        self._tensors = tensors
-        """All of its parameters, in the order of registration; a frozen one is gathered all the same."""
-        self._checked = False
-        self.gathers = 1 if name == OUTERMOST else 2
+        self.name = fsdp.name if fsdp.name == OUTERMOST else f'"{fsdp.name}"'
+        self.gathers = 1 if fsdp.name == OUTERMOST else 2
         """In the last step; FSDP2 keeps its outermost module whole between the passes."""
         self.counted = 0
-        self._weights: BucketState | None = None
-        self._gradients: BucketState | None = None
-
-    def trained(self, dtype: torch.dtype | None = None) -> list[TensorSpec]:
-        """What gets gradients."""
-        names = self._hooks.names
-        return [replace(one, dtype=dtype or one.dtype) for one in self._tensors if one.name in names]
+        trained = fsdp.gradients(hooks.names)
+        self.gradients = hooks.laid_out(trained) if trained else None
+        """What is summed; None if all is frozen."""
+        self._weights = hooks.architecture.init_weights(hooks.strategy.weights_codec, self.weights(), self.world_size)
+        self._state: BucketState | None = None
+        self._usual = fsdp.communication
+        self._sums_unused = fsdp.sums_unused
 
     def weights(self) -> Bucket:
         """What is put together."""
-        row = None if self._weights is None else self._weights.bucket.dtype
-        found = [replace(one, gathers=self.gathers, dtype=row or one.dtype) for one in self._tensors]
-        return self._hooks.laid_out(found)
+        return self._hooks.laid_out(self._fsdp.weights(self.gathers))
 
-    def gradients(self) -> Bucket | None:
-        """What is summed; None if all is frozen."""
-        if self._gradients is not None:
-            return self._gradients.bucket
-        trained = self.trained()
-        return self._hooks.laid_out(trained) if trained else None
+    def install(self) -> None:
+        """Communicate for FSDP2 from now on."""
+        gather, scatter = self._usual
+        for usual in self._usual:
+            if isinstance(usual, _Communication):
+                raise AttachError("this model is already attached; call session.detach() first.")
+            if not type(usual).__name__.startswith("Default"):
+                raise AttachError(
+                    f"{self.name} communicates through a {type(usual).__name__} (set_custom_all_gather, "
+                    "set_custom_reduce_scatter, or a setting for the memory of collectives), which would have no "
+                    "effect. Leave that out."
+                )
+        self._fsdp.use(_AllGather(self, gather), _ReduceScatter(self, scatter))
+        if self._sums_unused is not None:
+            # Else what is sent would change with the parameters that got a gradient.
+            self._fsdp.sum_unused(True)
+
+    def remove(self) -> None:
+        """Let FSDP2 communicate by itself again."""
+        if isinstance(self._fsdp.communication[0], _Communication):
+            self._fsdp.use(*self._usual)
+            if self._sums_unused is not None:
+                self._fsdp.sum_unused(self._sums_unused)
 
     @property
     def state(self) -> BucketState | None:
         """What is remembered of its gradients."""
-        bucket = self.gradients()
-        if self._gradients is None and bucket is not None:
-            self._gradients = self._hooks.remembered(bucket)
-        return self._gradients
+        if self._state is None and self.gradients is not None:
+            self._state = self._hooks.remembered(self.gradients)
+        return self._state
 
     def forget(self) -> None:
         """Begin again from what was saved."""
-        self._gradients = None
+        self._state = None
+
+    def not_summing(self) -> Any:
+        """Inside, gradients are only added up on each rank."""
+        return self._fsdp.not_summing()
 
     def gather(self, output: torch.Tensor, row: torch.Tensor) -> None:
         """Fill `output` with what everybody gets of all rows."""
-        hooks = self._hooks
-        if self._weights is None or self._weights.bucket.dtype != row.dtype:
-            self._weights = self._state_of_weights(row)
-        state, codec = self._weights, hooks.strategy.weights_codec
+        hooks, state = self._hooks, self._weights
+        self._check(row, state.bucket.dtype, state.bucket.numel, "weights")
         self.counted += hooks.is_training()
 
         def start(wire: Wire) -> Exchange:
-            return hooks.architecture.gather(row, state, codec, wire, output.view(self.world_size, -1))
+            rows = output.view(self.world_size, -1)
+            return hooks.architecture.gather(row, state, hooks.strategy.weights_codec, wire, rows)
 
-        hooks.run(f"weights of {self.name}", state, start, row.device, number=None)
+        hooks.run(f"weights of {self.name}", state, start, row.device, number=hooks.num_gradients + self._number)
 
-    def _state_of_weights(self, row: torch.Tensor) -> BucketState:
+    def _check(self, flat: torch.Tensor, dtype: torch.dtype, numel: int, what: str) -> None:
+        """Raise unless FSDP2 hands over what was there when the session was attached."""
+        if flat.dtype == dtype and flat.numel() == numel:
+            return
         hooks = self._hooks
-        weights = hooks.laid_out([replace(one, dtype=row.dtype) for one in self._tensors])
-        state = hooks.architecture.init_weights(hooks.strategy.weights_codec, weights, self.world_size)
-        if not self._checked:
-            self._check_order(row, state.bucket)
-            self._checked = True
-        return state
-
-    def _check_order(self, row: torch.Tensor, bucket: Bucket) -> None:
-        """Raise unless parameters lie in the row as we think they do."""
-        problem = "" if row.numel() == bucket.numel else f"it has {row.numel()} elements, not {bucket.numel}"
-        for tensor, place in [] if problem else bucket.segments():
-            mine = local(self._hooks.parameter(tensor.owner)).detach().reshape(-1).to(row.dtype)
-            if not torch.equal(row[place][: mine.numel()], mine):
-                problem = f'parameter "{tensor.owner}" is not where it is expected'
-                break
-        if problem:
-            raise CommunicationError(
-                f"what FSDP sends for {self.name} cannot be told apart by parameter: {problem}. "
-                'Call fully_shard() on single modules, without shard_placement_fn, or use "all_reduce" between groups '
-                "of shards."
+        now = {name for name, parameter in hooks.parameters() if parameter.requires_grad}
+        problem = "its parameters have been changed. Detach before changing a model, then attach again"
+        if now != hooks.names:
+            name = min(now ^ hooks.names)
+            problem = f'parameter "{name}" has been frozen or unfrozen since then. Detach, then attach again'
+        elif flat.dtype == dtype:
+            problem = (
+                "some parameters got no gradient. Freeze them, or use a PyTorch that has "
+                "set_reduce_scatter_unused_params()"
             )
+        raise CommunicationError(
+            f"step {hooks.step}: FSDP sends {flat.numel()} elements of {flat.dtype} as {what} of {self.name}, which "
+            f"was attached with {numel} of {dtype}: {problem}."
+        )
 
     def scatter(self, out: torch.Tensor, rows: torch.Tensor, op: Any) -> None:
         """Fill `out` with this rank's row of the sum or mean."""
-        hooks = self._hooks
+        hooks, count, state = self._hooks, self.world_size, self.state
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise CommunicationError(
                 f"FSDP asks for {op} of the gradients of {self.name}: set_gradient_divide_factor() has been called, "
                 "which only FSDP's own reduce-scatter knows. Scale the loss instead."
             )
-        if self._gradients is None or self._gradients.bucket.dtype != rows.dtype:
-            self._gradients = hooks.remembered(hooks.laid_out(self.trained(rows.dtype)), before=self._gradients)
-        state, count = self._gradients, self.world_size
-        expected = count * row_of(state.bucket, count).numel
-        if rows.numel() != expected:
-            raise CommunicationError(
-                f"step {hooks.step}: FSDP sends {rows.numel()} elements of gradients for {self.name}, and its trained "
-                f"parameters have {expected}: some got no gradient. Call "
-                "model.set_reduce_scatter_unused_params(True), which newer versions of PyTorch have, or freeze them."
-            )
+        expected = 0 if state is None else count * row_of(state.bucket, count).numel
+        self._check(rows, self._fsdp.gradients_dtype, expected, "gradients")
+        assert state is not None
         hooks.begin_pass(self)
         lossless, mean = hooks.strategy.codec.traits.lossless, op == dist.ReduceOp.AVG
         if mean and not lossless:
@@ -195,7 +186,7 @@ class _Part:
             if mean and lossless:
                 out.div_(count)  # afterwards, as the backend does
 
-        hooks.run(f"gradients of {self.name}", state, start, rows.device, number=self._number)
+        hooks.run(f"gradients of {self.name}", state, start, rows.device, number=hooks.num_gradients - 1 - self._number)
 
 
 class FullyShardedHooks(TrainingHooks):
@@ -204,37 +195,20 @@ class FullyShardedHooks(TrainingHooks):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.names = frozenset(job.parameters)
-        self._all = dict(job.model.named_parameters())
+        self._all = {plain_name(name): parameter for name, parameter in job.model.named_parameters()}
         self._saved: ParameterState = {}
         self._passed: set[str] = set()
-        self._modules = [module for _, module in fsdp_modules(job.model)]
-        parts = whole_specs(job.model)
-        self._parts = {name: _Part(self, number, name, tensors) for number, (name, tensors) in enumerate(parts.items())}
-        taken = [module for module in self._modules if module in _ours and _ours[module][0].part is not None]
-        if taken:
-            raise AttachError("this model is already attached; call session.detach() first.")
-        for name, module in fsdp_modules(job.model):
-            self._install(module, self._parts.get(name or OUTERMOST))
-
-    def _install(self, module: Any, part: _Part | None) -> None:
-        if part is None:
-            return  # all of its parameters belong to parts inside
-        if module not in _ours:
-            gather, scatter = _AllGather(), _ReduceScatter()
-            try:
-                module.set_custom_all_gather(gather)
-                module.set_custom_reduce_scatter(scatter)
-            except ValueError as exc:
-                raise AttachError(
-                    f"{part.name} has parameters on several meshes, and FSDP hands over what is on one. Shard all of "
-                    "them over one mesh."
-                ) from exc
-            _ours[module] = gather, scatter
-        for communication in _ours[module]:
-            communication.part = part
-        if hasattr(module, "set_reduce_scatter_unused_params"):
-            # Else what is sent would change with the parameters that got a gradient.
-            module.set_reduce_scatter_unused_params(True, recurse=False)
+        found = fsdp_parts(job.model)
+        # Parts without trained parameters come last, so that buckets of gradients are numbered without gaps.
+        found.sort(key=lambda part: not part.gradients(self.names))
+        self.num_gradients = sum(bool(part.gradients(self.names)) for part in found)
+        self._parts = [_Part(self, part, number) for number, part in enumerate(found)]
+        try:
+            for part in self._parts:
+                part.install()
+        except BaseException:
+            self.detach()
+            raise
 
     # -- what parts ask -----------------------------------------------------------------------------------------
 
@@ -258,9 +232,9 @@ class FullyShardedHooks(TrainingHooks):
         """The step that is being made."""
         return self._job.step
 
-    def parameter(self, name: str) -> torch.Tensor:
-        """One of the model's, frozen or not."""
-        return self._all[name]
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """All of the model's as they are now, frozen or not."""
+        return [(plain_name(name), parameter) for name, parameter in self._job.model.named_parameters()]
 
     def is_training(self) -> bool:
         """Whether passes belong to training, as far as one can tell."""
@@ -270,12 +244,10 @@ class FullyShardedHooks(TrainingHooks):
         """The pieces of some parameters in the order of their owners."""
         return by_owner(tensors, self.world_size)
 
-    def remembered(self, bucket: Bucket, *, before: BucketState | None = None) -> BucketState:
-        """The state of a part: as it was saved, or as it was before its dtype turned out to be another one."""
+    def remembered(self, bucket: Bucket) -> BucketState:
+        """The state of a part, as it was saved if it was."""
         state = self._job.strategy.init(bucket)
         state.restore(self._saved)
-        if before is not None:
-            state.restore(self._merged([before]))
         return state
 
     def begin_pass(self, part: _Part) -> None:
@@ -310,49 +282,40 @@ class FullyShardedHooks(TrainingHooks):
         job.engine.wait(job.engine.submit(task))
 
     def _states(self) -> Iterator[BucketState]:
-        return (state for part in self._parts.values() if (state := part.state) is not None)
-
-    def _merged(self, states: Sequence[BucketState]) -> ParameterState:
-        return whole_state(states, self._all)
+        return (state for part in self._parts if (state := part.state) is not None)
 
     # -- what the session asks ----------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
         """See TrainingHooks; the parts that FSDP2 sends, last ones first."""
-        gradients = [bucket for part in reversed(self._parts.values()) if (bucket := part.gradients()) is not None]
-        return Plan(tuple(gradients), weights=tuple(part.weights() for part in self._parts.values()))
+        gradients = [part.gradients for part in reversed(self._parts) if part.gradients is not None]
+        return Plan(tuple(gradients), weights=tuple(part.weights() for part in self._parts))
 
     def state(self) -> ParameterState:
         """See TrainingHooks."""
-        return self._merged(list(self._states()))
+        return whole_state(list(self._states()), self._all)
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
         """See TrainingHooks."""
         self._saved = saved
-        for part in self._parts.values():
+        for part in self._parts:
             part.forget()
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
         """See TrainingHooks; FSDP2 adds up whole gradients on each rank."""
-        self._sync_gradients(False)
-        try:
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part.not_summing())
             yield
-        finally:
-            self._sync_gradients(True)
-
-    def _sync_gradients(self, enabled: bool) -> None:
-        for module in self._modules:
-            module.set_requires_gradient_sync(enabled, recurse=False)
 
     def after_step(self) -> None:
         """See TrainingHooks."""
         self._passed = set()
-        for part in self._parts.values():
+        for part in self._parts:
             part.gathers, part.counted = part.counted or part.gathers, 0
 
     def detach(self) -> None:
         """See TrainingHooks."""
-        for module in self._modules:
-            for communication in _ours.get(module, ()):
-                communication.part = None
+        for part in self._parts:
+            part.remove()

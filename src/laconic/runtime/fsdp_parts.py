@@ -1,0 +1,111 @@
+"""What fully_shard() has made of a model: parts whose parameters travel at once, and in which order.
+
+PyTorch tells that order nowhere in public, and whether all ranks agree on it cannot be seen in what is sent. So this
+file reads FSDP2's own lists; it is the only one that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic.core.tensor import TensorSpec
+from laconic.errors import AttachError
+from laconic.runtime.shards import OUTERMOST, fsdp_modules, local, plain_name
+
+
+@dataclass(frozen=True, eq=False)
+class FsdpPart:
+    """One call of fully_shard(), on a module or on a list of modules."""
+
+    name: str
+    """Of its first module."""
+    module: Any
+    """The first module, which speaks for all of them."""
+    tensors: tuple[TensorSpec, ...]
+    """Its parameters as a whole, in the order in which they lie side by side; frozen ones too."""
+    weights_dtype: torch.dtype
+    """In which weights are gathered."""
+    gradients_dtype: torch.dtype
+    """In which gradients are summed."""
+    group: Any
+    """FSDP2's own record of it."""
+
+    def weights(self, gathers: int) -> list[TensorSpec]:
+        """What is gathered, so many times a step."""
+        return [replace(tensor, dtype=self.weights_dtype, gathers=gathers) for tensor in self.tensors]
+
+    def gradients(self, trained: Collection[str]) -> list[TensorSpec]:
+        """What is summed of those that are trained."""
+        return [replace(tensor, dtype=self.gradients_dtype) for tensor in self.tensors if tensor.name in trained]
+
+    @property
+    def communication(self) -> tuple[Any, Any]:
+        """The objects that gather weights and sum gradients now."""
+        return self.group._all_gather_comm, self.group._reduce_scatter_comm
+
+    def use(self, gather: Any, scatter: Any) -> None:
+        """Let these do so."""
+        self.module.set_custom_all_gather(gather)
+        self.module.set_custom_reduce_scatter(scatter)
+
+    @property
+    def sums_unused(self) -> bool | None:
+        """Whether parameters without a gradient are summed as zeros; None: this PyTorch cannot."""
+        return getattr(self.group, "reduce_scatter_unused_params", None)
+
+    def sum_unused(self, enabled: bool) -> None:
+        """Sum them, or leave them out."""
+        self.module.set_reduce_scatter_unused_params(enabled, recurse=False)
+
+    @contextmanager
+    def not_summing(self) -> Iterator[None]:
+        """Inside, gradients are only added up on each rank."""
+        before: bool = self.group.reduce_grads
+        self.module.set_requires_gradient_sync(False, recurse=False)
+        try:
+            yield
+        finally:
+            self.module.set_requires_gradient_sync(before, recurse=False)
+
+
+def fsdp_parts(model: nn.Module) -> list[FsdpPart]:
+    """All parts that have parameters of their own, in the order of modules."""
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    found: dict[int, FsdpPart] = {}
+    for path, module in fsdp_modules(model):
+        state = module._get_fsdp_state()
+        groups: list[Any] = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        name = plain_name(path).removesuffix("._orig_mod") or OUTERMOST
+        if len(groups) > 1:
+            raise AttachError(
+                f'"{name}" has parameters on several meshes, and FSDP hands over what is on one. Shard all of them '
+                "over one mesh, without shard_placement_fn."
+            )
+        for group in groups:
+            if group is not None and id(group) not in found:
+                found[id(group)] = _part(name, module, group, state._mp_policy, names)
+    return list(found.values())
+
+
+def _part(name: str, module: Any, group: Any, policy: Any, names: dict[int, str]) -> FsdpPart:
+    parameters = [one.sharded_param for one in group.fsdp_params]
+    tensors = tuple(
+        TensorSpec(
+            names[id(parameter)], tuple(parameter.shape), parameter.dtype, local(parameter).device, ready_with=name
+        )
+        for parameter in parameters
+    )
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise AttachError(
+            f'parameters of "{name}" have several dtypes ("{tensors[0].name}" is {tensors[0].dtype}), which FSDP sends '
+            "as mere bytes. Give all of them one dtype, and choose others in MixedPrecisionPolicy."
+        )
+    weights = policy.param_dtype or tensors[0].dtype
+    return FsdpPart(name, module, tensors, weights, policy.reduce_dtype or weights, group)
