@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 import laconic
 from laconic.errors import AttachError, CommunicationError, LaconicWarning
+from laconic.runtime.fsdp_parts import fsdp_parts
 from laconic.runtime.shards import fsdp_modules
 from tests.processes import gloo_group
 from tests.runtime.gpu_ranks import nccl_group
@@ -61,9 +63,103 @@ def equal_to_native(steps: int) -> dict[str, bool]:
             _train(model, optimizer, _gpt_loss, range(steps // 2, steps), clip=True)
             ours = _pieces(model)
             found[name] = all(torch.equal(native[key], ours[key]) for key in native)
+        found |= _shapes_of_parts(mesh)
+        found["as it was after detach"] = _as_it_was(mesh)
         found["accumulated"] = _accumulated(mesh)
         found["unused and frozen"] = _unused_and_frozen(mesh)
         return found
+
+
+class Own(nn.Module):
+    """Parameters of its own beside those of its children, as vision transformers have them; all zeros at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(5, 24))
+        self.body = nn.Linear(24, 24)
+        self.norm = nn.LayerNorm(24)
+        self.head = nn.Linear(24, 7)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.body(inputs) + self.token.sum(0)))
+
+
+def _own_loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    inputs = torch.randn(3, 24, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return (model(inputs) - 1).square().mean()
+
+
+def _shapes_of_parts(mesh: Any) -> dict[str, bool]:
+    """Parts whose parameters lie in another order than that of names, or belong to several modules, or are compiled."""
+    from torch.distributed.fsdp import fully_shard
+
+    def whole(model: Own) -> nn.Module:
+        return fully_shard(model, mesh=mesh)
+
+    def lists(model: Own) -> nn.Module:
+        fully_shard([model.norm, model.head], mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    def compiled(model: Own) -> nn.Module:
+        model.body = torch.compile(model.body, backend="eager")
+        fully_shard(model.body, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    found: dict[str, bool] = {}
+    for name, shard in {"own parameters": whole, "lists of modules": lists, "compiled": compiled}.items():
+        states = []
+        for strategy in (None, PLAIN, "bsp / sharded / bf16 / fusion"):
+            torch.manual_seed(2)
+            model = shard(Own())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            with nullcontext() if strategy is None else _attach(model, optimizer, strategy, mesh) as session:
+                _train(model, optimizer, _own_loss, range(6))
+                if session is not None:
+                    counted = session.traffic.sent_bytes("payload")
+                    found[f"{name}: bytes of {strategy}"] = counted == 6 * session.predicted_bytes_per_step()
+            states.append(_pieces(model))
+        native, plain, rounded = states
+        found[f"{name}: bits"] = all(torch.equal(native[key], plain[key]) for key in native)
+        found[f"{name}: near"] = all(torch.allclose(native[key], rounded[key], atol=0.02) for key in native)
+    return found
+
+
+def _as_it_was(mesh: Any) -> bool:
+    """Whether FSDP2 has its own objects and settings again, also after an attach that failed half-way."""
+    model, optimizer = _gpt(mesh)
+    groups = [part.group for part in fsdp_parts(model)]
+    before = [
+        (group._all_gather_comm, group._reduce_scatter_comm, group.reduce_scatter_unused_params) for group in groups
+    ]
+    for strategy in (PLAIN, BOTH):
+        with _attach(model, optimizer, strategy, mesh) as session:
+            _train(model, optimizer, _gpt_loss, range(1))
+            model.set_requires_gradient_sync(False)
+            with session.accumulate():
+                pass
+            kept = not any(group.reduce_grads for group in groups)
+            model.set_requires_gradient_sync(True)
+    model.blocks[1].set_custom_all_gather(OfTheUser())
+    try:
+        _attach(model, optimizer, PLAIN, mesh)
+    except AttachError as exc:
+        refused = "OfTheUser" in str(exc)
+    else:
+        refused = False
+    model.blocks[1].set_custom_all_gather(before[-1][0])
+    after = [
+        (group._all_gather_comm, group._reduce_scatter_comm, group.reduce_scatter_unused_params) for group in groups
+    ]
+    return kept and refused and all(one == other for one, other in zip(before, after, strict=True))
+
+
+def _settings_of(group: Any) -> tuple[Any, Any, bool]:
+    return group._all_gather_comm, group._reduce_scatter_comm, group.reduce_scatter_unused_params
+
+
+class OfTheUser:
+    """An object that communicates in place of FSDP2's own."""
 
 
 def over_nccl(steps: int) -> dict[str, bool]:
@@ -208,7 +304,9 @@ def misuse() -> dict[str, dict[str, Any]]:
             return model, optimizer
 
         before: list[laconic.Session] = []
+        other_order = dist.new_group([3, 2, 1, 0], sort_ranks=False)
         cases: dict[str, tuple[Callable[[], Any], Any, dict[str, Any]]] = {
+            "another order": (lambda: _gpt(mesh), other_order, {}),
             "not sharded": (lambda: (model := mlp(), sgd(model)), mesh["shard"], {}),
             "partly": (partly, mesh["shard"], {}),
             "another group": (lambda: _gpt(grid["shard"]), grid["replicate"], {}),

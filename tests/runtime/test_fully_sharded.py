@@ -20,7 +20,7 @@ def test_uncompressed_it_is_fsdp2_in_every_bit() -> None:
     for result in run_processes(
         "tests.runtime.fully_sharded_ranks:equal_to_native", world_size=4, arguments={"steps": 10}, timeout_s=220
     ):
-        assert len(result.value) == 6
+        assert len(result.value) > 15
         assert [name for name, right in result.value.items() if not right] == []
 
 
@@ -52,6 +52,7 @@ _SAYS = {
     "not sharded": "this model is not sharded. Call fully_shard()",
     "partly": "is in no part that fully_shard() was called with",
     "another group": 'attach with process_group=mesh["shard"]',
+    "another order": "in their order, which process_group has as 3, 2, 1, 0",
     "a larger group": 'attach with process_group=mesh["shard"]',
     "native HSDP": "Shard over one dimension",
     "several dtypes": "have several dtypes",
