@@ -107,7 +107,7 @@ def test_it_loads_nothing(one: Page) -> None:
     assert one.values("href") == ["data:,"]
     assert [tag for tag, _ in one.elements].count("link") == 1
     assert "url(" not in files("laconic.report").joinpath("page.css").read_text(encoding="utf-8")
-    assert "http" not in one.scripts[2]
+    assert not [script for script in one.scripts[2:] if "http" in script]
 
 
 def test_only_its_own_scripts_may_run(one: Page) -> None:
@@ -136,7 +136,7 @@ def test_data_from_a_run_is_text_and_never_markup(tmp_path: Path) -> None:
     run.write_text("config.toml", EVIL)
     run.write_text("env.json", json.dumps({EVIL: [{EVIL: EVIL}]}))
     page = page_of(run)
-    assert len(page.scripts) == 3
+    assert len(page.scripts) == 6
     assert [tag for tag, _ in page.elements].count("img") == 0
     assert not page.values("onerror")
     assert page.text.count(EVIL) >= 6
