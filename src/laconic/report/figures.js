@@ -196,11 +196,13 @@ const figures = (() => {
     return axis({ title, range, tickformat: "," });
   };
 
-  // Where the time of a step goes. parts: [key of a row, ink, words]; spread: a row's [low, middle, high] or null.
+  // Where the time of a step goes: computing, and the parts a page adds, each [key of a row, ink, words].
+  // spread: a row's [low, middle, high] or null.
   function stepTimes(name, rows, parts, spread, words) {
     if (!rows.length) return null;
     const places = rowPlaces(name, rows);
-    const shown = parts.filter(([key]) => rows.some((row) => row[key] > 0));
+    const all = [["compute_ms", "compute", "computing"], ...parts];
+    const shown = all.filter(([key]) => rows.some((row) => row[key] > 0));
     const hovertemplate = rows.map((row) => words(row, shown));
     const ends = rows.map(() => 0);
     const data = shown.map(([key, ink, what]) => {

@@ -96,8 +96,7 @@
 
   // Rows of bars and marks
 
-  const PARTS = [
-    ["compute_ms", "compute", "computing"],
+  const BEYOND_COMPUTING = [
     ["encode_ms", "encode", "encoding and decoding"],
     ["exposed_ms", "exposed", "waiting for the network"],
   ];
@@ -110,7 +109,8 @@
         `step ${ms(row.step_ms)} ms (quartiles ${ms(row.low_ms)} to ${ms(row.high_ms)})`,
         ...parts.map(([key, , what]) => `${what} ${share(row, key)}`),
       );
-    return figures.stepTimes(name, here(D.rows), PARTS, (row) => [row.low_ms, row.step_ms, row.high_ms], words);
+    const quartiles = (row) => [row.low_ms, row.step_ms, row.high_ms];
+    return figures.stepTimes(name, here(D.rows), BEYOND_COMPUTING, quartiles, words);
   }
 
   function bytesFigure(name) {

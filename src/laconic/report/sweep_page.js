@@ -105,15 +105,11 @@
 
   // Rows of bars and marks
 
-  const PARTS = [
-    ["compute_ms", "compute", "computing"],
-    ["exposed_ms", "exposed", "waiting for communication"],
-  ];
-
   function stepFigure(name) {
     const words = (row, parts) =>
       hover(row, `step ${ms(row.step_ms)} ms`, ...parts.map(([key, , what]) => `${what} ${ms(row[key])} ms`));
-    return figures.stepTimes(name, shown("bandwidth", "workers"), PARTS, (row) => row.spread_ms, words);
+    const waiting = ["exposed_ms", "exposed", "waiting for communication"];
+    return figures.stepTimes(name, shown("bandwidth", "workers"), [waiting], (row) => row.spread_ms, words);
   }
 
   function targetFigure(name) {
