@@ -266,6 +266,16 @@ def test_slow_links_stand_first_and_files_of_clusters_last(tmp_path: Path) -> No
     assert [place.link for place in places(rows)] == ["10mbit", "1gbit", "10gbit", "two-sites.toml"]
 
 
+def test_curves_carry_the_digits_that_can_be_seen(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for curve, drawn in zip(run.results().curves, page_of(run).data["curves"], strict=True):
+        assert drawn["step"] == curve.step
+        assert drawn["bytes"] == curve.wire_bytes
+        for values, shown in ((curve.loss, drawn["loss"]), (curve.seconds, drawn["seconds"])):
+            assert shown == pytest.approx(values, rel=1e-5)
+            assert all(len(str(value)) <= 8 for value in shown)
+
+
 def test_nothing_is_drawn_from_nothing() -> None:
     drawing = document([])
     assert drawing["rows"] == drawing["curves"] == drawing["timelines"] == []

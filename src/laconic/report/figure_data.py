@@ -127,8 +127,8 @@ def document(runs: Sequence[DrawnRun]) -> dict[str, object]:
         for curve in run.results.curves:
             at = placed(number, curve.strategy, curve.link)
             if at is not None:
-                series = {"step": curve.step, "loss": curve.loss, "seconds": curve.seconds, "bytes": curve.wire_bytes}
-                curves.append({**at, **series})
+                drawn = {"loss": _six_digits(curve.loss), "seconds": _six_digits(curve.seconds)}
+                curves.append({**at, "step": curve.step, **drawn, "bytes": curve.wire_bytes})
         for timeline in run.timelines:
             at = placed(number, timeline.strategy, timeline.link)
             if at is not None:
@@ -175,6 +175,11 @@ def _numbers(row: Row) -> dict[str, object]:
         "predicted_bytes": row.predicted_bytes_per_step,
         "speedup": row.speedup_over_ddp,
     }
+
+
+def _six_digits(values: Iterable[float | None]) -> list[float | None]:
+    """More than can be seen; all digits of long curves would make most of a page."""
+    return [None if value is None else float(f"{value:.6g}") for value in values]
 
 
 def _timeline(timeline: StepTimeline) -> dict[str, object]:
