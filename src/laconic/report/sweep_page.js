@@ -133,6 +133,8 @@
       y: places.y,
       marker: { symbol: rows.map((row) => strategyOf(row).symbol), size: 12, color: rows.map(inkOf) },
       hovertemplate: rows.map(words),
+      // A saved figure would name these marks "trace 1"; the rows have their names already.
+      showlegend: false,
       cliponaxis: false,
     };
     const numbers = figures.texts(highs, places.y, rows.map((row) => time(row.target_s[0])));
