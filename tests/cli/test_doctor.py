@@ -77,7 +77,7 @@ def test_absent_packages_are_named_with_what_that_means(
     out = capsys.readouterr().out
     assert "pyroute2 is not installed: no virtual hosts on this machine" in out
     assert "pip install pyroute2" in out
-    assert "absent: numpy, rich, pyroute2, numba, plotly, jinja2, triton" in out
+    assert "absent: numpy, rich, pyroute2, numba, jinja2, triton" in out
     assert "tyro (version unknown)" in out
 
 

@@ -90,9 +90,10 @@ def test_a_file_that_cannot_be_written_is_one_line(run: RunFolder, capsys: pytes
     assert "cannot write" in refused(capsys, str(run.path))
 
 
-def test_without_plotly_it_says_what_to_install(
+def test_without_jinja2_it_says_what_to_install(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "laconic.report.page", raising=False)
-    assert 'report needs jinja2. Install it with "pip install plotly jinja2".' in refused(capsys, str(run.path))
+    for name in ("page", "standalone_html"):
+        monkeypatch.delitem(sys.modules, f"laconic.report.{name}", raising=False)
+    assert 'report needs jinja2. Install it with "pip install jinja2".' in refused(capsys, str(run.path))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from laconic.cli import main
 from laconic.errors import LaconicError
-from laconic.report import page
+from laconic.report import standalone_html
 from laconic.report.page import render
 from laconic.report.run_folder import RunFolder
 from tests.report.run_folders import SIX, make_run
@@ -31,7 +31,7 @@ Place = tuple[str | int, ...]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunFolder]:
     """A small run; its page carries no plotting library, which takes most of the time to write."""
-    with patch.object(page, "get_plotlyjs", lambda: ""):
+    with patch.object(standalone_html, "plotly_script", lambda: ""):
         yield make_run(tmp_path_factory.mktemp("run") / "run", strategies=SIX[:3], steps=8, num_buckets=2)
 
 

@@ -42,7 +42,6 @@ _PACKAGES = {
     "tyro": "this command cannot run; the library can",
     "pyroute2": "no virtual hosts on this machine",
     "numba": "compression on a CPU runs in plain torch, which is several times slower",
-    "plotly": "no HTML reports",
     "jinja2": "no HTML reports",
     "triton": "compression on a GPU runs in plain torch, which is several times slower",
 }

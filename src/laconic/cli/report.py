@@ -36,8 +36,8 @@ def run(arguments: Arguments) -> int:
     try:
         from laconic.report.page import render
     except ModuleNotFoundError as exc:
-        # The library itself runs with torch and numpy alone, so an installation without these two is legal.
-        raise UsageError(f'report needs {exc.name}. Install it with "pip install plotly jinja2".') from exc
+        # The library itself runs with torch and numpy alone, so an installation without jinja2 is legal.
+        raise UsageError(f'report needs {exc.name}. Install it with "pip install jinja2".') from exc
     page = render(folders)
     if arguments.output is None and len(folders) == 1:
         written = folders[0].write_text(folders[0].report_path.name, page)

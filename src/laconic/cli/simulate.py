@@ -113,8 +113,8 @@ def _page(sweep: Sweep, rows: Sequence[Row], notes: Sequence[str], *, target: bo
     try:
         from laconic.report.sweep_page import render
     except ModuleNotFoundError as exc:
-        # The library itself runs with torch and numpy alone, so an installation without these two is legal.
-        raise UsageError(f'--output needs {exc.name}. Install it with "pip install plotly jinja2".') from exc
+        # The library itself runs with torch and numpy alone, so an installation without jinja2 is legal.
+        raise UsageError(f'--output needs {exc.name}. Install it with "pip install jinja2".') from exc
     names = {str(strategy): short_name(str(strategy)) for strategy in sweep.strategies}
     return render(sweep, rows, names=names, warnings=warnings(rows, notes), target=target)
 

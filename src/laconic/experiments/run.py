@@ -208,7 +208,7 @@ class _Run:
         if not results.rows:
             return
         try:
-            from laconic.report.page import render  # noqa: PLC0415 - plotly and jinja2 may be missing
+            from laconic.report.page import render  # noqa: PLC0415 - jinja2 may be missing
         except ModuleNotFoundError as exc:
             where = self._folder.path
             self._watcher.note(f"no report.html: {exc.name} is not installed; elsewhere: laconic report {where}")
@@ -218,7 +218,7 @@ class _Run:
 
 def describe_environment(capabilities: Capabilities) -> dict[str, object]:
     """What env.json holds."""
-    packages = ("torch", "numpy", "numba", "triton", "pyroute2", "plotly")
+    packages = ("torch", "numpy", "numba", "triton", "pyroute2")
     return {
         "versions": versions(packages),
         "machine": asdict(machine()),

@@ -1,7 +1,7 @@
 """What the figures of the page draw, as one JSON document; page.js turns it into pictures.
 
 runs        [{"letter", "label"}]
-strategies  [{"text", "name", "colour", "symbol"}]     colour and symbol are names that page.css and page.js know
+strategies  [{"text", "name", "colour", "symbol"}]     colour and symbol are names that page.css and plotly.js know
 places      [{"link", "links", "label"}]
 rows        [{"run", "strategy", "place", ...}]        the first three are positions in the lists above
 curves      [{"run", "strategy", "place", "step", "loss", "seconds", "bytes"}]
@@ -15,8 +15,8 @@ timelines   [{"run", "strategy", "place", "step", "ranks": {RANK: {"words", "beg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from laconic.errors import LaconicError
 from laconic.report.results import TORCH_DDP, Links, Results, Row
@@ -79,19 +79,23 @@ class DrawnRun:
 
 def inks(rows: Iterable[Row]) -> dict[str, Ink]:
     """One look per strategy, by its full text; torch DDP always has the same."""
-    names = {row.strategy: row.name for row in rows}
+    return looks({row.strategy: row.name for row in rows}, TORCH_DDP)
+
+
+def looks(names: Mapping[str, str], ddp: str) -> dict[str, Ink]:
+    """One look per strategy, by its full text; names: by full text. The strategy ddp is grey wherever it is drawn."""
     found: dict[str, Ink] = {}
     taken: set[str] = set()
-    for strategy, name in names.items():
+    for text, name in names.items():
         short = _unlike(_shortened(name), taken)
         taken.add(short)
-        if strategy == TORCH_DDP:
-            found[strategy] = Ink(strategy, short, "ddp", "circle")
+        if text == ddp:
+            found[text] = Ink(text, short, "ddp", "circle")
             continue
-        number = len(found) - (TORCH_DDP in found)
+        number = len(found) - (ddp in found)
         # Beyond nine strategies colours come again, then with other symbols.
         symbol = SYMBOLS[(number + number // NUM_COLOURS) % len(SYMBOLS)]
-        found[strategy] = Ink(strategy, short, f"s{number % NUM_COLOURS}", symbol)
+        found[text] = Ink(text, short, f"s{number % NUM_COLOURS}", symbol)
     return found
 
 
@@ -103,8 +107,8 @@ def places(rows: Iterable[Row]) -> list[Place]:
 def document(runs: Sequence[DrawnRun]) -> dict[str, object]:
     """All that the figures draw."""
     rows = [row for run in runs for row in run.results.rows]
-    looks, where = inks(rows), places(rows)
-    strategy_number = {text: number for number, text in enumerate(looks)}
+    strategies, where = inks(rows), places(rows)
+    strategy_number = {text: number for number, text in enumerate(strategies)}
     # A curve and an event name the link only; what kind of link it is stands in the rows of the same run.
     kinds = [{row.link: where.index(Place(row.link, row.links)) for row in run.results.rows} for run in runs]
 
@@ -123,8 +127,8 @@ def document(runs: Sequence[DrawnRun]) -> dict[str, object]:
         for curve in run.results.curves:
             at = placed(number, curve.strategy, curve.link)
             if at is not None:
-                series = {"step": curve.step, "loss": curve.loss, "seconds": curve.seconds, "bytes": curve.wire_bytes}
-                curves.append({**at, **series})
+                drawn = {"loss": _six_digits(curve.loss), "seconds": _six_digits(curve.seconds)}
+                curves.append({**at, "step": curve.step, **drawn, "bytes": curve.wire_bytes})
         for timeline in run.timelines:
             at = placed(number, timeline.strategy, timeline.link)
             if at is not None:
@@ -136,9 +140,7 @@ def document(runs: Sequence[DrawnRun]) -> dict[str, object]:
     ]
     return {
         "runs": [{"letter": run.letter, "label": run.label} for run in runs],
-        "strategies": [
-            {"text": ink.text, "name": ink.name, "colour": ink.colour, "symbol": ink.symbol} for ink in looks.values()
-        ],
+        "strategies": [asdict(ink) for ink in strategies.values()],
         "places": [{"link": place.link, "links": place.links, "label": place.label} for place in where],
         "rows": drawn_rows,
         "curves": curves,
@@ -173,6 +175,11 @@ def _numbers(row: Row) -> dict[str, object]:
         "predicted_bytes": row.predicted_bytes_per_step,
         "speedup": row.speedup_over_ddp,
     }
+
+
+def _six_digits(values: Iterable[float | None]) -> list[float | None]:
+    """More than can be seen; all digits of long curves would make most of a page."""
+    return [None if value is None else float(f"{value:.6g}") for value in values]
 
 
 def _timeline(timeline: StepTimeline) -> dict[str, object]:

@@ -1,114 +1,21 @@
-// Draws the figures of the page from the JSON document in #data; drawing.py says what it holds.
+// Draws the figures of a run's page from the JSON document in #data; figure_data.py says what it holds.
 "use strict";
 (() => {
-  const D = JSON.parse(document.getElementById("data").textContent);
-  const root = document.documentElement;
-  root.classList.add("js");
-  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-  const DASH_ARRAYS = ["", "7 4", "2 3", "7 3 2 3", "11 4", "11 3 2 3"];
-  const CLEAR = "rgba(0,0,0,0)";
-  const several = D.runs.length > 1;
-  const state = { place: 0, hiddenStrategies: new Set(), hiddenRuns: new Set(), run: 0, rank: "0" };
+  const { D, several, colour, esc, wrapped, strategyOf, nameOf, inkOf, letter, square, line } = figures;
+  const { width, isNarrow, axis, pixelAxis, layout, note, atLeft, rowPlaces, rowsLayout, texts } = figures;
+  const { ms, bytes, duration, sizeUnit, timeUnit } = units;
+  const { state, chosen } = stage;
+  Object.assign(state, { place: 0, run: 0, rank: "0" });
 
-  // Words and numbers
-
-  const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-  // Plotly reads a little HTML in texts, so what comes from a run is escaped.
-  const esc = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const ms = (value) => {
-    if (value === null) return "?";
-    return value >= 100 ? Math.round(value).toLocaleString("en-US") : value.toFixed(value >= 10 ? 1 : 2);
-  };
-  const SIZES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
-  const sizeUnit = (most, least = 1) => SIZES.find(([, factor]) => most >= least * factor) || SIZES[4];
-  const bytes = (value) => {
-    const [unit, factor] = sizeUnit(value);
-    return `${(value / factor).toFixed(factor === 1 ? 0 : 1)} ${unit}`;
-  };
-  const timeUnit = (most) => (most >= 3 * 3600 ? ["h", 3600] : most >= 600 ? ["min", 60] : ["s", 1]);
-  const duration = (value) => {
-    const [unit, factor] = timeUnit(value);
-    return `${(value / factor).toFixed(1)} ${unit}`;
-  };
-  // Plotly breaks no lines by itself.
-  const wrapped = (text, width = 48) => {
-    const lines = [""];
-    for (const word of text.split(/(?<= )/)) {
-      if (lines.at(-1) && lines.at(-1).length + word.length > width) lines.push("");
-      lines[lines.length - 1] += word;
-    }
-    return lines.map(esc).join("<br>");
-  };
+  const here = (list) => chosen(list, "place");
+  const missing = (shown, why, rows = here(D.rows)) => stage.missing(shown, rows, why);
   const hover = (item, ...lines) => {
-    const strategy = D.strategies[item.strategy];
+    const strategy = strategyOf(item);
     const full = strategy.text === strategy.name ? [] : [wrapped(strategy.text)];
     const run = several ? [`run ${esc(D.runs[item.run].letter)} ${esc(D.runs[item.run].label)}`] : [];
-    return [`<b>${esc(strategy.name)}</b>`, ...full, ...run, ...lines].join("<br>") + "<extra></extra>";
+    return figures.hover(item, ...full, ...run, ...lines);
   };
-  const nameOf = (item) => esc(D.strategies[item.strategy].name);
-  const letter = (item) => (several ? ` ${esc(D.runs[item.run].letter)}` : "");
-  const square = (item) => `<span style="color:${colour(D.strategies[item.strategy].colour)}">■</span>`;
-
-  // What is shown
-
-  const isShown = (item) => !state.hiddenStrategies.has(item.strategy) && !state.hiddenRuns.has(item.run);
-  const here = (list) =>
-    list
-      .filter((item) => item.place === state.place && isShown(item))
-      .sort((a, b) => a.strategy - b.strategy || a.run - b.run);
-  const width = (name) => document.getElementById(name).parentElement.clientWidth;
-  const isNarrow = (name) => width(name) < 560;
-
-  // Strategies of this link that a figure cannot show, so that nobody thinks they were forgotten.
-  function missing(shown, why, rows = here(D.rows)) {
-    const names = rows
-      .filter((row) => !shown.some((item) => item.strategy === row.strategy && item.run === row.run))
-      .map((row) => D.strategies[row.strategy].name + (several ? ` (${D.runs[row.run].letter})` : ""));
-    return names.length ? `Not shown: ${[...new Set(names)].join(", ")} - ${why}.` : "";
-  }
-
-  // Looks that all figures share
-
-  const axis = (more) => ({
-    gridcolor: colour("grid"),
-    zeroline: false,
-    linecolor: colour("line"),
-    tickcolor: colour("line"),
-    tickfont: { color: colour("muted"), size: 12 },
-    automargin: true,
-    // A finger that drags wants to scroll the page.
-    fixedrange: matchMedia("(pointer: coarse)").matches,
-    ...more,
-    title: { text: more.title || "", font: { color: colour("muted"), size: 13 }, standoff: 10 },
-  });
-  const layout = (height, more) => ({
-    height,
-    autosize: true,
-    showlegend: false,
-    hovermode: "closest",
-    hoverdistance: 24,
-    dragmode: "zoom",
-    barmode: "overlay",
-    bargap: 0,
-    margin: { l: 8, r: 12, t: 12, b: 8 },
-    paper_bgcolor: CLEAR,
-    plot_bgcolor: CLEAR,
-    font: { family: getComputedStyle(document.body).fontFamily, color: colour("text"), size: 13 },
-    hoverlabel: {
-      bgcolor: colour("card"),
-      bordercolor: colour("line"),
-      font: { color: colour("text"), size: 12 },
-      align: "left",
-      namelength: -1,
-    },
-    ...more,
-  });
-  const note = (text, more) => ({ text, showarrow: false, font: { color: colour("muted"), size: 12 }, ...more });
   const across = (y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y });
-  const line = (item) => ({
-    color: colour(D.strategies[item.strategy].colour),
-    dash: DASHES[item.run % DASHES.length],
-  });
   const inWords = (unit, isLog) => `(${unit}${isLog ? ", logarithmic" : ""})`;
   const logAxis = (isLog) => (isLog ? { type: "log", dtick: 1 } : { type: "linear" });
   // Values that differ more than this are told apart on a logarithmic axis only.
@@ -158,7 +65,7 @@
         x,
         y,
         line: { ...line(curve), width: 2.2 },
-        marker: { symbol: D.strategies[curve.strategy].symbol, size: 8, maxdisplayed: 7, color: line(curve).color },
+        marker: { symbol: strategyOf(curve).symbol, size: 8, maxdisplayed: 7, color: line(curve).color },
         customdata: curve.step.map((step, index) => [step, words(curve[key][index])]),
         hovertemplate: hover(curve, "loss %{y:.4f} after %{customdata[1]}", "step %{customdata[0]}"),
       });
@@ -187,127 +94,30 @@
     };
   }
 
-  // Rows of bars or marks with a label each: to the left, or above where the page is narrow
+  // Rows of bars and marks
 
-  const ROW = 30;
-  const ROW_OF_SEVERAL = 24;
-  const NAME = 20;
-  const GROUP = 12;
-
-  const atLeft = (y) => ({ xref: "paper", x: 0, xshift: -3, xanchor: "left", y, yanchor: "middle" });
-
-  // Places in pixels; the rows of a strategy (one per run) stand together and are named once.
-  function rowPlaces(name, rows) {
-    const narrow = isNarrow(name);
-    const places = { y: [], ticks: [], names: [], height: 0, narrow };
-    rows.forEach((row, index) => {
-      const isFirst = index === 0 || rows[index - 1].strategy !== row.strategy;
-      if (isFirst && index && several) places.height += GROUP;
-      if (isFirst && narrow) {
-        const font = { size: 12, color: colour("text") };
-        places.names.push(note(`${square(row)} ${nameOf(row)}`, { ...atLeft(places.height + NAME / 2), font }));
-        places.height += NAME;
-      }
-      places.y.push(places.height + ROW / 2);
-      places.height += several ? ROW_OF_SEVERAL : ROW;
-      const own = isFirst && !narrow ? `${nameOf(row)} ${square(row)}` : "";
-      places.ticks.push(`${own}${letter(row)} `);
-    });
-    places.height += 4;
-    return places;
-  }
-
-  const rowsLayout = (places, xaxis) =>
-    layout(places.height + 62, {
-      xaxis,
-      yaxis: axis({
-        range: [places.height, 0],
-        fixedrange: true,
-        showgrid: false,
-        ticks: "",
-        showticklabels: !places.narrow || several,
-        automargin: !places.narrow || several,
-        tickvals: places.y,
-        ticktext: places.ticks,
-        tickfont: { color: colour("text"), size: 13 },
-      }),
-      annotations: places.names,
-    });
-
-  const texts = (x, y, text, textposition) => ({
-    type: "scatter",
-    mode: "text",
-    x,
-    y,
-    // Plotly drops ordinary spaces at the ends.
-    text: text.map((words) => `\u00a0\u00a0\u00a0${words}\u00a0\u00a0\u00a0`),
-    textposition,
-    textfont: { color: colour("text"), size: 12 },
-    cliponaxis: false,
-    hoverinfo: "skip",
-    showlegend: false,
-  });
+  const BEYOND_COMPUTING = [
+    ["encode_ms", "encode", "encoding and decoding"],
+    ["exposed_ms", "exposed", "waiting for the network"],
+  ];
 
   function stepFigure(name) {
-    const rows = here(D.rows);
-    if (!rows.length) return null;
-    const places = rowPlaces(name, rows);
-    const parts = [
-      ["compute_ms", "compute", "computing"],
-      ["encode_ms", "encode", "encoding and decoding"],
-      ["exposed_ms", "exposed", "waiting for the network"],
-    ].filter(([key]) => rows.some((row) => row[key] > 0));
-    const share = (row, key) => `${ms(row[key])} ms (${Math.round((100 * row[key]) / row.step_ms)} %)`;
-    const words = rows.map((row) =>
+    const share = (row, key) => `${ms(row[key])} ms (${units.percent(row[key] / row.step_ms)})`;
+    const words = (row, parts) =>
       hover(
         row,
         `step ${ms(row.step_ms)} ms (quartiles ${ms(row.low_ms)} to ${ms(row.high_ms)})`,
         ...parts.map(([key, , what]) => `${what} ${share(row, key)}`),
-      ),
-    );
-    const ends = rows.map(() => 0);
-    const data = parts.map(([key, ink, what]) => {
-      const base = [...ends];
-      const x = rows.map((row) => Math.max(0, row[key]));
-      x.forEach((part, index) => (ends[index] += part));
-      const looks = { width: 19, marker: { color: colour(ink), line: { width: 0 } }, hovertemplate: words };
-      return { type: "bar", orientation: "h", name: what, x, base, y: places.y, ...looks };
-    });
-    const steps = rows.map((row) => row.step_ms);
-    data.push({
-      type: "scatter",
-      mode: "markers",
-      x: steps,
-      y: places.y,
-      marker: { size: 0.1, color: CLEAR },
-      error_x: {
-        type: "data",
-        symmetric: false,
-        array: rows.map((row) => Math.max(0, row.high_ms - row.step_ms)),
-        arrayminus: rows.map((row) => Math.max(0, row.step_ms - row.low_ms)),
-        color: colour("text"),
-        thickness: 1.2,
-        width: 3,
-      },
-      hoverinfo: "skip",
-      showlegend: false,
-    });
-    const tips = rows.map((row) => Math.max(row.step_ms, row.high_ms));
-    data.push(texts(tips, places.y, steps.map((step) => `${ms(step)} ms`), "middle right"));
-    // The numbers beyond the bars need about 90 pixels.
-    const range = [0, Math.max(...tips) * (places.narrow ? 1.3 : width(name) < 800 ? 1.24 : 1.12)];
-    return {
-      data,
-      layout: rowsLayout(places, axis({ title: "time of a step (ms)", range, tickformat: "," })),
-      key: parts.map(([, ink, what]) => [ink, what]),
-    };
+      );
+    const quartiles = (row) => [row.low_ms, row.step_ms, row.high_ms];
+    return figures.stepTimes(name, here(D.rows), BEYOND_COMPUTING, quartiles, words);
   }
 
   function bytesFigure(name) {
     const rows = here(D.rows).filter((row) => row.wire_bytes || row.counted_bytes || row.predicted_bytes);
     if (!rows.length) return null;
     const places = rowPlaces(name, rows);
-    const inks = rows.map((row) => colour(D.strategies[row.strategy].colour));
+    const inks = rows.map(inkOf);
     const byTransport = (row) => row.counted_bytes ?? (row.source === "transport" ? row.wire_bytes : null);
     const marks = [
       {
@@ -376,33 +186,19 @@
   // Speed-up
 
   function speedupFigure(name) {
-    const isOther = (row) => D.strategies[row.strategy].colour !== "ddp";
-    const rows = D.rows.filter((row) => isShown(row) && row.speedup !== null && isOther(row));
+    const isOther = (row) => strategyOf(row).colour !== "ddp";
+    const rows = D.rows.filter((row) => stage.isShown(row) && row.speedup !== null && isOther(row));
     if (!rows.length) return null;
-    const lines = new Map();
-    for (const row of rows) {
-      const which = `${row.strategy} ${row.run}`;
-      lines.set(which, [...(lines.get(which) || []), row]);
-    }
-    const data = [...lines.values()].map((points) => {
-      points.sort((a, b) => a.place - b.place);
-      const words = (row) => `${row.speedup.toFixed(2)}x torch DDP on ${esc(D.places[row.place].label)}`;
-      return {
-        type: "scatter",
-        mode: "lines+markers",
-        name: nameOf(points[0]) + letter(points[0]),
-        x: points.map((row) => row.place),
-        y: points.map((row) => row.speedup),
-        line: { ...line(points[0]), width: 2 },
-        marker: { symbol: D.strategies[points[0].strategy].symbol, size: 9, color: line(points[0]).color },
-        hovertemplate: points.map((row) => hover(row, words(row), `step ${ms(row.step_ms)} ms`)),
-        cliponaxis: false,
-      };
-    });
+    const words = (row) =>
+      hover(
+        row,
+        `${row.speedup.toFixed(2)}x torch DDP on ${esc(D.places[row.place].label)}`,
+        `step ${ms(row.step_ms)} ms`,
+      );
     const ticktext = D.places.map(({ link, links }) => (link === links ? esc(link) : `${esc(link)}<br>${esc(links)}`));
     const ddp = note("torch DDP", { xref: "paper", x: 1, y: 1, xanchor: "right", yanchor: "top" });
     return {
-      data,
+      data: figures.curves(rows, "place", (row) => row.place, (row) => row.speedup, words),
       layout: layout(isNarrow(name) ? 340 : 420, {
         xaxis: axis({
           tickvals: D.places.map((_, index) => index),
@@ -568,16 +364,7 @@
       data,
       layout: layout(y + 56, {
         xaxis: axis({ title: "since the step began (ms)", range: [0, most * 1.01], tickformat: "," }),
-        yaxis: axis({
-          range: [y, -4],
-          fixedrange: true,
-          showgrid: false,
-          ticks: "",
-          showticklabels: !narrow,
-          automargin: !narrow,
-          ...ticks,
-          tickfont: { color: colour("muted"), size: 11 },
-        }),
+        yaxis: pixelAxis([y, -4], !narrow, { ...ticks, tickfont: { color: colour("muted"), size: 11 } }),
         shapes,
         annotations: titles,
       }),
@@ -599,166 +386,32 @@
     timeline: timelineFigure,
     bytes: bytesFigure,
   };
-  const drawn = {};
 
-  function showKey(name, figure) {
-    const key = document.getElementById(`${name}-key`);
-    key.replaceChildren();
-    for (const [ink, words] of figure.key || []) {
-      const entry = document.createElement("span");
-      const patch = document.createElement("i");
-      patch.style.setProperty("--ink", `var(--${ink})`);
-      entry.append(patch, words);
-      key.append(entry);
-    }
-    for (const symbol of figure.symbols || []) {
-      const entry = document.createElement("span");
-      const fill = symbol.fill ? "currentColor" : "none";
-      const path = `<path d="${symbol.path}" stroke="currentColor" stroke-width="2" fill="${fill}"/>`;
-      entry.innerHTML = `<svg width="14" height="12" aria-hidden="true">${path}</svg>`;
-      entry.append(symbol.key);
-      key.append(entry);
-    }
-  }
+  // Most figures show one kind of link, and say which; on one shaped link the table's heading is enough.
+  const needsTag = (name) => name !== "speedup" && (D.places.length > 1 || D.places[0].links !== "shaped");
 
-  function draw(name) {
-    const plot = document.getElementById(name);
-    if (!plot) return;
-    const section = document.getElementById(`${name}-section`);
-    section.hidden = false;
-    const figure = FIGURES[name](name);
-    // The timeline keeps its selectors: another rank or run may have one.
-    section.hidden = figure === null && !(name === "timeline" && here(D.timelines).length);
-    plot.hidden = figure === null;
-    showKey(name, figure || {});
-    const aside = document.getElementById(`${name}-aside`);
-    aside.textContent = figure === null ? "Nothing was recorded for this choice." : figure.aside || "";
-    aside.hidden = !aside.textContent;
-    if (figure === null) return;
-    drawn[name] = figure;
-    const printed = root.classList.contains("printing") ? { autosize: false, width: Math.min(width(name), 690) } : {};
-    const options = { responsive: true, displayModeBar: false, showTips: false };
-    Plotly.react(plot, figure.data, { ...figure.layout, ...printed }, options);
-  }
-
-  function drawAll() {
-    for (const name of Object.keys(FIGURES)) draw(name);
-  }
-
-  // The page's legend is not part of a figure, so a saved one gets a legend of its own.
-  function save(name) {
-    const heading = document.getElementById(`${name}-heading`);
-    const text = [...heading.childNodes].map((part) => part.textContent).join(", ");
-    const { data, layout: own } = drawn[name];
-    const size = { width: 1200, height: own.height + 170 };
-    const saved = {
-      ...own,
-      ...size,
-      autosize: false,
-      showlegend: true,
-      paper_bgcolor: colour("page"),
-      margin: { l: 40, r: 40, t: 70, b: 90 },
-      title: { text: esc(text), font: { size: 18, color: colour("text") }, x: 0.03, xanchor: "left" },
-      legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", font: { color: colour("text") } },
-    };
-    const file = { ...size, format: "png", scale: 2, filename: `laconic-${name}` };
-    return Plotly.downloadImage({ data, layout: saved }, file);
-  }
-
-  // Controls
-
-  function showTables() {
-    for (const block of document.querySelectorAll(".table-block")) {
-      const isHere = Number(block.dataset.place) === state.place;
-      block.hidden = !isHere || state.hiddenRuns.has(Number(block.dataset.runBlock));
-    }
-    for (const row of document.querySelectorAll("[data-strategy-row]")) {
-      row.hidden = state.hiddenStrategies.has(Number(row.dataset.strategyRow));
-    }
+  function writeTags() {
     const place = D.places[state.place];
-    for (const tag of document.querySelectorAll(".place-tag")) {
-      tag.textContent = place.label;
-      tag.className = `place-tag badge ${place.links}`;
-    }
-    document.getElementById("show-all").hidden = !state.hiddenStrategies.size && !state.hiddenRuns.size;
-  }
-
-  function refresh() {
-    showTables();
-    drawAll();
-  }
-
-  function toggles(selector, attribute, hidden) {
-    for (const button of document.querySelectorAll(selector)) {
-      button.addEventListener("click", () => {
-        const number = Number(button.dataset[attribute]);
-        if (!hidden.delete(number)) hidden.add(number);
-        button.setAttribute("aria-pressed", String(!hidden.has(number)));
-        refresh();
-      });
+    for (const tag of document.querySelectorAll("[data-tag]")) {
+      tag.hidden = !needsTag(tag.dataset.tag);
+      tag.textContent = tag.hidden ? "" : place.label;
+      tag.className = `badge ${place.links}`;
     }
   }
 
   if (!D.rows.length) return;
-  toggles("button[data-strategy]", "strategy", state.hiddenStrategies);
-  toggles("button[data-run]", "run", state.hiddenRuns);
-  document.getElementById("show-all").addEventListener("click", () => {
-    state.hiddenStrategies.clear();
-    state.hiddenRuns.clear();
-    for (const button of document.querySelectorAll(".chip[aria-pressed]")) button.setAttribute("aria-pressed", "true");
-    refresh();
-  });
-  for (const button of document.querySelectorAll("[data-save]")) {
-    button.addEventListener("click", () => save(button.dataset.save));
-  }
-  for (const radio of document.querySelectorAll("input[name=place]")) {
-    // A browser may remember the choice of an earlier visit.
-    if (radio.checked) state.place = Number(radio.value);
-    radio.addEventListener("change", () => {
-      state.place = Number(radio.value);
-      refresh();
-    });
-  }
   for (const [id, key, read] of [["timeline-run", "run", Number], ["timeline-rank", "rank", String]]) {
     const select = document.getElementById(id);
     if (!select) continue;
     state[key] = read(select.value);
     select.addEventListener("change", () => {
       state[key] = read(select.value);
-      draw("timeline");
+      stage.draw("timeline");
     });
   }
   document.querySelectorAll("button[data-run] .dash line").forEach((dash, index) => {
-    dash.setAttribute("stroke-dasharray", DASH_ARRAYS[index % DASH_ARRAYS.length]);
+    dash.setAttribute("stroke-dasharray", figures.dashOf(index)[1]);
   });
-  // Most figures show one kind of link, and say which; on one shaped link the table's heading is enough.
-  if (D.places.length > 1 || D.places[0].links !== "shaped") {
-    for (const name of Object.keys(FIGURES)) {
-      const heading = document.getElementById(`${name}-heading`);
-      if (!heading || name === "speedup") continue;
-      const tag = document.createElement("span");
-      tag.className = "place-tag badge";
-      heading.append(tag);
-    }
-  }
-
-  refresh();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  let lastWidth = innerWidth;
-  let timer = 0;
-  addEventListener("resize", () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => {
-      if (innerWidth !== lastWidth) drawAll();
-      lastWidth = innerWidth;
-    }, 150);
-  });
-  addEventListener("beforeprint", () => {
-    root.classList.add("printing");
-    drawAll();
-  });
-  addEventListener("afterprint", () => {
-    root.classList.remove("printing");
-    drawAll();
-  });
+  // The timeline keeps its selectors: another rank or run may have one.
+  stage.open(FIGURES, writeTags, (name) => name === "timeline" && here(D.timelines).length > 0);
 })();

@@ -1,7 +1,8 @@
 """One offline HTML page for one or several runs.
 
-Python reads the folders, writes the tables and hands all numbers to the page as JSON; page.js draws the figures with
-plotly.js, which the page carries along. The page loads nothing: its own security policy forbids it.
+Python reads the folders, writes the tables and hands all numbers to the page as JSON; page.js draws the figures, of
+the parts in figures.js, with plotly.js, which the page carries along. The page loads nothing: its own security policy
+forbids it.
 """
 
 from __future__ import annotations
@@ -11,17 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
-from laconic import __version__
 from laconic.errors import LaconicError, one_line
 from laconic.report.figure_data import DrawnRun, Ink, Place, document, inks, places
 from laconic.report.results import TORCH_DDP, Results, Row
 from laconic.report.run_folder import RunFolder
 from laconic.report.sentences import milliseconds
-from laconic.report.standalone_html import embedded_json, resource, script_hash
+from laconic.report.standalone_html import render_page
 from laconic.report.timeline import StepTimeline, typical_steps
 from laconic.units import human_bytes
 
@@ -65,41 +61,24 @@ def render(runs: Sequence[RunFolder]) -> str:
     rows = [row for run in loaded for row in run.results.rows]
     looks, where = inks(rows), places(rows)
     drawing = document([DrawnRun(run.letter, run.label, run.results, run.timelines) for run in loaded])
-    script, plotly = resource("page.js"), get_plotlyjs()
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "bytes": human_bytes,
-        "ms": milliseconds,
-        "duration": _duration,
-        "loss": _loss,
-        "date": _date,
+    filters = {"bytes": human_bytes, "ms": milliseconds, "duration": _duration, "loss": _loss, "date": _date}
+    values = {
+        "title": _title(loaded),
+        "runs": loaded,
+        "ddp": TORCH_DDP,
+        "inks": list(looks.values()),
+        "places": where,
+        "tables": _tables(loaded, where, looks),
+        "has_loss": any(row.final_loss is not None for row in rows),
+        "has_target": any(run.results.target_loss is not None for run in loaded),
+        "has_encode": any(row.encode_ms > 0 for row in rows),
+        "has_loss_curves": any(curve.loss for run in loaded for curve in run.results.curves),
+        "has_byte_curves": any(curve.loss and curve.wire_bytes for run in loaded for curve in run.results.curves),
+        "has_bytes": any(row.wire_bytes_per_step is not None for row in rows),
+        "has_timelines": bool(drawing["timelines"]),
+        "ranks": sorted({rank for run in loaded for timeline in run.timelines for rank in timeline.ranks}),
     }
-    return environment.from_string(resource("page.html.jinja")).render(
-        title=_title(loaded),
-        runs=loaded,
-        version=__version__,
-        ddp=TORCH_DDP,
-        inks=list(looks.values()),
-        places=where,
-        tables=_tables(loaded, where, looks),
-        has_loss=any(row.final_loss is not None for row in rows),
-        has_target=any(run.results.target_loss is not None for run in loaded),
-        has_encode=any(row.encode_ms > 0 for row in rows),
-        has_loss_curves=any(curve.loss for run in loaded for curve in run.results.curves),
-        has_byte_curves=any(curve.loss and curve.wire_bytes for run in loaded for curve in run.results.curves),
-        has_bytes=any(row.wire_bytes_per_step is not None for row in rows),
-        has_timelines=bool(drawing["timelines"]),
-        ranks=sorted({rank for run in loaded for timeline in run.timelines for rank in timeline.ranks}),
-        data=embedded_json(drawing),
-        # Only these two scripts may run, whatever a name or a message in a run holds.
-        script_hashes=" ".join(script_hash(text) for text in (plotly, script)),
-        # Files of ours and of plotly, which are meant to be markup.
-        style=Markup(resource("page.css")),
-        plotly=Markup(plotly),
-        script=Markup(script),
-    )
+    return render_page("page", drawing, filters, values)
 
 
 def _load(folder: RunFolder, label: str, letter: str) -> _Run:

@@ -15,7 +15,9 @@ _NEGLIGIBLE = 0.005
 
 
 def milliseconds(value: float) -> str:
-    """With three digits or more."""
+    """With three digits or more from 1 on; units.js writes the same."""
+    if 0 < value < 0.1:
+        return f"{value:.2g}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

@@ -12,22 +12,15 @@ rows        [{"strategy", "bandwidth", "workers", ...}]    the first three are p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
-from laconic import __version__
-from laconic.report.figure_data import NUM_COLOURS, SYMBOLS, Ink
-from laconic.report.standalone_html import embedded_json, resource, script_hash
+from laconic.report.figure_data import Ink, looks
+from laconic.report.standalone_html import render_page
 from laconic.simulator.prediction import Prediction
 from laconic.simulator.sweep import Row, Sweep
 from laconic.simulator.time_to_target import BSP_STEPS, StepsNeeded, steps_needed
 from laconic.strategy import Strategy
 from laconic.units import format_rate, human_bytes, human_seconds
-
-_NAME_LIMIT = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,58 +49,29 @@ def render(
     sweep: Sweep, rows: Sequence[Row], *, names: Mapping[str, str], warnings: Sequence[str], target: bool
 ) -> str:
     """The page as text; names: short ones of strategies, by their text."""
-    inks = _inks(sweep.strategies, names)
+    # bsp by an all-reduce is what torch's DDP does, and has its colour.
+    inks = looks({text: names.get(text, text) for text in map(str, sweep.strategies)}, str(Strategy()))
     bandwidths = sorted({row.setting.bandwidth_bps for row in rows})
     workers = sorted({row.setting.workers for row in rows})
     drawing = _document(rows, inks, bandwidths, workers, target)
-    script, plotly = resource("sweep_page.js"), get_plotlyjs()
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"bytes": human_bytes, "seconds": _seconds, "duration": duration}
+    filters = {"bytes": human_bytes, "seconds": _seconds, "duration": duration}
     cluster = sweep.settings[0].cluster
-    return environment.from_string(resource("sweep_page.html.jinja")).render(
-        title=f"{sweep.workload.name} on {cluster.name or 'a cluster'}",
-        version=__version__,
-        sweep=sweep,
-        conditions=_conditions(sweep),
-        source=cluster.source,
-        inks=list(inks.values()),
-        bandwidths=[format_rate(bandwidth) for bandwidth in bandwidths],
-        workers=workers,
-        tables=_tables(sweep, rows, inks, (bandwidths, workers), target=target),
-        refused=list(dict.fromkeys(f"{inks[str(row.strategy)].name}: {row.refused}" for row in rows if row.refused)),
-        warnings=warnings,
-        has_spread=any(row.prediction is not None and row.prediction.spread is not None for row in rows),
-        target=target,
-        bsp_steps=BSP_STEPS,
-        data=embedded_json(drawing),
-        # Only these two scripts may run, whatever a name or a message holds.
-        script_hashes=" ".join(script_hash(text) for text in (plotly, script)),
-        # Files of ours and of plotly, which are meant to be markup.
-        style=Markup(resource("page.css")),
-        plotly=Markup(plotly),
-        script=Markup(script),
-    )
-
-
-def _inks(strategies: Sequence[Strategy], names: Mapping[str, str]) -> dict[str, Ink]:
-    """One look per strategy, by its text; what torch's DDP does is grey, as DDP is on other pages."""
-    found: dict[str, Ink] = {}
-    number = 0
-    for text in map(str, strategies):
-        name = names.get(text, text)
-        short = name if len(name) <= _NAME_LIMIT else f"{name[: _NAME_LIMIT - 10].rstrip()}…{name[-9:].lstrip()}"
-        if short in {ink.name for ink in found.values()}:
-            short = f"{short} #{len(found) + 1}"
-        if text == str(Strategy()):
-            found[text] = Ink(text, short, "ddp", "circle")
-            continue
-        # Beyond nine strategies colours come again, then with other symbols.
-        symbol = SYMBOLS[(number + number // NUM_COLOURS) % len(SYMBOLS)]
-        found[text] = Ink(text, short, f"s{number % NUM_COLOURS}", symbol)
-        number += 1
-    return found
+    values = {
+        "title": f"{sweep.workload.name} on {cluster.name or 'a cluster'}",
+        "sweep": sweep,
+        "conditions": _conditions(sweep),
+        "source": cluster.source,
+        "inks": list(inks.values()),
+        "bandwidths": [format_rate(bandwidth) for bandwidth in bandwidths],
+        "workers": workers,
+        "tables": _tables(sweep, rows, inks, (bandwidths, workers), target=target),
+        "refused": list(dict.fromkeys(f"{inks[str(row.strategy)].name}: {row.refused}" for row in rows if row.refused)),
+        "warnings": warnings,
+        "has_spread": any(row.prediction is not None and row.prediction.spread is not None for row in rows),
+        "target": target,
+        "bsp_steps": BSP_STEPS,
+    }
+    return render_page("sweep_page", drawing, filters, values)
 
 
 def _document(
@@ -137,9 +101,7 @@ def _document(
             }
         )
     return {
-        "strategies": [
-            {"text": ink.text, "name": ink.name, "colour": ink.colour, "symbol": ink.symbol} for ink in inks.values()
-        ],
+        "strategies": [asdict(ink) for ink in inks.values()],
         "bandwidths": [{"bps": bandwidth, "label": format_rate(bandwidth)} for bandwidth in bandwidths],
         "workers": workers,
         "rows": drawn,
