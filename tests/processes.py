@@ -243,7 +243,7 @@ def _nursery() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     # torch._dynamo: the first optimizer step would load it, for as long as torch itself takes.
     context.set_forkserver_preload(
-        ["torch", "torch.distributed", "torch._dynamo", "numba", "laconic", "tests.processes"]
+        ["torch", "torch.distributed", "torch._dynamo", "numba", "laconic.runtime", "tests.processes"]
     )
     return context
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import laconic
+import laconic.runtime  # before the tests put something else in DistributedDataParallel's place
 
 TIMEOUT_S = 15.0
 _wrappers: list[LookAlike] = []
