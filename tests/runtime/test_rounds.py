@@ -33,7 +33,7 @@ def _short(method: Synchronization) -> Synchronization:
 
 
 RULES = [_short(method()) for method in SYNCHRONIZATIONS if method.barrier]
-PLACES: list[Architecture] = [method() for method in ARCHITECTURES if not method().has_servers]
+PLACES: list[Architecture] = [one() for one in ARCHITECTURES if not one().has_servers and not one.holds_shards]
 MORE = [
     f"streaming_diloco(period={PERIOD}, overlap=3, fragments=2) / all_reduce / int4 + error_feedback",
     f"streaming_diloco(period={PERIOD}, overlap=2, fragments=3) / all_reduce / none / sequential",

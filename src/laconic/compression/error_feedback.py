@@ -81,6 +81,7 @@ class ErrorFeedback(Wrapper):
         sent = torch.empty_like(flat)
         self.inner.decode(payload, sent, state)
         _keep(residual, due, sent)
+        _forget_infinities(residual)
         return payload
 
     def exchange(
@@ -100,8 +101,9 @@ class ErrorFeedback(Wrapper):
             after = _norm(residual)
             state.metrics["residual_norm"] = after
             state.metrics["relative_error"] = torch.where(before == 0, 0.0, after / before)
+        _forget_infinities(residual)
         if owed is not None:
-            owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            _forget_infinities(owed)
 
 
 def _due(residual: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
@@ -118,8 +120,11 @@ def _keep(residual: torch.Tensor, due: torch.Tensor, sent: torch.Tensor) -> None
         residual -= sent
     else:
         residual.copy_(due.sub_(sent))
-    # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all later steps.
-    residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _forget_infinities(values: torch.Tensor) -> None:
+    # They have been sent as they are, for everyone to see; remembering them would spoil all later steps.
+    values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _norm(flat: torch.Tensor) -> torch.Tensor:
