@@ -112,8 +112,9 @@ class _Part:
             self._fsdp.sum_unused(True)
 
     def remove(self) -> None:
-        """Let FSDP2 communicate by itself again."""
-        if isinstance(self._fsdp.communication[0], _Communication):
+        """Let FSDP2 communicate by itself again, if it is this session that does so now."""
+        now = self._fsdp.communication[0]
+        if isinstance(now, _Communication) and now.part is self:
             self._fsdp.use(*self._usual)
             if self._sums_unused is not None:
                 self._fsdp.sum_unused(self._sums_unused)
