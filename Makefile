@@ -3,15 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two workers for the tests that start processes of their own, one for the others (tests/conftest.py); make test AT_ONCE=
+# runs all in turn.
+AT_ONCE := -n 3 --dist loadgroup
 
-.PHONY: help install compare test test-all check format catalogue clean
+.PHONY: help install compare test test-all check format catalogue docs clean
 
 help:
-	@echo "make compare   train a small GPT on 4 virtual hosts behind 100 Mbit/s links, torch DDP beside laconic"
+	@echo "make compare   train a small GPT on 4 virtual hosts behind 100 Mbit/s links with torch DDP and with laconic"
 	@echo "make test      run the tests, without those that take long"
 	@echo "make test-all  run all tests"
 	@echo "make check     ruff, pyrefly, import-linter"
-	@echo "make catalogue describe the methods anew for laconic list; needed after a method or preset has changed"
+	@echo "make catalogue describe the methods for laconic list again; needed after a method or preset has changed"
+	@echo "make docs      build the documentation site into build/docs; open build/docs/index.html"
 	@echo "make install   make .venv with the laconic command in .venv/bin"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -28,10 +32,10 @@ compare: $(STAMP)
 	$(BIN)/laconic compare
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest $(AT_ONCE) -m "not slow" $(PYTEST_OPTIONS)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest $(AT_ONCE) $(PYTEST_OPTIONS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -46,5 +50,11 @@ format: $(STAMP)
 catalogue: $(STAMP)
 	$(BIN)/python -m laconic.cli.method_facts
 
+# MkDocs 1.6 is pinned; the variable silences an announcement about later versions.
+docs: $(STAMP)
+	$(BIN)/python -m website.pictures
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/docs/index.html"
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf build $(VENV) .pytest_cache .ruff_cache .hypothesis dist

@@ -97,6 +97,7 @@ def quantizer(method: Quantizer) -> Case:
 
         def reference() -> None:
             again = encode(method.encoder, flat, chunks, 1, reference=True, **method.encoder_settings())
+            # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called add
             decode(method.decoder, again, chunks, out, reference=True, **method.decoder_settings())
 
         return Trial(

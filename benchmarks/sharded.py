@@ -3,19 +3,20 @@
     python -m benchmarks.sharded between --losses [--steps 500] [--seeds 3] [--size tiny]
     python -m benchmarks.sharded between --speed [--bandwidth 100mbit] [--size medium]
     python -m benchmarks.sharded inside --losses
-    python -m benchmarks.sharded inside --speed
+    python -m benchmarks.sharded inside --speed [--ranks-per-host 2]
 
 between: FSDP2 (fully_shard) shards a GPT over two processes, and two such groups average by HSDP's own all-reduce, or
 by laconic. inside: FSDP2 shards it over all four, and sends as it does by itself, or as laconic says. For losses all
-run on this machine, nothing held back; "change" is beside PyTorch's own with the same seed, and beside the same
-synchronization without compression where it is not bsp. For speed every group, or every process, is a virtual host, and
-the links between them are shaped.
+run on this machine, nothing held back, and pairs of processes count as hosts; "change" is beside PyTorch's own with the
+same seed, and beside the same synchronization without compression where it is not bsp. For speed every group, or every
+process, is a virtual host, and the links between them are shaped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from torch.distributed.fsdp import fully_shard
 import laconic
 from benchmarks.convergence.recipe import Recipe
 from laconic.cluster import Cluster, Link, parse_bandwidth
+from laconic.core.hosts import HOST_VARIABLE
 from laconic.errors import LaconicError
 from laconic.experiments.small_gpt import SmallGpt
 from laconic.experiments.tasks import Task, TaskConfig, make_task
@@ -65,6 +67,10 @@ INSIDE = (
     "bsp / sharded(weights=int8) / int4 / fusion",
     "bsp / sharded(weights=int8) / int4 + error_feedback / fusion",
 )
+TWO_LEVELS = (
+    "bsp / sharded(weights=int8, between=int8) / int8 / fusion",
+    "bsp / sharded(weights=int8, between=int4) / int8 / fusion",
+)
 _HELD_OUT_RANK, _HELD_OUT_BATCHES = 1000, 40
 _WARM_STEPS = 3
 
@@ -81,6 +87,12 @@ class Job:
     rate: float
     link: str
     """Empty: nothing is held back."""
+    ranks_per_host: int = 2
+
+    @property
+    def inside(self) -> bool:
+        """Whether FSDP2 shards over all processes."""
+        return self.contender in (*INSIDE, *TWO_LEVELS)
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,9 @@ class Outcome:
 
 def train(job: Job) -> Outcome:
     """As one of four ranks."""
-    inside = job.contender in INSIDE
+    inside = job.inside
+    if not job.link:
+        os.environ[HOST_VARIABLE] = f"host {dist.get_rank() // job.ranks_per_host}"
     grid = (1, 4) if inside else (2, 2)
     mesh = init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
     task = make_task(TaskConfig(size=job.size, batch=job.batch, seed=job.seed))
@@ -152,9 +166,9 @@ def run(job: Job) -> Outcome:
         environment = {"OMP_NUM_THREADS": "1"}
         if job.link:
             link = Link(bandwidth_bps=parse_bandwidth(job.link, "--bandwidth"))
-            per_host = 1 if job.contender in INSIDE else 2
-            with VirtualHosts(Cluster.uniform(4 // per_host, link)) as hosts:
-                run_ranks(command, places_on(hosts, ranks_per_host=per_host), timeout_s=1800, environment=environment)
+            with VirtualHosts(Cluster.uniform(4 // job.ranks_per_host, link)) as hosts:
+                places = places_on(hosts, ranks_per_host=job.ranks_per_host)
+                run_ranks(command, places, timeout_s=1800, environment=environment)
         else:
             run_ranks(command, places_here(4), timeout_s=1800, environment=environment)
         record = json.loads(result.read_text(encoding="utf-8"))
@@ -167,7 +181,7 @@ def loss_lines(found: dict[tuple[str, int], Outcome], seeds: int) -> Iterator[st
     for contender in dict.fromkeys(name for name, _ in found):
         rows = [found[contender, seed] for seed in range(seeds)]
         rule = contender.partition(" / ")[0]
-        native = FSDP if contender in INSIDE else HSDP
+        native = FSDP if rows[0].job.inside else HSDP
         beside = native if contender == native or rule == "bsp" else f"{rule} / all_reduce / none / fusion"
         gaps = [row.loss / found[beside, seed].loss - 1 for seed, row in enumerate(rows)]
         spread = f"(+-{statistics.stdev(gaps) if seeds > 1 else 0.0:.2%})"
@@ -203,7 +217,7 @@ def main() -> int:
         if options.losses:
             losses = {}
             for seed in range(options.seeds):
-                for contender in INSIDE if options.where == "inside" else LOSSES:
+                for contender in (*INSIDE, *TWO_LEVELS) if options.where == "inside" else LOSSES:
                     job = Job(
                         contender,
                         options.size or "tiny",
@@ -218,10 +232,19 @@ def main() -> int:
             print("\n".join(loss_lines(losses, options.seeds)))
         if options.speed:
             speeds = []
-            for contender in INSIDE if options.where == "inside" else SPEED:
+            shared = options.ranks_per_host > 1
+            inside = (*INSIDE, *TWO_LEVELS) if shared else INSIDE
+            for contender in inside if options.where == "inside" else SPEED:
                 steps = options.steps or (2 * 64 + _WARM_STEPS if "period=64" in contender else 20)
                 job = Job(
-                    contender, options.size or "medium", options.batch or 1, steps, 0, options.rate, options.bandwidth
+                    contender,
+                    options.size or "medium",
+                    options.batch or 1,
+                    steps,
+                    0,
+                    options.rate,
+                    options.bandwidth,
+                    options.ranks_per_host,
                 )
                 speeds.append(run(job))
                 print(f"{contender}: {1e3 * speeds[-1].step_s:.1f} ms/step", file=sys.stderr, flush=True)
@@ -248,7 +271,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="windows per rank and step; left out: 2 for losses, else 1")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--bandwidth", default="100mbit")
+    parser.add_argument(
+        "--ranks-per-host",
+        type=int,
+        choices=[1, 2],
+        help="processes on each virtual host, for speed; left out: 2 between groups, 1 inside",
+    )
     options = parser.parse_args()
+    options.ranks_per_host = options.ranks_per_host or (1 if options.where == "inside" else 2)
+    if options.where == "between" and options.ranks_per_host == 1:
+        parser.error("between groups of shards, the two processes of a group share a host: --ranks-per-host 2.")
     if not (options.losses or options.speed):
         parser.error("give --losses or --speed, or both.")
     return options

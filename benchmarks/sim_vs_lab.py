@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from laconic.units import format_rate, parse_quantity
 from laconic.workload import TensorShape, Workload, workload
 
 HOSTS = 4
-SHRUNK = {"resnet50": 8, "gpt2": 32}
+SHRUNK = {"resnet50": 8, "gpt2": 32, "bert-base": 32}
 """Known models, and by what each tensor's size is divided."""
 STRATEGIES = (
     "bsp / all_reduce / none / sequential",
@@ -73,19 +74,19 @@ class Row:
         )
 
 
-def shrunk(name: str, compute_s: float) -> Workload:
-    """A known model with small tensors, as many as it has."""
-    made, divisor = workload(name), SHRUNK[name]
+def shrunk(name: str, compute_s: float, divisor: float | None = None) -> Workload:
+    """A known model with small tensors, as many as it has; divisor: of their sizes, as in SHRUNK if left out."""
+    made, divisor = workload(name), divisor or SHRUNK[name]
     layers = tuple(
         replace(
             layer,
             tensors=tuple(
-                TensorShape(name=tensor.name, shape=(-(-tensor.numel // divisor),)) for tensor in layer.tensors
+                TensorShape(name=tensor.name, shape=(math.ceil(tensor.numel / divisor),)) for tensor in layer.tensors
             ),
         )
         for layer in made.layers
     )
-    smaller = replace(made, name=f"{name}/{divisor}", layers=layers, source=f"{made.source} Tensors shrunk.")
+    smaller = replace(made, name=f"{name}/{divisor:g}", layers=layers, source=f"{made.source} Tensors shrunk.")
     return smaller.scaled(compute_s=compute_s)
 
 
@@ -137,7 +138,7 @@ def _ranked(left: list[float], right: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", default=list(SHRUNK), choices=list(SHRUNK))
+    parser.add_argument("--workloads", nargs="+", default=["resnet50", "gpt2"], choices=list(SHRUNK))
     parser.add_argument("--bandwidths", nargs="+", default=["100mbit", "200mbit", "400mbit"])
     parser.add_argument("--compute", default="0.8s", help="of a step")
     parser.add_argument("--steps", type=int, default=10)

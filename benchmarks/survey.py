@@ -93,9 +93,9 @@ def best(rows: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", metavar="FILE.csv")
-    parser.add_argument("--without-assumptions", action="store_true", help="start-up and interference at zero")
+    parser.add_argument("--without-assumptions", action="store_true", help="no waiting for kernels, no interference")
     options = parser.parse_args()
-    nothing = quantitative_survey.Assumptions(software_s=0.0, interference_ratio=0.0)
+    nothing = quantitative_survey.Assumptions(waits_for_kernels=False, interference_ratio=0.0)
     rows = read(options.file, nothing if options.without_assumptions else quantitative_survey.Assumptions())
     print(f"{'model':10} {'network':8} {'method':18} GPUs  measured predicted   error")
     print("\n".join(row.line() for row in rows))

@@ -83,18 +83,22 @@ def trained(
     steps: int = 20,
     rate: Callable[[int], float] = lambda step: 0.05,
     momentum: float = 0.0,
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
     after_step: Callable[[laconic.Session], object] | None = None,
 ) -> list[Replicas]:
-    """The parameters of every replica after every step of SGD under `strategy`."""
+    """The parameters of every replica after every step of SGD, or of what `make` gives, under `strategy`."""
     models = [LeastSquares() for _ in range(world_size)]
 
     def one_rank(transport: InProcessTransport) -> Replicas:
         model, found = models[transport.rank], []
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate(0), momentum=momentum)
+        parameters = list(model.parameters())
+        optimizer = make(parameters) if make else torch.optim.SGD(parameters, lr=rate(0), momentum=momentum)
         with laconic.attach(model, optimizer, strategy, transport=transport) as session:
             for step in range(steps):
                 optimizer.param_groups[0]["lr"] = rate(step)
-                model(step, transport.rank).backward()
+                loss = model(step, transport.rank)
+                loss.backward()
+                session.report_loss(loss)
                 optimizer.step()
                 optimizer.zero_grad()
                 found.append({name: value.detach().clone() for name, value in model.named_parameters()})

@@ -26,7 +26,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -230,10 +229,10 @@ def _is_function(target: str) -> bool:
 
 
 def _free_port() -> int:
-    # Another process could take it before rank 0 listens; on a test machine that has not been seen to happen.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    # Only now: processes that are forked from here must not have loaded the lab, which some tests ask about.
+    from laconic.lab.launch import free_port
+
+    return free_port()
 
 
 @functools.cache

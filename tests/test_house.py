@@ -71,3 +71,62 @@ def test_no_pickle_anywhere() -> None:
 def test_no_bare_name_files() -> None:
     vague = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
     assert not [path for path in SOURCE.rglob("*.py") if path.stem in vague]
+
+
+def _classes() -> dict[str, list[tuple[Path, ast.ClassDef]]]:
+    found: dict[str, list[tuple[Path, ast.ClassDef]]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append((path, node))
+    return found
+
+
+def _documented(classes: dict[str, list[tuple[Path, ast.ClassDef]]], name: str, method: str) -> bool:
+    """Whether a class of this name, or one that it derives from, has a docstring for a method."""
+    for _, node in classes.get(name, ()):
+        for member in node.body:
+            if isinstance(member, ast.FunctionDef) and member.name == method and ast.get_docstring(member):
+                return True
+        bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+        if any(_documented(classes, base, method) for base in bases):
+            return True
+    return False
+
+
+def test_a_method_has_a_docstring_unless_a_contract_has_it() -> None:
+    """The contract is a base class, or a Protocol, which a class need not derive from."""
+    classes = _classes()
+    protocols = {
+        member.name
+        for places in classes.values()
+        for _, node in places
+        if any(ast.unparse(base).partition("[")[0] == "Protocol" for base in node.bases)
+        for member in node.body
+        if isinstance(member, ast.FunctionDef) and ast.get_docstring(member)
+    }
+    missing = [
+        f"{path.relative_to(SOURCE)}:{member.lineno} {name}.{member.name}"
+        for name, places in classes.items()
+        for path, node in places
+        for member in node.body
+        if isinstance(member, ast.FunctionDef)
+        and not member.name.startswith("_")
+        and not name.startswith("_")
+        and not ast.get_docstring(member)
+        and not {"overload", "setter"} & {ast.unparse(mark).rpartition(".")[2] for mark in member.decorator_list}
+        and member.name not in protocols
+        and not _documented(classes, name, member.name)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_no_docstring_only_points_elsewhere() -> None:
+    pointing = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and re.match(r"(See|As) `?[\w.]+`?(\(\))?[.;]", ast.get_docstring(node) or "")
+    ]
+    assert not pointing, f"say what this one does, or leave the docstring out: {pointing}"

@@ -120,7 +120,7 @@ def test_the_package_alone_needs_no_torch_and_finds_its_rooms_later() -> None:
         "assert laconic.PeerLost and laconic.TensorBoardSink;"
         "assert 'torch' not in sys.modules, 'errors and sinks need no torch';"
         "assert laconic.runtime.redistribute is laconic.redistribute;"
-        "assert laconic.attach is laconic.runtime.attach"
+        "assert laconic.attach is laconic.auto.attach"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

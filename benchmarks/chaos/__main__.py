@@ -45,7 +45,7 @@ def main() -> int:
     # torch's store looks up the names of its clients; without a name server each of them takes 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     # What every rank would load by itself, once for all that are forked from here.
-    for name in ("torch._dynamo", "numba", "laconic.compression.kernels.numba_cpu.quantizers"):
+    for name in ("torch._dynamo", "numba", "laconic.runtime", "laconic.compression.kernels.numba_cpu.quantizers"):
         importlib.import_module(name)
     numbers = options.number or range(options.faults)
     chaos = Chaos([draw(number, options.seed, options.only) for number in numbers], options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from benchmarks.chaos import rank as one_rank
 from benchmarks.chaos.scenario import FROZEN_S, LATE_S, TIMEOUT_S, Scenario
+from laconic.lab.launch import free_port
 
 START_LIMIT_S = 60.0
 LEFTOVER_S = 14.0
@@ -45,7 +45,7 @@ class Job:
         self._began_s = time.monotonic()
         self._statuses: dict[int, int] = {}
         self._continued = False
-        port = _free_port()
+        port = free_port()
         self._store = _fork(lambda: _host_store(port), self._mark) if scenario.store == "launcher" else None
         self._pids = {
             rank: _fork(lambda rank=rank: one_rank.main(scenario, rank, port, folder, strikes=strikes), self._mark)
@@ -84,6 +84,9 @@ class Job:
                 ended.ranks[rank] = json.loads(path.read_text())
         stopped = self.scenario.victim if self.scenario.fault == "SIGSTOP" else None
         ended.hung = [rank for rank in self._pids if rank not in self._statuses and rank != stopped]
+        for rank in ended.hung:
+            os.kill(self._pids[rank], one_rank.SHOW_STACKS)
+        time.sleep(0.5 * bool(ended.hung))
         for rank, pid in self._pids.items():
             if rank not in self._statuses:
                 os.kill(pid, signal.SIGKILL)
@@ -102,12 +105,6 @@ class Job:
         for pid, _ in found:
             os.kill(pid, signal.SIGKILL)
         return [command for _, command in found]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _fork(work: Callable[[], None], mark: str) -> int:

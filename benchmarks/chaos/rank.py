@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -23,6 +24,9 @@ from benchmarks.chaos.scenario import LATE_S, STEPS, STRATEGIES, TIMEOUT_S, Scen
 from laconic.errors import LaconicError, PeerLost
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM, "frozen": signal.SIGSTOP}
+
+SHOW_STACKS = signal.SIGUSR1
+"""A rank that hangs answers it with the stacks of all its threads, in its log."""
 
 
 class Rank:
@@ -161,6 +165,7 @@ def main(scenario: Scenario, rank: int, port: int, folder: Path, *, strikes: boo
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.register(SHOW_STACKS, all_threads=True)
     status = Rank(scenario, rank, port, folder, strikes=strikes).run()
     sys.stdout.flush()
     sys.stderr.flush()

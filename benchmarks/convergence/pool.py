@@ -14,6 +14,7 @@ import torch
 import laconic
 from benchmarks.convergence import subjects
 from benchmarks.convergence.recipe import Recipe
+from benchmarks.convergence.skew import Skew
 from benchmarks.convergence.subjects import Subject
 from benchmarks.convergence.training import Outcome, Trainer
 from laconic.errors import LaconicWarning
@@ -26,10 +27,14 @@ class Subjects:
     name: str
     seeds: int
     images: str | None
+    skew: Skew | None = None
+    workers: int = subjects.WORKERS
 
     def make(self) -> Subject:
         """The subject itself."""
-        return subjects.text(self.seeds) if self.name == "text" else subjects.images(self.seeds, self.images)
+        if self.name == "text":
+            return subjects.text(self.seeds, self.skew, self.workers)
+        return subjects.images(self.seeds, self.images, self.skew, self.workers)
 
 
 @dataclass
@@ -74,4 +79,5 @@ def _subject(wanted: Subjects) -> Subject:
 def _train(wanted: Subjects, steps: int, strategy: str, recipe: Recipe, seed: int) -> Outcome:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", LaconicWarning)
-    return Trainer(_subject(wanted), steps).train(laconic.Strategy.parse(strategy), recipe, seed)
+    trainer = Trainer(_subject(wanted), steps, workers=wanted.workers)
+    return trainer.train(laconic.Strategy.parse(strategy), recipe, seed)

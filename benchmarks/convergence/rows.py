@@ -83,7 +83,7 @@ def cells(steps: int) -> list[Row]:
     return given([text.replace("QUARTER", str(max(1, steps // 4))) for text in _CELLS])
 
 
-def given(texts: Sequence[str]) -> list[Row]:
+def given(texts: Sequence[str], group: str = "cells") -> list[Row]:
     """These strategies, beside bsp with an all-reduce."""
     rows = []
     for strategy in map(Strategy.parse, texts):
@@ -93,7 +93,7 @@ def given(texts: Sequence[str]) -> list[Row]:
         title = " / ".join(map(str, parts))
         rows.append(
             Row(
-                group="cells",
+                group=group,
                 method=strategy.synchronization.name,
                 title=title,
                 strategy=strategy,
@@ -129,5 +129,26 @@ _CELLS = (
     "asp / choco / int8",
 )
 
-GROUPS: dict[str, Callable[[int], list[Row]]] = {"compression": compression, "gentler": gentler, "cells": cells}
+
+def unlike(steps: int) -> list[Row]:
+    """Rules that differ in what they do about replicas that drift apart, at a short and at a longer period."""
+    texts = [text.replace("PERIOD", period) for period in ("4", "16") for text in _UNLIKE]
+    return given(texts, group="unlike")
+
+
+_UNLIKE = (
+    "local_sgd(period=PERIOD)",
+    "scaffold(period=PERIOD)",
+    "fedprox(period=PERIOD)",
+    "diloco(period=PERIOD)",
+)
+
+GROUPS: dict[str, Callable[[int], list[Row]]] = {
+    "compression": compression,
+    "gentler": gentler,
+    "cells": cells,
+    "unlike": unlike,
+}
 """name -> its rows for a run of so many steps, in the order in which they are run"""
+USUAL = ("compression", "gentler", "cells")
+"""The groups where nothing else is asked for; with --skew it is "unlike"."""

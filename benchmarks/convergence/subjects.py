@@ -13,11 +13,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.convergence.drawn_digits import drawn_digits
 from benchmarks.convergence.recipe import Recipe
+from benchmarks.convergence.skew import OwnImages, OwnText, Skew
 from laconic.errors import UsageError
 from laconic.experiments.tasks import Task, TaskConfig, make_task
 from laconic.experiments.tasks.images import load_images
+from laconic.experiments.tasks.text import library_files
 
+WORKERS = 4
+"""Unless told otherwise."""
+DRAWN = "drawn"
+"""What --images names the digits by that are drawn here."""
 _BATCH = {"text": 4, "images": 8}
 """Samples per worker and step: small, so that many steps fit into the time."""
 _HELD_OUT_RANK = 1000
@@ -53,16 +60,20 @@ class Subject:
         return losses / count, right / count if self.counts_right else None
 
 
-def text(seeds: int) -> Subject:
+def text(seeds: int, skew: Skew | None = None, workers: int = WORKERS) -> Subject:
     """The next byte of the standard library's source; a transformer, so AdamW is usual."""
     tasks = [make_task(TaskConfig(size="tiny", batch=_BATCH["text"], seed=seed)) for seed in range(seeds)]
     held_out = [tasks[0].batch(step, _HELD_OUT_RANK) for step in range(_HELD_OUT_BATCHES)]
+    if skew is not None:
+        tasks = [
+            OwnText(task, library_files(), skew=skew, workers=workers, seed=seed) for seed, task in enumerate(tasks)
+        ]
     return Subject("text", Recipe(optimizer="adamw", learning_rate=3e-3), tasks, held_out, counts_right=False)
 
 
-def images(seeds: int, path: str | None) -> Subject:
+def images(seeds: int, path: str | None, skew: Skew | None = None, workers: int = WORKERS) -> Subject:
     """The class of an image, one in five held out; a CNN, so SGD with momentum is usual."""
-    images, labels = load_images(path) if path else _digits()
+    images, labels = _loaded(path)
     held = torch.arange(len(labels)) % 5 == 0
     with tempfile.TemporaryDirectory(prefix="laconic-") as folder:
         file = str(Path(folder) / "train.npz")
@@ -71,8 +82,17 @@ def images(seeds: int, path: str | None) -> Subject:
             make_task(TaskConfig(kind="images", size="tiny", batch=_BATCH["images"], data=file, seed=seed))
             for seed in range(seeds)
         ]
+    if skew is not None:
+        own = images[~held], labels[~held]
+        tasks = [OwnImages(task, *own, skew=skew, workers=workers, seed=seed) for seed, task in enumerate(tasks)]
     recipe = Recipe(optimizer="sgd", learning_rate=0.1, momentum=0.9)
     return Subject("images", recipe, tasks, [(images[held], labels[held])], counts_right=True)
+
+
+def _loaded(path: str | None) -> Batch:
+    if path is None:
+        return _digits()
+    return drawn_digits() if path == DRAWN else load_images(path)
 
 
 @cache
@@ -83,7 +103,8 @@ def _digits() -> Batch:
     except ModuleNotFoundError as exc:
         raise UsageError(
             'the digits come from scikit-learn, which is not installed: pip install "laconic[benchmarks]". '
-            "Or give images of your own with --images FILE.npz, or leave them out with --tasks text."
+            "Or give images of your own with --images FILE.npz, take those drawn here with --images drawn, or leave "
+            "images out with --tasks text."
         ) from exc
     found = datasets.load_digits()
     with tempfile.TemporaryDirectory(prefix="laconic-") as folder:

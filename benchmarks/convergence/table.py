@@ -17,13 +17,25 @@ WANTED = 0.02
 
 @dataclass(frozen=True)
 class Result:
-    """One row on one task, beside the same training without compression."""
+    """One row on one task, beside the same training without compression; the mean where there are several seeds."""
 
     task: str
     row: Row
     recipe: Recipe
-    outcome: Outcome
-    plain: Outcome
+    outcomes: Sequence[Outcome]
+    """One for each seed it was trained with."""
+    plains: Sequence[Outcome]
+    """No compression with the same seeds."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The mean of all seeds."""
+        return _mean(self.outcomes)
+
+    @property
+    def plain(self) -> Outcome:
+        """The mean of all seeds."""
+        return _mean(self.plains)
 
     @property
     def change(self) -> float:
@@ -42,7 +54,7 @@ class Result:
         ratio = self.plain.sent_bytes / sent if sent else math.inf  # a run may be over before its first round
         return (
             f"{self.task:6} {self.row.title:58} {self.outcome.loss:7.4f} {change:>8} {'*' if self.misses else ' '}"
-            f" {_accuracy(self.outcome)} {ratio:7.1f}x  {self.recipe}"
+            f" {_accuracy(self.outcome)} {ratio:7.1f}x  {self.recipe}{_seeds(self.outcomes)}"
         )
 
     def as_json(self) -> dict[str, object]:
@@ -56,6 +68,8 @@ class Result:
             "recipe": str(self.recipe),
             "change": self.change,
             "misses": self.misses,
+            "losses": [None if not math.isfinite(one.loss) else one.loss for one in self.outcomes],
+            "accuracies": [one.accuracy for one in self.outcomes],
             "plain_loss": self.plain.loss,
             "plain_accuracy": self.plain.accuracy,
             **outcome,
@@ -69,12 +83,34 @@ class Result:
 HEADER = f"{'task':6} {'compression':58} {'loss':>7} {'change':>8}   {'right':>6} {'fewer':>8}  optimizer"
 
 
-def plain_line(task: str, recipe: Recipe, outcomes: Sequence[Outcome]) -> str:
-    """No compression: the loss of the first seed, and how far those of several seeds are apart."""
+def plain_line(task: str, recipe: Recipe, outcomes: Sequence[Outcome], *, mean: bool = False) -> str:
+    """No compression: the loss of the first seed or the mean of all, and how far those of several seeds are apart."""
+    shown = _mean(outcomes) if mean else outcomes[0]
+    start = f"{task:6} {'none':58} {shown.loss:7.4f} {'':8}   {_accuracy(shown)} {1:7.1f}x  {recipe}"
+    return start + _seeds(outcomes)
+
+
+def _seeds(outcomes: Sequence[Outcome]) -> str:
+    """The loss of each seed, and the standard deviations of loss and accuracy, where there are several."""
+    if len(outcomes) < 2:
+        return ""
     losses = [outcome.loss for outcome in outcomes]
-    spread = statistics.stdev(losses) / statistics.fmean(losses) if len(losses) > 1 else None
-    noise = "" if spread is None else f"  seeds: {', '.join(f'{loss:.4f}' for loss in losses)}, deviation {spread:.1%}"
-    return f"{task:6} {'none':58} {losses[0]:7.4f} {'':8}   {_accuracy(outcomes[0])} {1:7.1f}x  {recipe}{noise}"
+    text = f"  seeds: {', '.join(f'{loss:.4f}' for loss in losses)}"
+    if all(map(math.isfinite, losses)):
+        text += f", deviation {statistics.stdev(losses) / statistics.fmean(losses):.1%}"
+    right = [outcome.accuracy for outcome in outcomes if outcome.accuracy is not None]
+    return text + (f", of right {statistics.stdev(right):.1%}" if len(right) > 1 else "")
+
+
+def _mean(outcomes: Sequence[Outcome]) -> Outcome:
+    right = [outcome.accuracy for outcome in outcomes if outcome.accuracy is not None]
+    return Outcome(
+        statistics.fmean(outcome.loss for outcome in outcomes),
+        statistics.fmean(right) if right else None,
+        statistics.fmean(outcome.training_loss for outcome in outcomes),
+        round(statistics.fmean(outcome.sent_bytes for outcome in outcomes)),
+        sum(outcome.seconds for outcome in outcomes),
+    )
 
 
 def _accuracy(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""Train one row on one task with four workers in this process."""
+"""Train one row on one task with several workers in this process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from torch import nn
 
 import laconic
 from benchmarks.convergence.recipe import Recipe
-from benchmarks.convergence.subjects import Subject
+from benchmarks.convergence.subjects import WORKERS, Subject
 from laconic.core.in_process import InProcessTransport
 
-WORKERS = 4
 _TIMEOUT_S = 300.0
 """Far above any step, on a machine that others use as well."""
 
@@ -50,6 +49,7 @@ class Trainer:
     steps: int
     progress: Callable[[Subject, str, int, int], None] | None = None
     """Called by one worker after each step: what is learned, how, the step's number and how many there will be."""
+    workers: int = WORKERS
     stop: threading.Event = field(default_factory=threading.Event)
     _plain: dict[tuple[Recipe, int], Outcome] = field(default_factory=dict)
 
@@ -97,11 +97,11 @@ class Trainer:
             return losses, replica, sent
 
         try:
-            replicas = laconic.InProcessCluster(WORKERS, timeout_s=_TIMEOUT_S).run(one_rank)
+            replicas = laconic.InProcessCluster(self.workers, timeout_s=_TIMEOUT_S).run(one_rank)
         except KeyboardInterrupt:
             self.stop.set()
             # A thread that is still computing when the interpreter ends takes it down with a core dump.
-            for _ in range(WORKERS):
+            for _ in range(self.workers):
                 ended.acquire(timeout=_ENDING_S)
             raise
         tail = max(1, self.steps // 10)

@@ -13,6 +13,7 @@
         PeerLost             ... because a named rank died, raised or stopped answering
         FrameRefused         ... because bytes on a socket are not a frame this job allows
       MethodError            a method, most likely of another package, does not do what its contract says
+      ConfigurationError     a model, a parallel plan or a row of a published table that cannot be simulated
       UsageError             a command was given something it cannot use
 
     LaconicWarning           what was asked for is done, but is probably not what was wanted
@@ -25,7 +26,7 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class LaconicError(Exception):
@@ -33,7 +34,7 @@ class LaconicError(Exception):
 
 
 class StrategyError(LaconicError):
-    """A strategy cannot be built from what was given."""
+    """A strategy cannot be built."""
 
 
 class SyntaxProblem(StrategyError):
@@ -85,12 +86,16 @@ class MethodError(LaconicError):
     """A method that does not do what its contract says."""
 
 
+class ConfigurationError(LaconicError):
+    """A model, a parallel plan or a row of a published table that cannot be simulated."""
+
+
 class UsageError(LaconicError):
-    """A command was given something it cannot use."""
+    """A command or function is used in a way that it does not support."""
 
 
 class LaconicWarning(UserWarning):
-    """What was asked for is done, but is probably not what was wanted."""
+    """A request was carried out but is probably a mistake."""
 
 
 def warn_user(text: str) -> None:
@@ -113,11 +118,14 @@ def one_line(text: object, limit: int = 200) -> str:
 def did_you_mean(found: str, known: Iterable[str]) -> str:
     """The tail of an "unknown name" message: the nearest name, then everything allowed."""
     names = list(known)
+    return f"{_nearest(found, names)}Known: {', '.join(names) if names else 'none'}."
+
+
+def _nearest(found: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(found.lower(), names, n=3, cutoff=0.6)
     # Of names that are as near, the one that is as long: "bps" is rather bsp than bsp-ps.
     nearest = sorted(near, key=lambda name: (-_likeness(found, name), abs(len(name) - len(found))))
-    hint = f'Did you mean "{nearest[0]}"? ' if nearest else ""
-    return f"{hint}Known: {', '.join(names) if names else 'none'}."
+    return f'Did you mean "{nearest[0]}"? ' if nearest else ""
 
 
 def _likeness(found: str, name: str) -> float:
@@ -131,9 +139,10 @@ def unknown_method(axis: str, name: str, known: Iterable[str]) -> UnknownName:
 
 def unknown_strategy(name: str, presets: Iterable[str], synchronizations: Iterable[str]) -> UnknownName:
     """A name by itself that is no strategy, and no method of any axis."""
-    known = list(dict.fromkeys([*presets, *synchronizations]))
+    rules = list(synchronizations)
     return UnknownName(
-        f'strategy: "{one_line(name, 40)}" is neither a preset nor a synchronization. {did_you_mean(name, known)}'
+        f'strategy: "{one_line(name, 40)}" is neither a preset nor a synchronization. '
+        f"{_nearest(name, [*presets, *rules])}Known: {', '.join(rules)}, and the presets that `laconic list` shows."
     )
 
 

@@ -240,6 +240,12 @@ class Method:
 
     axis: ClassVar[str] = ""
     name: ClassVar[str] = ""
+    family: ClassVar[str] = ""
+    """Methods of its axis that it is listed with; empty: all of the axis."""
+    good_for: ClassVar[str] = ""
+    """When to choose it, in a few words; empty: the summary says that."""
+    shows_on_links: ClassVar[tuple[str, ...]] = ()
+    """Settings that act on what is measured on the network, and change nothing where all links are alike."""
 
     def __post_init__(self) -> None:
         for key, setting in self.declared().items():

@@ -118,3 +118,27 @@ def human_seconds(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.1f} {unit}"
     return f"{seconds * 1e9:.0f} ns"
+
+
+def human_count(number: float) -> str:
+    """A number of parameters for people: 354.9M, 6.7B. Rounded, so never for reading back."""
+    for unit, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.4g}{unit}"
+    return f"{number:.0f}"
+
+
+def human_rate(bits_per_second: float) -> str:
+    """A rate for people: 3.1 Gbit/s. Rounded, so never for reading back."""
+    for unit, factor in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits_per_second >= factor:
+            return f"{bits_per_second / factor:.3g} {unit}"
+    return f"{bits_per_second:.0f} bit/s"
+
+
+def human_duration(seconds: float) -> str:
+    """A long time for people: 42 s, 4.3 min, 5.2 h, 3.4 days."""
+    for unit, factor in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * factor:
+            return f"{seconds / factor:,.1f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else human_seconds(seconds)

@@ -10,7 +10,7 @@ import torch
 
 from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
 from laconic.architecture.all_reduce import Everyone, round_sent
-from laconic.compression import Compressor, Int4, NoCompression, TopK
+from laconic.compression import Compressor, Int4, NoCompression, PowerSgd, TopK
 from laconic.core.exchange import Round, Wire
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
@@ -26,12 +26,13 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """Of numbers about 1, after a few roundings."""
 
-# Servers are processes, and shards have other laws: both have tests of their own.
-ALL = [
-    method
-    for method in variants("architecture")
-    if isinstance(method, Architecture) and not method.has_servers and not method.holds_shards
-]
+
+# Servers are processes, shards have other laws, and datagrams need a runtime: all three have tests of their own.
+def has_own_tests(method: Architecture) -> bool:
+    return method.has_servers or method.holds_shards or method.loss_bound is not None
+
+
+ALL = [m for m in variants("architecture") if isinstance(m, Architecture) and not has_own_tests(m)]
 every_architecture = pytest.mark.parametrize("architecture", ALL, ids=str)
 every_world_size = pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 
@@ -258,9 +259,9 @@ class Recorder:
         return noted
 
 
-@pytest.mark.parametrize("method", [one for one in ARCHITECTURES if not one().has_servers and not one.holds_shards])
+@pytest.mark.parametrize("method", [one for one in ARCHITECTURES if not has_own_tests(one())])
 def test_operations_say_what_they_carry(method: type[Architecture]) -> None:
-    for compression in (NoCompression(), TopK()):
+    for compression in (NoCompression(), PowerSgd() if method.adds_differences else TopK()):
         recorder, bucket = Recorder(), two_tensors(10, torch.float32)
         state = begun(method(), compression, bucket)
         state.moment = Moment(0, 0, 2)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from laconic.architecture import AllReduce, Architecture, ParameterServer
+from laconic.architecture import AllReduce, Architecture, Gossip, ParameterServer
+from laconic.architecture.contract import NothingMeasured
 from laconic.architecture.graphs.topologies import TOPOLOGIES
 from laconic.collectives import ALGORITHMS
 from laconic.collectives.choice import NATIVE, Costs
@@ -15,12 +18,12 @@ from laconic.collectives.ring import ring
 from laconic.collectives.schedule import halves_of
 from laconic.compression import Compressor, Int8, NoCompression, PowerSgd, TopK
 from laconic.core.exchange import Move
-from laconic.core.hosts import Hosts, hosts_alone
+from laconic.core.hosts import Hosts, Pairs, hosts_alone
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.transport import all_gather_sent, all_reduce_sent, shard_exchange_sent
-from laconic.errors import AttachError, IllegalCombination
+from laconic.errors import AttachError, IllegalCombination, InvalidSetting
 from laconic.scheduling import Dear
 from laconic.strategy import Strategy
 from tests.strategy.generate import changed_wrappers, variants, with_partners
@@ -36,10 +39,14 @@ BUCKETS = [
 
 def sent(move: Move, rank: int, world_size: int, hosts: Hosts) -> int:
     """Bytes one rank sends for a move, by the price list of transports and by the rows of collectives."""
+    hosts = move.groups or hosts
     if move.kind in {"to_leaders", "from_leaders"}:
         rows = to_leaders(hosts) if move.kind == "to_leaders" else from_leaders(hosts)
         return sum(price(rows, size).sent_bytes[rank] for size in move.sizes)
     ranks, place = world_size, rank
+    if move.kind in {"scatter_inside", "scatter_between"}:
+        members = len(hosts[0]) if move.kind == "scatter_inside" else len(hosts)
+        return sum(shard_exchange_sent(size, members) for size in move.sizes)
     if move.among_hosts:
         ranks, leaders = len(hosts), [host[0] for host in hosts]
         if rank not in leaders:
@@ -49,7 +56,7 @@ def sent(move: Move, rank: int, world_size: int, hosts: Hosts) -> int:
             return sum(price(ring(ranks), size).sent_bytes[place] for size in move.sizes)
     if ranks == 1 and move.kind not in {"serve", "mix"}:
         return 0
-    if move.kind == "serve":
+    if move.kind in {"serve", "aggregate"}:
         return move.nbytes
     if move.kind == "mix":
         return move.peers * move.nbytes
@@ -77,12 +84,26 @@ def places(world_size: int) -> list[Hosts]:
     return [hosts_alone(world_size), pairs]
 
 
+class Known(NothingMeasured):
+    """Has found these costs, and that even ranks are in one rack and odd ranks in another."""
+
+    def __init__(self, costs: Costs, world_size: int) -> None:
+        self._costs, self._world_size = costs, world_size
+
+    def costs(self, algorithms: Sequence[str], hosts: Hosts) -> Costs:
+        return self._costs
+
+    def pairs(self) -> Pairs:
+        ranks = range(self._world_size)
+        return tuple(tuple(4.0 if (one - other) % 2 == 0 else 1.0 for other in ranks) for one in ranks)
+
+
 def settled(architecture: Architecture, hosts: Hosts) -> Architecture | None:
     """The architecture as it is once attached there; None if it would be refused."""
     # For auto: the ring is clearly faster for what is large, and nothing is for what is small.
     costs = Costs((100, 4000), ((NATIVE, (1.0, 10.0)), ("ring", (1.0, 1.0))))
     try:
-        return architecture.settled(lambda: hosts, lambda algorithms: costs)
+        return architecture.settled(lambda: hosts, Known(costs, sum(map(len, hosts))))
     except AttachError:
         return None
 
@@ -98,12 +119,13 @@ def check(architecture: Architecture, compression: Compressor) -> None:
     for world_size in range(1, 5):
         for hosts in places(world_size):
             known = settled(architecture, hosts) or AllReduce()
+            codec = Strategy(architecture=known, compression=compression).codec
             for rank in range(world_size):
                 moment = Moment.steady(world_size, rank)
                 for bucket in buckets_of(known, world_size):
-                    moves = known.moves(bucket, compression, moment)
+                    moves = known.moves(bucket, codec, moment)
                     assert sum(sent(move, rank, world_size, hosts) for move in moves) == (
-                        known.sent_bytes(bucket, compression, moment)
+                        known.sent_bytes(bucket, codec, moment)
                     ), (moves, moment, hosts)
 
 
@@ -180,8 +202,19 @@ def test_a_server_answers_with_what_the_way_back_takes() -> None:
 
 def test_between_hosts_is_a_sum_inside_what_is_compressed_and_handing_out() -> None:
     architecture = AllReduce(algorithm="hierarchical", compress="between_hosts")
-    architecture = architecture.settled(lambda: ((0, 1), (2, 3)), lambda algorithms: Costs((), ()))
+    architecture = architecture.settled(lambda: ((0, 1), (2, 3)), NothingMeasured())
     moves = architecture.moves(BUCKETS[0], Int8(), Moment.steady(4))
     assert [move.kind for move in moves] == ["to_leaders", "gather", "from_leaders"]
     assert [move.among_hosts for move in moves] == [False, True, False]
     assert moves[0].nbytes == moves[-1].nbytes == BUCKETS[0].nbytes
+
+
+def test_gossip_that_is_placed_sends_to_its_neighbours_in_the_measured_order() -> None:
+    placed = Gossip(placement="measured").settled(lambda: hosts_alone(6), Known(Costs((), ()), 6))
+    assert placed.facts() == {"groups": "0 2 4 | 1 3 5"}
+    ring = [0, 2, 4, 1, 3, 5]
+    for place, rank in enumerate(ring):
+        around = placed.neighbours(Moment.steady(6, rank))
+        assert around.sends == around.receives == tuple(sorted((ring[place - 1], ring[(place + 1) % 6])))
+    with pytest.raises(InvalidSetting, match="placement=measured has no effect with topology=random_pairs"):
+        Gossip(placement="measured", topology="random_pairs")

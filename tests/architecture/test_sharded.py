@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from laconic.architecture import Sharded
-from laconic.compression import Compressor, ErrorFeedback, Int4, Int8, NoCompression
+from laconic.architecture.contract import NothingMeasured
+from laconic.compression import Compressor, ErrorFeedback, Int4, Int8, NoCompression, TopK
 from laconic.core.exchange import Wire
+from laconic.core.hosts import Hosts
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
 from laconic.core.shard_rows import by_owner, layout_of, row_of
 from laconic.core.tensor import TensorSpec
-from laconic.errors import IllegalCombination
+from laconic.errors import AttachError, IllegalCombination
 from laconic.strategy import Strategy
 from tests.strategy.generate import changed_wrappers, variants
 
@@ -205,8 +209,104 @@ def test_what_has_no_meaning_on_shards_is_refused(text: str, reason: str) -> Non
         Strategy.parse(text)
 
 
-def test_error_feedback_keeps_a_residual_for_every_piece() -> None:
-    state = Sharded().init(ErrorFeedback(Int8()), by_owner(TENSORS, 3))
-    names = [name for part in state.parts for name in part.flat]
-    assert len(state.parts) == 3 * len(TENSORS)
-    assert set(names) == {"error_feedback.residual"}
+@pytest.mark.parametrize("compression", [ErrorFeedback(Int8()), ErrorFeedback(TopK(density=0.5))], ids=str)
+def test_error_feedback_keeps_a_residual_for_every_piece(compression: Compressor) -> None:
+    bucket = by_owner(TENSORS, 3)
+    kept = Sharded().init(compression, bucket).by_parameter()
+    assert {name: fields["error_feedback.residual"].numel() for name, fields in kept.items()} == {
+        piece.name: piece.numel for piece in bucket.tensors if piece.numel
+    }
+
+
+HOSTS = ((0, 1), (2, 3))
+TWO_LEVELS = "bsp / sharded(between={}) / {} / fusion"
+
+
+class ByHost:
+    """A transport that notes how many bytes go to ranks of other hosts."""
+
+    def __init__(self, transport: InProcessTransport) -> None:
+        self._transport = transport
+        self.inside = self.between = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def send_receive(self, sends: Any, receives: Any, **about: Any) -> Any:
+        here = next(host for host in HOSTS if self._transport.rank in host)
+        for peer, tensor in sends:
+            if peer in here:
+                self.inside += tensor.nbytes
+            else:
+                self.between += tensor.nbytes
+        return self._transport.send_receive(sends, receives, **about)
+
+
+@pytest.mark.parametrize("between", ["none", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("inside", ["none", "int8", "topk(density=0.5)", "int4 + error_feedback"])
+def test_hosts_add_up_first_and_bytes_of_both_levels_are_those_declared(inside: str, between: str) -> None:
+    """Against both compressors by themselves: of each piece inside a host, then of the sums of hosts."""
+    strategy = Strategy.parse(TWO_LEVELS.format(between, inside))
+    architecture, world_size = strategy.architecture.settled(lambda: HOSTS, NothingMeasured()), 4
+    codec, sums = strategy.codec, strategy.codec.between_hosts
+    assert sums is not None
+    bucket = by_owner(TENSORS, world_size)
+    layout = layout_of(bucket, world_size)
+
+    def rank(transport: InProcessTransport) -> torch.Tensor:
+        counted = ByHost(transport)
+        state = strategy.init(bucket)
+        state.moment = Moment(0, transport.rank, world_size, 0)
+        out = torch.full((layout.width,), 7.0)
+        rows = as_fsdp_sends(transport.rank, world_size)
+        for work in architecture.scatter(rows, state, codec, Wire(counted, "rows"), out):
+            work.wait()
+        assert counted.between == architecture.sent_between(bucket, codec, state.moment) > 0
+        assert counted.inside + counted.between == architecture.sent_bytes(bucket, codec, state.moment)
+        assert transport.traffic.sent_bytes("payload") == counted.inside + counted.between
+        return out
+
+    def through(compression: Compressor, values: torch.Tensor, piece: TensorSpec, number: int) -> torch.Tensor:
+        state, arrived = compression.init(Bucket((piece,))), torch.empty_like(values)
+        state.moment = Moment(0, number, world_size, 0)
+        compression.decode(compression.encode(values.clone(), state), arrived, state)
+        return arrived
+
+    for owner, row in enumerate(InProcessCluster(world_size, hosts=HOSTS).run(rank)):
+        for index, place in layout.pieces(owner):
+            piece, expected = bucket.tensors[index], torch.zeros(bucket.tensors[index].numel)
+            for host in HOSTS:
+                sent = [as_fsdp_sends(sender, world_size)[owner, place] for sender in host]
+                total = sum(through(strategy.compression, one, piece, who) for one, who in zip(sent, host, strict=True))
+                expected += through(sums, total, piece, world_size)
+            torch.testing.assert_close(row[place], expected)
+
+
+def test_fewer_bytes_cross_between_hosts_than_if_each_rank_sent_to_each_owner() -> None:
+    moment, tensors = Moment.steady(8), [TensorSpec("w", (512, 512))]
+    flat = Strategy.parse("bsp / sharded / int8")
+    hosts = (tuple(range(4)), tuple(range(4, 8)))
+    two = Strategy.parse("bsp / sharded(between=int4) / int8")
+    whom = two.architecture.settled(lambda: hosts, NothingMeasured())
+    (bucket,) = flat.plan(tensors, 8).buckets
+    row = flat.architecture.sent_bytes(bucket, flat.codec, moment) / 7
+    between = whom.sent_between(bucket, two.codec, moment)
+    assert between is not None
+    assert between < 4 * row / 4 * 0.6, "one sum in 4 bits, where four ranks would send one each in 8"
+    assert whom.sent_bytes(bucket, two.codec, moment) - between == 3 * 2 * row
+    # Before anybody knows, half of the ranks are taken to be on each of two hosts.
+    assert two.architecture.sent_bytes(bucket, two.codec, moment) == whom.sent_bytes(bucket, two.codec, moment)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reason"),
+    [
+        (((0, 1, 2, 3),), "all ranks share one host"),
+        (((0,), (1,)), "every rank has a host of its own"),
+        (((0, 1), (2,)), "hosts have 1 to 2 ranks"),
+    ],
+)
+def test_hosts_that_have_nothing_to_add_up_are_refused(hosts: Hosts, reason: str) -> None:
+    with pytest.raises(AttachError, match=reason):
+        Sharded(between="int4").settled(lambda: hosts, NothingMeasured())
+    assert Sharded().settled(lambda: hosts, NothingMeasured()) == Sharded()

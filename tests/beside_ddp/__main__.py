@@ -37,7 +37,7 @@ def main() -> int:
         parts = [_pytorch_own(), _cases(), _optimizers()]
     about = f"`python -m tests.beside_ddp`, {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}, on {machine}, torch "
     about += f"{torch.__version__.partition('+')[0]}, CPU ranks over Gloo. CI runs the same as tests."
-    page = "\n\n".join(["# Beside DDP: what is equal, what is refused, what is not", about, *parts])
+    page = "\n\n".join(["# Compared with DDP: what is equal, what is refused, what is not", about, *parts])
     print("\n".join(map(_wrapped, page.splitlines())))
     return int(any("WRONG" in part for part in parts))
 

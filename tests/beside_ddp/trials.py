@@ -129,6 +129,9 @@ def _one(trial, name: str, store: dist.Store, rank: int, world_size: int) -> str
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_GROUP_TIMEOUT_S)
         )
+        # A rank that takes no part in the trial must not close its connections while another is still making its own.
+        store.set(f"connected/{rank}", "")
+        store.wait([f"connected/{other}" for other in range(world_size)])
         return trial(name)
     except BaseException as exc:  # noqa: BLE001 - whatever a trial raises is its outcome
         last = "".join(traceback.format_exception(exc)).splitlines()[-_SHOWN_LINES:]

@@ -43,6 +43,8 @@ def test_torch_is_not_needed_to_answer() -> None:
         ["--version"],
         ["list"],
         ["list", "--json"],
+        ["list", "sparse"],
+        ["list", "--family", "low_rank"],
         ["lst"],
         ["compare", "--stesp", "3"],
         ["explain", "powersdg"],

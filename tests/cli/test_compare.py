@@ -120,6 +120,36 @@ def test_ddp_and_strategies_side_by_side(unlimited: tuple[Path, str, str]) -> No
 @pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
+def test_sharded_models_beside_torchs_own_hsdp(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    strategies = ["bsp / all_reduce / none / fusion", "bsp / sharded / none / fusion", "diloco(period=2)"]
+    words = ["--sharded", "--ranks-per-host", "2", "--bandwidth", "unlimited", "--output", str(out)]
+    with patch.object(run, "run_ranks", forked_ranks):
+        assert main(["compare", *SMALL, *strategies, *words]) == 0
+    printed = capsys.readouterr().out
+    assert "vs HSDP" in printed
+    assert "2 hosts of 2 ranks that share one model" in printed
+    rows = rows_of(out)
+    assert [row["strategy"] for row in rows][:3] == ["torch HSDP", *strategies[:2]]
+    native, between, inside, local = (curve["loss"] for curve in curves_of(out))
+    assert between == native, "the same shards, batches and arithmetic"
+    assert inside == pytest.approx(native, rel=1e-5)
+    assert local[0] == native[0]
+    assert local[-1] != native[-1]
+    for row in rows[1:3]:
+        assert row["counted_bytes_per_step"] == row["predicted_bytes_per_step"]
+    # Half the model's gradients, from each rank to the host of the other; over all ranks more is sent.
+    assert int(str(rows[1]["counted_bytes_per_step"])) < int(str(rows[2]["counted_bytes_per_step"]))
+    assert all(float(str(row["compute_ms"])) > 0 for row in rows)
+    page = (out / "report.html").read_text()
+    assert "times as fast as ${D.ddp}" in page
+    assert '"ddp": "torch HSDP"' in page.replace('"ddp":"', '"ddp": "')
+    assert "torch DDP" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.timeout(120)
 def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps(
     unlimited: tuple[Path, str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -149,7 +179,8 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
     assert float(str(rows[2]["speedup_over_ddp"])) > 1.1
     # The same weights, batches and arithmetic as without links: the same losses to the last bit.
     for curve, free in zip(curves_of(out), curves_of(before), strict=True):
-        assert curve["seconds"][-1] >= 0.6
+        # The slowest rank's clock decides when the seconds are over; a curve shows rank 0's, which may be earlier.
+        assert curve["seconds"][-1] >= 0.4
         common = min(len(curve["loss"]), len(free["loss"]))
         assert common >= 5
         assert curve["loss"][:common] == free["loss"][:common]
@@ -165,7 +196,7 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
         (["--hosts", "two"], "hosts"),
         (["--bandwidth", "fast"], "--bandwidth must be a rate"),
         (["--bandwidth", "0mbit"], "bandwidth must be between"),
-        (["--bandwidth", "unlimited", "--bandwidth", "1gbit"], "stands alone"),
+        (["--bandwidth", "unlimited", "--bandwidth", "1gbit"], "cannot be combined"),
         (["--bandwidth", "1gbit", "--bandwidth", "1000mbit"], "given once"),
         (["--size", "smal"], 'Did you mean "small"?'),
         (["bps"], 'Did you mean "bsp"?'),
@@ -174,13 +205,18 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
         (["--images", "no-such-file.npz"], "cannot read the image file"),
         (["--images", "a.npz", "--data", "b.txt"], "not both"),
         (["--cluster", "none.toml"], "cannot read the cluster file none.toml"),
-        (["--cluster", "none.toml", "--hosts", "3"], "no effect beside --cluster"),
+        (["--cluster", "none.toml", "--hosts", "3"], "no effect together with --cluster"),
         (["--config", "none.toml"], "cannot read the configuration none.toml"),
-        (["--config", "none.toml", "--seed", "3"], "--seed has no effect beside --config"),
+        (["--config", "none.toml", "--seed", "3"], "--seed has no effect together with --config"),
         (["--links", "papered"], "links"),
         (["--device", "cuda"], "no GPU here"),
         (["--torch-hook", "fp16", "--links", "paced"], "hooks cannot be paced"),
         (["--learning-rate", "0"], "learning rate must be > 0"),
+        (["--ranks-per-host", "0"], "ranks_per_host must be >= 1"),
+        (["--sharded"], "--ranks-per-host 2 or more"),
+        (["--sharded", "--hosts", "1", "--ranks-per-host", "4"], "--hosts 2 or more"),
+        (["--sharded", "--ranks-per-host", "2", "--torch-hook", "fp16"], "belong to DDP"),
+        (["--sharded", "--ranks-per-host", "2", "--links", "paced"], "FSDP2 cannot be paced"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -253,7 +289,7 @@ def test_behind_slow_links_the_kernel_confirms_the_bytes_and_a_killed_host_is_na
         os.kill(victims[-1], signal.SIGKILL)
         assert process.wait(60) == 2, process.stderr
     assert "SIGKILL" in process.stderr or "lost" in process.stderr or "rank" in process.stderr
-    assert "what was measured until then is in" in process.stderr
+    assert "the measurements until then are in" in process.stderr
     assert not any(map(is_running, victims)), "the other rank is stopped"
     assert (out / "report.html").exists()
     document = json.loads((out / "results.json").read_text())

@@ -50,10 +50,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "told"),
     [
         (["explian"], 'there is no command "explian". Did you mean "explain"?'),
-        (["zzz"], "Known: list, explain, verify, compare, simulate, probe, profile, watch, report, replay, lab, serve"),
+        (
+            ["zzz"],
+            "Known: list, explain, verify, compare, plan, simulate, schedule, probe, profile, watch, report, replay, "
+            "run, lab, serve",
+        ),
         (["--jsno"], "--help and --version"),
         (["list", "--jsno"], 'Did you mean "--json"?'),
-        (["list", "extra"], "one argument too many"),
+        (["doctor", "extra"], "one argument too many"),
         (["explain"], "STRATEGY"),
         (["explain", "ddp", "--workers"], "--workers"),
         (["explain", "ddp", "--worker", "3"], 'Did you mean "--workers"?'),
@@ -79,7 +83,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     out, err = capsys.readouterr()
     assert out.startswith(f"usage: laconic {name}")
     # A script's own output is not ours to format, a server says one thing after the other, a shell reads its script.
-    assert ("--json" in out) == (name not in ("lab", "serve", "completion"))
+    assert ("--json" in out) == (name not in ("run", "lab", "serve", "completion"))
     assert err == ""
 
 

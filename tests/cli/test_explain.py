@@ -22,6 +22,7 @@ KEYS = [
     "wire_bytes_per_step",
     "exact",
     "uncompressed_bytes_per_step",
+    "between_hosts_bytes_per_step",
     "ratio",
     "loss",
     "cannot_combine",
@@ -69,7 +70,7 @@ def test_settings_and_reasons_are_told(capsys: pytest.CaptureFixture[str]) -> No
     found = explain_json(capsys, "bsp / all_reduce / fp16 + error_feedback / fusion(bytes=1MiB)")
     assert found["settings"]["compression"]["with"] == [{"name": "error_feedback", "residual": "gradient"}]
     assert found["settings"]["scheduling"]["bytes"] == 1024 * 1024
-    assert "bytes=1MiB: A bucket is sent once it holds this much." in found["words"][3]
+    assert "bytes=1MiB: A bucket is exchanged when it holds this many bytes." in found["words"][3]
     assert "fp16" in found["words"][2]
     assert "error_feedback" in found["words"][2]
     assert any("applied twice" in reason for reason in found["cannot_combine"])
@@ -147,6 +148,28 @@ def test_workers_that_hold_shards_are_compared_with_fsdp2(capsys: pytest.Capture
     assert "uncompressed FSDP2" in capsys.readouterr().out
     assert main(["explain", "bsp / sharded", "--shards", "8"]) == 2
     assert "Give --workers 8" in capsys.readouterr().err
+
+
+def test_bytes_between_hosts_are_told_where_a_strategy_tells_hosts_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    strategy = "bsp / sharded(weights=int8, between=int4) / int8"
+    found = explain_json(capsys, strategy, "--workers", "16", "--ranks-per-host", "8", "--params", "16M")
+    # One sum of 1/16 of the gradient in half a byte to the other host, and a scale of 4 bytes for 256 values.
+    assert found["between_hosts_bytes_per_step"] == pytest.approx(16e6 / 16 * (0.5 + 4 / 256), rel=0.01)
+    # Before anybody says so, there are two hosts.
+    assert explain_json(capsys, strategy, "--workers", "16", "--params", "16M") == found
+    four = explain_json(capsys, strategy, "--workers", "16", "--ranks-per-host", "4", "--params", "16M")
+    assert four["between_hosts_bytes_per_step"] == 3 * found["between_hosts_bytes_per_step"]
+    assert explain_json(capsys, "bsp / sharded / int8")["between_hosts_bytes_per_step"] is None
+    assert main(["explain", strategy, "--workers", "16", "--ranks-per-host", "8"]) == 0
+    assert "of it, gradients to other hosts" in capsys.readouterr().out
+    for text, ranks, problem in (
+        ("bsp / sharded / int8", "2", "--ranks-per-host has no effect"),
+        (strategy, "3", "hosts have 1 to 3 ranks"),
+        (strategy, "4", "all ranks share one host"),
+        (strategy, "none", "--ranks-per-host must be a whole number"),
+    ):
+        assert main(["explain", text, "--workers", "4", "--ranks-per-host", ranks]) == 2
+        assert problem in capsys.readouterr().err
 
 
 def test_one_worker_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,4 +280,4 @@ def test_what_it_costs_in_loss_is_told_and_what_to_use_instead(
     assert main(["explain", strategy]) == 0
     said = capsys.readouterr().out
     assert loss in said
-    assert ("Within 1% of torch DDP's loss end: " in said) == instead
+    assert ("These end within 1% of torch DDP's loss: " in said) == instead

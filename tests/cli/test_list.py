@@ -12,35 +12,113 @@ from laconic.strategy import AXES, PRESETS, Strategy
 from laconic.workload import workload
 
 
-def test_text_names_every_method_setting_and_preset(
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert main(["list", *words]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return [line.strip() for line in out.splitlines()]
+
+
+def test_text_names_every_method_and_preset(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    assert main(["list"]) == 0
-    out, err = capsys.readouterr()
-    lines = [line.strip() for line in out.splitlines()]
-    assert err == ""
+    """On one line each, where the terminal is wide enough."""
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = printed(capsys)
     for axis, registry in AXES.items():
         assert any(line.startswith(f"{axis}: ") for line in lines)
         for method in registry:
             mark = "+ " if issubclass(method, Wrapper) else ""
-            assert any(line.startswith(f"{mark}{method.name} ") for line in lines)
-            for key, setting in method.declared().items():
-                default = setting.show(method.__dataclass_fields__[key].default)
-                assert any(f"{line} ".startswith(f"{key}={default} ") for line in lines)
+            about = method.good_for or method.summary()
+            assert any(line.startswith(f"{mark}{method.name} ") and line.endswith(about) for line in lines)
+    for name, (_, what) in PRESETS.items():
+        assert any(line.split(maxsplit=1) == [name, what] for line in lines)
+
+
+def test_families_are_listed_with_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys)
+    families = list(dict.fromkeys(method.family for method in AXES["compression"]))
+    assert [line for line in lines if line in families] == families
+    assert next(line for line in lines if line.startswith("fp16 ")).split()[1:3] == ["16", "+0.7%"]
+    assert next(line for line in lines if line.startswith("topk ")).split()[2] == "+18.8%*"
+    assert next(line for line in lines if line.startswith("none ")).split()[1:3] == ["32", "0"]
+    assert "<=" in next(line for line in lines if line.startswith("threshold "))
+    unmeasured = [
+        kind.name
+        for kind in AXES["compression"]
+        if not issubclass(kind, Wrapper) and not kind().traits.lossless and kind().traits.loss_gap is None
+    ]
+    assert [line.split()[0] for line in lines if "not measured" in line] == sorted(
+        unmeasured, key=AXES["compression"].names().index
+    )
+
+
+def test_every_compressor_says_what_it_is_good_for() -> None:
+    for method in AXES["compression"]:
+        assert method.family, method
+        assert method.good_for, method
+        assert len(method.good_for) < 80, "one line"
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_an_axis_is_shown_with_every_setting(
+    axis: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = printed(capsys, "--family", axis)
     whole = " ".join(" ".join(lines).split())
-    for name, (text, what) in PRESETS.items():
-        assert f" {name} {text} {what}" in whole
-    assert "If left off: architecture parameter_server." in whole
-    assert "If left off: compression dct_topk." in whole
+    for method in AXES[axis]:
+        assert method.summary() in whole
+        for key, setting in method.declared().items():
+            default = setting.show(method.__dataclass_fields__[key].default)
+            assert any(f"{line} ".startswith(f"{key}={default} ") for line in lines)
+    if axis == "synchronization":
+        assert "If left off: architecture parameter_server." in whole
+        assert "If left off: compression dct_topk." in whole
 
 
+@pytest.mark.parametrize(
+    ("words", "found", "left_out"),
+    [
+        (("--family", "low-rank"), "powersgd", "topk"),
+        (("momentum",), "momentum_correction", "fp16"),
+        (("OUTLIERS",), "thc", "intsgd"),
+        (("outer", "nesterov"), "diloco", "bsp"),
+        (("--family", "sparsification", "density"), "topk", "threshold"),
+    ],
+)
+def test_words_and_families_choose(
+    words: tuple[str, ...], found: str, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["list", "--json", *words])
+    document = json.loads(capsys.readouterr().out)
+    names = [entry["name"] for methods in document["axes"].values() for entry in methods]
+    assert found in names
+    assert left_out not in names
+    lines = printed(capsys, *words)
+    assert any(line.startswith((f"{found} ", f"+ {found} ")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--family", "sparsificaton"), 'Did you mean "sparsification"?'),
+        (("quaternion",), 'no method or preset is described by "quaternion"'),
+        (("--family", "low_rank", "bits"), "in the family low_rank"),
+    ],
+)
+def test_what_is_not_there(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--family", "compression"]], ids=str)
 @pytest.mark.parametrize("columns", ["60", "80", "120"])
 def test_text_fits_the_terminal(
-    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    columns: str, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    assert main(["list"]) == 0
+    assert main(["list", *words]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= int(columns)
     assert "…" not in out
@@ -68,7 +146,8 @@ def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
                     "loss_gap",
                 },
             }
-            assert set(entry) == {"name", "summary", "wrapper", "settings"} | of_axis.get(axis, set())
+            common = {"name", "family", "summary", "good_for", "wrapper", "settings"}
+            assert set(entry) == common | of_axis.get(axis, set())
             assert entry["summary"].endswith(".")
             assert [setting["name"] for setting in entry["settings"]] == list(method.declared())
             for setting in entry["settings"]:
@@ -101,8 +180,7 @@ def test_ratios_are_those_of_the_strategy(capsys: pytest.CaptureFixture[str]) ->
         if not entry["wrapper"]:
             strategy = Strategy.parse(f"bsp / all_reduce / {entry['name']}")
             assert entry["ratio"] == plain / strategy.wire_bytes_per_step(tensors, 4)
-    main(["list"])
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    lines = printed(capsys, "--family", "compression")
     assert "the same number of bytes, lossless" in lines
     assert "2 times fewer bytes, biased" in lines
     assert any(line.endswith("times fewer bytes, biased, wants error_feedback") for line in lines)

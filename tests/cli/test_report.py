@@ -74,7 +74,7 @@ def test_what_is_no_run_is_refused(run: RunFolder, tmp_path: Path, capsys: pytes
     assert "cannot look at" in refused(capsys, "x" * 5000)
     assert "is given twice" in refused(capsys, str(run.path), f"{run.path}/../first")
     assert "give the folder of a run" in refused(capsys)
-    assert "no effect beside --json" in refused(capsys, str(run.path), "--json", "--output", "x")
+    assert "no effect together with --json" in refused(capsys, str(run.path), "--json", "--output", "x")
     run.write_text("results.json", "{}")
     assert "does not hold the results of a run" in refused(capsys, str(run.path))
 

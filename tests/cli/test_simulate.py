@@ -43,7 +43,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_json_says_what_the_simulator_says(capsys: pytest.CaptureFixture[str]) -> None:
     found = simulate_json(capsys, "ddp", "bsp / gossip", "--cluster", "ethernet-1g", "--workers", "4")
-    assert list(found) == ["workload", "batch", "fidelity", "conditions", "rows", "warnings"]
+    assert list(found) == ["workload", "batch", "fidelity", "conditions", "rows", "warnings", "verdict"]
     assert [row["name"] for row in found["rows"]] == ["ddp", "d-psgd"]
     for row in found["rows"]:
         assert list(row) == KEYS
@@ -99,7 +99,7 @@ def test_the_table_fits_and_says_why(
     assert re.search(r"^ddp +1\.\d\d s", out, re.MULTILINE)
     assert re.search(r"^powersgd +\d+\.\d ms", out, re.MULTILINE)
     assert "waits for" in flat
-    assert flat.count("is not known and counted as nothing") == 1
+    assert flat.count("is not known and counted as zero") == 1
     assert "…" not in out
 
 
@@ -113,7 +113,7 @@ def test_noise_and_target_have_columns_with_ranges(capsys: pytest.CaptureFixture
     assert re.search(r"1\.5x \(1\.4-2\.1\) +\d\.\d+ \(\d\.\d+-\d\.\d+\) min", line["powersgd"])
     assert line["diloco(period=64)"].count("not measured") == 2
     assert re.search(r"1\.\dx \(\d\.\d-\d\.\d\) \*", out)
-    assert "their product was not" in " ".join(out.split())
+    assert "their combination was not" in " ".join(out.split())
 
 
 def test_target_in_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,8 +169,17 @@ def test_a_strategy_that_is_refused_says_so_beside_others_and_alone_it_is_an_err
         (("ddp", "--inside", "64gbit"), "--inside has no effect with one device per host"),
         (("ddp", "--trace", "t.json", "--workers", "4,8"), "leave out the sweep"),
         (("ddp", "--output", "no/such/folder/page.html"), "there is no folder"),
-        (("--reference", "quantitative-survey", "--workers", "4"), "--workers has no effect beside --reference, whose"),
-        (("ddp", "--reference", "quantitative-survey"), "a strategy has no effect beside --reference"),
+        (
+            ("--reference", "quantitative-survey", "--workers", "4"),
+            "--workers has no effect together with --reference, whose",
+        ),
+        (
+            ("--reference", "quantitative-survey", "--rows", "a.csv"),
+            "--rows has no effect together with --reference quantit",
+        ),
+        (("--rows", "a.csv"), "--rows has no effect without --reference"),
+        (("--reference", "no-such"), 'there is no table "no-such"'),
+        (("ddp", "--reference", "quantitative-survey"), "a strategy has no effect together with --reference"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
@@ -234,7 +243,7 @@ def test_the_example_of_the_page_is_what_is_printed(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     page = (Path(__file__).resolve().parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
-    command, shown = re.findall(r"```\n\$ laconic simulate (.*?)\n(.*?)```", page, re.DOTALL)[0]
+    command, shown = re.findall(r"```console\n\$ laconic simulate (.*?)\n(.*?)```", page, re.DOTALL)[0]
     assert text(capsys, *shlex.split(command)) == shown, "paste what it prints now into docs/simulator.md"
 
 

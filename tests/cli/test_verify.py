@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from laconic.cli import main, verify
-from laconic.experiments.verification import CHECKS, Cell, Outcome
+from laconic.experiments.verification import CHECKS, Findings, Outcome, matrix
 from laconic.experiments.verification.stage import Stage
 from laconic.strategy import Strategy
 
@@ -51,32 +52,59 @@ def test_a_document_and_exit_code_1_if_a_check_fails(
     assert "1 checks failed." in capsys.readouterr().out
 
 
+_SMALL = {
+    "synchronization": ["bsp", "local_sgd"],
+    "architecture": ["all_reduce"],
+    "compression": ["none", "powersgd"],
+    "wrapper": ["momentum_correction"],
+    "scheduling": ["fusion"],
+}
+
+
 @pytest.mark.usefixtures("_quick")
-def test_the_matrix_is_one_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = [
-        Cell("bsp / all_reduce / none", Strategy(), None),
-        Cell("bsp / gossip / int8", Strategy.parse("bsp / choco / int8"), "gossip would lose something"),
-        Cell("bsp / gossip / powersgd", None, "choco cannot read it"),
-    ]
-    monkeypatch.setattr(verify, "cells", lambda: matrix)
-    assert main(["verify", "--matrix", "--workers", "2"]) == 0
-    out = capsys.readouterr().out
+def test_the_matrix_counts_pairs_and_names_rules(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "matrix", lambda: matrix(_SMALL))
+    assert main(["verify", "--matrix"]) == 0
+    out, err = capsys.readouterr()
     rows = [line.split() for line in out.splitlines()]
-    assert ["none", "-", "ok"] in rows
-    assert ["choco", "/", "int8", "-", "ok"] in rows
-    assert ["powersgd", "refused"] in rows
-    assert "bsp / gossip / int8 - checked as choco / int8: gossip would lose something." in out
-    assert "bsp / gossip / powersgd - refused: choco cannot read it." in out
+    assert ["synchronization", "x", "wrapper", "2", "1", "1", "0"] in rows
+    assert ["synchronization", "x", "compression", "4", "4", "0", "0"] in rows
+    assert "momentum_correction adds up gradients of" in out
+    assert "4 of 4 strategies" in out
+    assert "0 failed" in out
+    assert "4/4" in err
     monkeypatch.setitem(CHECKS, "bytes", _fails)
-    assert main(["verify", "--matrix", "--workers", "2,3"]) == 1
-    assert "FAILED 2,3" in capsys.readouterr().out
-    assert main(["verify", "--matrix", "--workers", "2", "--json"]) == 1
+    assert main(["verify", "--matrix", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert [entry["strategy"] for entry in document["matrix"]] == [
-        "bsp / all_reduce / none / fusion",
-        "bsp / choco / int8 / fusion",
-        None,
-    ]
+    entries = {tuple(entry["methods"].values()): entry for entry in document["matrix"]}
+    assert entries["bsp", "none"]["verdict"] == "failed"
+    refused = entries["local_sgd", "momentum_correction"]
+    assert refused["verdict"] == "refused"
+    assert refused["rule"] == "A change of parameters must arrive with its size, and once."
+    assert "momentum_correction adds up gradients" in refused["reason"]
+
+
+@pytest.mark.usefixtures("_quick")
+def test_ctrl_c_prints_what_was_found(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "matrix", lambda: matrix(_SMALL))
+    made = verify.verify_on_threads
+    begun: list[Strategy] = []
+
+    def second_is_interrupted(strategy: Strategy, workers: int, **options: Any) -> Findings:
+        begun.append(strategy)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return made(strategy, workers, **options)
+
+    monkeypatch.setattr(verify, "verify_on_threads", second_is_interrupted)
+    assert main(["verify", "--matrix", "--json"]) == 130
+    document = json.loads(capsys.readouterr().out)
+    assert document["stopped"] is True
+    assert document["passed"] is False
+    assert [found["strategy"] for found in document["findings"]] == [str(begun[0])]
+    assert {entry["verdict"] for entry in document["matrix"]} == {"passed", "refused", "not reached"}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ def joined(draw: st.DrawFn) -> tuple[Topology, int, int, int]:
     if kind == "racks":
         sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
         uplinks = draw(st.lists(links, min_size=len(sizes), max_size=len(sizes)))
-        return Racks(sizes=tuple(sizes), uplinks=tuple(uplinks)), sum(sizes), nics, devices
+        hosts = iter(draw(st.permutations(range(sum(sizes)))))
+        members = tuple(tuple(next(hosts) for _ in range(size)) for size in sizes)
+        return Racks(members=members, uplinks=tuple(uplinks)), sum(sizes), nics, devices
     if kind == "fat_tree":
         pods = draw(st.one_of(st.none(), st.integers(1, 3)))
         tree = FatTree(

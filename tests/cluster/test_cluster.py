@@ -38,6 +38,20 @@ def test_racks() -> None:
     assert all(link.loss_ratio == 0.001 for link in cluster.links)
 
 
+def test_racks_with_members_of_their_own() -> None:
+    cluster = Cluster.from_toml(
+        "bandwidth = 1e9\n[[rack]]\nhosts = [3, 0]\nuplink = 5e8\n[[rack]]\nhosts = [1, 2]\nuplink = 1e8"
+    )
+    assert cluster.rack_of == (0, 1, 1, 0)
+    assert cluster.describe() == "4 hosts at 1gbit; 2 racks behind 500mbit, 100mbit: hosts 0 3 | 1 2"
+    assert Cluster.from_toml(cluster.to_toml()) == cluster
+    in_turn = Cluster.in_racks(6, LINK, racks=2, oversubscription=4, in_turn=True)
+    assert in_turn.rack_of == (0, 1, 0, 1, 0, 1)
+    assert Cluster.in_racks(6, LINK, racks=3).rack_of == (0, 0, 1, 1, 2, 2)
+    # Three hosts of 1 Gbit/s, of which a quarter can leave.
+    assert {link.bandwidth_bps for link in in_turn.uplinks} == {7.5e8}
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -53,6 +67,11 @@ def test_racks() -> None:
         ('hosts = 2\nbandwidth = "1gbit"\n[[rack]]\nhosts = 1\nuplink = "1gbit"', "not both"),
         ('bandwidth = "1gbit"\n[[rack]]\nhosts = 1', "needs uplink"),
         ('bandwidth = "1gbit"\nrack = 3', "[[rack]] tables"),
+        ("bandwidth = 1e9\n[[rack]]\nhosts = [0, 2]\nuplink = 1e9", "each of the hosts 0 to 1 once, got [[0, 2]]"),
+        (
+            "bandwidth = 1e9\n[[rack]]\nhosts = [0]\nuplink = 1e9\n[[rack]]\nhosts = 1\nuplink = 1e9",
+            "or the hosts of every rack, not both",
+        ),
         ("hosts = ", "cannot be read"),
         (f"hosts = 2\nbandwidth = {10**400}", "between 1kbit and 10tbit"),
         (f"bandwidth = 1e9\nhosts = {10**400}", "hosts must be a whole number"),
@@ -178,6 +197,9 @@ def test_python_objects_are_checked_as_strictly() -> None:
         (lambda: Cluster(links=(LINK,), devices_per_host=0), "devices_per_host must be a whole number from 1"),
         (lambda: Cluster(links=(LINK,) * 3, topology=Racks(sizes=(1, 1), uplinks=(LINK, LINK))), "hold 2 hosts"),
         (lambda: Racks(sizes=(1, 2), uplinks=(LINK,)), "racks need an uplink each"),
+        (lambda: Racks(sizes=(1, 2), members=((0, 1), (2,)), uplinks=(LINK, LINK)), "cannot have the members"),
+        (lambda: Cluster.in_racks(8, LINK, racks=3), "8 hosts cannot fill 3 racks evenly"),
+        (lambda: Cluster.in_racks(8, LINK, racks=2, oversubscription=0), "oversubscription must be a number"),
         (lambda: Torus(dims=()), "1 to 3 entries"),
         (lambda: Torus(dims=(1, 4)), "from 2 to 65536, got 1"),
         (lambda: Rail(oversubscription=float("nan")), "oversubscription must be a number"),

@@ -10,6 +10,7 @@ import torch
 
 import laconic
 from laconic.architecture import AllReduce
+from laconic.architecture.contract import NothingMeasured
 from laconic.collectives.choice import Costs
 from laconic.compression import Compressor
 from laconic.core.exchange import Exchange, Wire
@@ -58,7 +59,9 @@ def train(
                 optimizer.zero_grad()
                 session.wait()
                 if step:  # the first step does not know the order yet, so its buckets may differ
-                    assert session.traffic.sent_bytes("payload") - before == predicted > 0
+                    counted = session.traffic.sent_bytes("payload") - before
+                    assert counted == predicted or (counted < predicted and not session.strategy.exact())
+                    assert counted > 0
         return snapshot(replica)
 
     start = model()
@@ -101,7 +104,7 @@ def test_compressors_that_sum(compression: str) -> None:
 
 @pytest.mark.parametrize("hosts", [TWO_HOSTS, UNEQUAL], ids=str)
 @pytest.mark.parametrize(
-    "compression", ["int8", "topk + error_feedback", "powersgd", "gtopk", "bf16", "topk + per_layer"]
+    "compression", ["int8", "topk + error_feedback", "powersgd", "gtopk", "oktopk", "bf16", "topk + per_layer"]
 )
 def test_compression_between_hosts(compression: str, hosts: tuple[tuple[int, ...], ...]) -> None:
     """Bytes are as predicted on every rank, leaders or not, and replicas stay identical."""
@@ -142,7 +145,7 @@ def run_exchange(
 
 
 @pytest.mark.parametrize(
-    "compression", ["none", "powersgd", "topk + per_layer", "powersgd + per_layer", "gtopk", "int8"]
+    "compression", ["none", "powersgd", "topk + per_layer", "powersgd + per_layer", "gtopk", "oktopk", "int8"]
 )
 @pytest.mark.parametrize("settings", ["ring", "tree", "hierarchical, compress=between_hosts"])
 def test_waits_are_as_declared_on_every_rank(compression: str, settings: str) -> None:
@@ -157,15 +160,39 @@ def test_waits_are_as_declared_on_every_rank(compression: str, settings: str) ->
         assert isinstance(architecture, AllReduce)
         flat = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(transport.rank))
         found = run_exchange(architecture, strategy.compression, flat, bucket, transport)
-        settled = architecture.settled(lambda: transport.hosts, lambda algorithms: Costs((), ()))
+        settled = architecture.settled(lambda: transport.hosts, NothingMeasured())
         moment = Moment(5, transport.rank, transport.world_size, 5)
-        assert transport.traffic.sent_bytes("payload") == settled.sent_bytes(bucket, strategy.compression, moment)
+        counted, predicted = (
+            transport.traffic.sent_bytes("payload"),
+            settled.sent_bytes(bucket, strategy.compression, moment),
+        )
+        assert counted == predicted or (counted < predicted and not strategy.exact())
         return found, settled.num_waits(bucket, strategy.compression, moment)
 
     for hosts in (TWO_HOSTS, UNEQUAL):
         results = InProcessCluster(sum(map(len, hosts)), hosts=hosts).run(rank)
         assert len(set(results)) == 1, "the same on every rank"
         assert results[0][0] == results[0][1]
+
+
+@pytest.mark.parametrize("settings", [*NAMES, "auto", "hierarchical, compress=between_hosts"])
+def test_ranks_are_placed_by_what_was_measured(settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0 and 2 are in one rack, 1 and 3 in another; bytes as predicted, sums as ever."""
+    rates = tuple(tuple(100.0 if (one - other) % 2 == 0 else 30.0 for other in range(4)) for one in range(4))
+    monkeypatch.setattr(collective_costs._Trials, "pairs", lambda trials: rates)
+    groups: list[str] = []
+    compression = "int8" if "compress" in settings else "none"
+    states = train(
+        f"bsp / all_reduce({settings}, placement=measured) / {compression} / fusion",
+        InProcessCluster(4, hosts=((0,), (1,), (2,), (3,))),
+        look=lambda session: groups.append(session.strategy.architecture.facts()["groups"]),
+    )
+    assert groups == ["0 2 | 1 3"] * 4
+    for state in states[1:]:
+        assert_equal(state, states[0])
+    for name, expected in reference(model(), world_size=4, steps=4).items():
+        rough = 0.02 if compression == "int8" else 1e-5
+        torch.testing.assert_close(states[0][name], expected, rtol=rough, atol=rough)
 
 
 def test_a_setting_without_effect_is_refused_when_attaching() -> None:
@@ -181,6 +208,8 @@ def test_a_setting_without_effect_is_refused_when_attaching() -> None:
 def test_a_setting_without_effect_is_refused_when_building() -> None:
     with pytest.raises(InvalidSetting, match="compress=between_hosts has no effect with algorithm=ring"):
         AllReduce(algorithm="ring", compress="between_hosts")
+    with pytest.raises(InvalidSetting, match="placement=measured has no effect with algorithm=native"):
+        AllReduce(placement="measured")
     for text, reason in [
         ("bsp / all_reduce(ring) / topk", "never added up on the way"),
         ("bsp / all_reduce(hierarchical, compress=between_hosts)", "compresses nothing"),

@@ -112,7 +112,7 @@ def test_replicas_agree_and_contributions_add_up(first: Compressor, second: Comp
         ),
         (
             "topk + chain(second=fp16) + error_feedback",
-            'chain cannot use "fp16" as second; it wants a compressor whose payload is a run of bytes',
+            'chain cannot use "fp16" as second; it wants a compressor whose payload is packed bytes',
             "topk + chain + error_feedback",
         ),
         ("topk + chain + chain(second=int4)", "chain is applied twice", "topk + chain(second=int4)"),

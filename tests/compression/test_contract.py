@@ -8,8 +8,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from laconic.compression import Chain, Compressor, Fp16, Int8, Packed, RandomK, TopK, randomk
+from laconic.compression import Chain, Compressor, Fp16, Int8, Packed, RandomK, TopK
 from laconic.compression.families.sparsifier import Sparsifier
+from laconic.compression.wire import draw
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -41,13 +42,13 @@ def test_states_of_shards_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_randomk_draws_from_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[float] = []
-    draw = randomk._Draw
+    drawn = draw.Draw
 
     def counted(bucket: Bucket, density: float) -> object:
         made.append(density)
-        return draw(bucket, density)
+        return drawn(bucket, density)
 
-    monkeypatch.setattr(randomk, "_Draw", counted)
+    monkeypatch.setattr(draw, "Draw", counted)
     compressor, state = RandomK(), BucketState(BUCKET)
     for step in range(3):
         compressor.decode(
@@ -88,11 +89,11 @@ class TooFew(Unordered):
 @pytest.mark.parametrize(
     ("compressor", "reason"),
     [
-        (Longer(route="gather"), "longer: pack must give 2000 bytes"),
-        (Longer(route="scatter"), "longer: pack must give 1024 bytes"),
+        (Longer(route="gather"), "longer: pack must return 2000 bytes"),
+        (Longer(route="scatter"), "longer: pack must return 1024 bytes"),
         (Unordered(density=0.1), "ascending, distinct and below 2000"),
-        (TooFew(density=0.1), "select must give 200 entries of 2000, .* gave 199 places"),
-        (Chain(TooFew(density=0.1)), "select must give 200 entries of 2000"),
+        (TooFew(density=0.1), "select must return 200 entries of 2000, .* returned 199 positions"),
+        (Chain(TooFew(density=0.1)), "select must return 200 entries of 2000"),
     ],
     ids=str,
 )

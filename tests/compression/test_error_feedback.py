@@ -8,6 +8,7 @@ import torch
 
 from laconic.architecture.all_reduce import Everyone
 from laconic.compression import Bf16, Compressor, ErrorFeedback, Fp16, Int4
+from laconic.core.eight_bits import EightBits
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.optimizer_facts import OptimizerFacts
@@ -158,6 +159,46 @@ _KEPT_IN_16_BITS, _KEPT_IN_32_BITS = (
     ErrorFeedback(Int4(), residual="bfloat16"),
     ErrorFeedback(Int4(), residual="float32"),
 )
+
+
+@pytest.mark.parametrize("how", ["encode", "exchange"])
+def test_a_residual_in_eight_bits_keeps_all_but_its_own_rounding(how: str) -> None:
+    """e <- R(g + e - decode(C(g + e))), where R rounds to the unit of each block of 256 values."""
+    bucket = Bucket((TensorSpec("w", (1000,)), TensorSpec("v", (24,))))
+    alone, compressor = Int4(), ErrorFeedback(Int4(), residual="int8")
+    state, transport = compressor.init(bucket), InProcessCluster(1).transport(0)
+    expected, lost, allowed = torch.zeros(1024), torch.zeros(1024), torch.zeros(1024)
+    for step in range(30):
+        gradient = torch.randn(1024, generator=torch.Generator().manual_seed(step))
+        state.moment = Moment(step, 0, 1)
+        sent, decoded, inner = gradient.clone(), torch.empty(1024), alone.init(bucket)
+        inner.moment = state.moment
+        if how == "encode":
+            compressor.decode(compressor.encode(gradient, state), sent, state)
+        else:
+            for work in compressor.exchange(sent, state, Everyone(transport, "w")):
+                work.wait()
+        alone.decode(alone.encode(gradient + expected, inner), decoded, inner)
+        assert torch.equal(sent, decoded)
+        due = gradient + expected - decoded
+        field = EightBits(bucket)
+        field.write(due)
+        expected = field.read()
+        assert torch.equal(state.packed["error_feedback.residual"].read(), expected)
+        lost += due - expected
+        for part in ((0, 256), (256, 512), (512, 768), (768, 1000), (1000, 1024)):
+            allowed[slice(*part)] += due[slice(*part)].abs().max() / 127
+    assert lost.abs().max() > 1e-4, "something is lost"
+    assert (lost.abs() <= allowed).all(), "and no more than eight bits cannot hold"
+    assert state.packed["error_feedback.residual"].nbytes == 5 * 256 + 5
+    assert ErrorFeedback(Int4(), residual="int8").one_by_one().init(bucket).nbytes == 5 * 256 + 5
+
+
+def test_infinities_are_forgotten_by_a_residual_in_eight_bits() -> None:
+    compressor, bucket = ErrorFeedback(Int4(), residual="int8"), one_bucket(300, torch.float32)
+    state = compressor.init(bucket)
+    compressor.encode(torch.full((300,), float("inf")), state)
+    assert not state.packed["error_feedback.residual"].read().any()
 
 
 def test_a_dtype_that_gradients_have_anyway_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from laconic.architecture.all_reduce import Everyone, round_sent
-from laconic.compression import Compressor, EfSignSgd, OneBit, Packed, SignSgd
+from laconic.compression import Adaptive, Compressor, EfSignSgd, OneBit, Packed, SignSgd
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
@@ -59,7 +59,7 @@ def exchange(
     step: int = 0,
 ) -> None:
     group = Everyone(transport, "a bucket")
-    state.moment = Moment(step, transport.rank, transport.world_size)
+    state.moment = Moment(step, transport.rank, transport.world_size, round=step)
     waits = 0
     for work in compressor.exchange(flat, state, group):
         work.wait()
@@ -108,7 +108,7 @@ def test_exchange(compressor: Compressor, world_size: int) -> None:
             for number, (flat, sent) in enumerate(replica[step] for replica in replicas):
                 predicted = sum(
                     round_sent(round, world_size)
-                    for round in compressor.rounds(bucket, Moment(step, number, world_size))
+                    for round in compressor.rounds(bucket, Moment(step, number, world_size, round=step))
                 )
                 assert flat.shape == (numel,)
                 assert flat.dtype == dtype
@@ -212,6 +212,22 @@ def test_decode_leaves_the_payload_as_it_is(compressor: Compressor) -> None:
             assert first.dtype == dtype
 
 
+@every_single_round_compressor
+def test_a_decoded_payload_is_added_as_it_is_written(compressor: Compressor) -> None:
+    for dtype in compressor.traits.dtypes:
+        for numel in SIZES:
+            state = compressor.init(one_bucket(numel, dtype))
+            payload = compressor.encode(values(0, 0, numel, dtype), state)
+            before = [bits(tensor) for tensor in payload.tensors]
+            written, total = torch.empty((2, numel), dtype=dtype)
+            compressor.decode(payload, written, state)
+            begun = values(1, 1, numel, dtype)
+            total.copy_(begun)
+            compressor.add_decoded(payload, total, state)
+            assert bits(total) == bits(begun + written)
+            assert [bits(tensor) for tensor in payload.tensors] == before
+
+
 @every_compressor
 def test_init_depends_on_the_bucket_alone(compressor: Compressor) -> None:
     bucket = one_bucket(101, torch.float32)
@@ -313,7 +329,12 @@ def test_saved_state_continues_bit_for_bit(compressor: Compressor) -> None:
 
 def test_the_state_law_can_fail() -> None:
     """A fresh state after the same steps gives something else wherever something has been remembered."""
-    stateful = [compressor for compressor in ALL if compressor.init(TOGETHER[0]).by_parameter()]
+    # What adaptive adds up shows when its window ends, later than this test does.
+    stateful = [
+        compressor
+        for compressor in ALL
+        if compressor.init(TOGETHER[0]).by_parameter() and not isinstance(compressor, Adaptive)
+    ]
 
     def rank(transport: InProcessTransport) -> int:
         changed = 0

@@ -120,7 +120,7 @@ def test_settings_without_effect_are_refused() -> None:
     PerLayer(Bf16(), skip="*norm*").check(TENSORS, SGD)
     with pytest.raises(AttachError, match=r'skip="\*\.bais" matches no parameter of this model.*"0\.weight"'):
         PerLayer(Bf16(), skip="*.bais").check(TENSORS, SGD)
-    with pytest.raises(AttachError, match="per_layer leaves all 6 alone"):
+    with pytest.raises(AttachError, match="per_layer skips all 6"):
         PerLayer(Bf16(), min_numel=1000).check(TENSORS, SGD)
     with pytest.raises(AttachError, match=r"powersgd\.rank=6 compresses no parameter"):
         PerLayer(PowerSgd(rank=6), skip="*.weight").check(TENSORS, SGD)

@@ -9,7 +9,8 @@ import torch
 import laconic
 from laconic.architecture.all_reduce import Everyone
 from laconic.compression import ErrorFeedback, NoCompression, PowerSgd
-from laconic.compression.powersgd import _random, orthonormal
+from laconic.compression.families.low_rank import random_matrix
+from laconic.compression.kernels.lowrank import orthonormal
 from laconic.core.exchange import Round
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
@@ -207,7 +208,7 @@ def test_the_first_q_depends_on_the_name_alone() -> None:
 def test_orthonormal(rows: int, rank: int) -> None:
     """Orthonormal whatever the columns are, and spanning them."""
     rows = max(rows, rank + 1)
-    noise = _random(rows, (rows, rank), torch.float32, CPU)
+    noise = random_matrix(rows, (rows, rank), torch.float32, CPU)
     generator = torch.Generator().manual_seed(rows)
     full = torch.randn(3, rows, rank, generator=generator)
     for columns in (

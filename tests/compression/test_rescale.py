@@ -30,7 +30,7 @@ ABSOLUTE: dict[str, Callable[[Compressor], bool]] = {
     "signsgd": lambda base: True,  # a vote is +1 or -1
 }
 """Methods whose output does not scale with their input, where that depends on a setting only with that."""
-NO_UNIT = {"powersgd.q"}
+NO_UNIT = {"powersgd.q", "acpsgd.p", "acpsgd.q"}
 """Fields that have no unit: of a basis only the space that it spans matters."""
 
 
@@ -79,7 +79,9 @@ def test_twice_the_input_gives_exactly_twice_the_output(compressor: Compressor, 
         for rank in two_ways(compressor, ratio, rescale=True)
         for expected, found in zip(rank[::2], rank[1::2], strict=True)
     )
-    assert same == compressor.traits.scale_equivariant
+    # In the first steps of a warm-up something else is sent, which may well follow.
+    if compressor.traits.scale_equivariant or not compressor.traits.warms_up:
+        assert same == compressor.traits.scale_equivariant
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=str)
@@ -141,5 +143,5 @@ def test_a_strategy_knows_whether_a_grad_scaler_fits() -> None:
 
 def test_rules_on_gradients_say_which_of_their_fields_have_the_unit_of_gradients() -> None:
     for kind in SYNCHRONIZATIONS:
-        expected = set() if kind.quantity == "change" else set(kind.fields)
+        expected = set() if kind.quantity == "change" else set(kind.fields) - {kind().anchor}
         assert set(kind.scaled_fields) == expected, "changes of parameters are never scaled"

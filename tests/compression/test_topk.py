@@ -9,7 +9,18 @@ import pytest
 import torch
 
 from laconic.architecture.all_reduce import round_sent
-from laconic.compression import Compressor, DctTopK, Dgc, ErrorFeedback, GTopK, Packed, Sidco, Threshold, TopK
+from laconic.compression import (
+    Compressor,
+    DctTopK,
+    Dgc,
+    ErrorFeedback,
+    GTopK,
+    OkTopK,
+    Packed,
+    Sidco,
+    Threshold,
+    TopK,
+)
 from laconic.compression.families.sparsifier import Sparsifier
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
@@ -94,7 +105,7 @@ def test_bytes_by_hand() -> None:
 
 
 @pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.01, math.inf, math.nan])
-@pytest.mark.parametrize("method", [TopK, Sidco, DctTopK, GTopK, Dgc])
+@pytest.mark.parametrize("method", [TopK, Sidco, DctTopK, GTopK, OkTopK, Dgc])
 def test_densities_that_make_no_sense_are_refused(method: type[Compressor], density: float) -> None:
     with pytest.raises(InvalidSetting, match=r"density must be a number > 0 and <= 1"):
         method(density=density)
@@ -112,6 +123,7 @@ FINITE_LOSS = [
     Sidco(),
     Threshold(tau=10.0),
     GTopK(),
+    OkTopK(),
     Dgc(),
     DctTopK(),
     Dgc(clip_norm=1.0),

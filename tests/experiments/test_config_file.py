@@ -56,7 +56,7 @@ def test_round_trip(comparison: Comparison, tmp_path: Path) -> None:
         ('bandwidth = "100mbit"', 'bandwidth = "fast"', "must be a rate"),
         ("[[network]]", "[network]", "[[network]] tables"),
         ("steps = 36", "steps =", "is not TOML"),
-        ("hosts = 4\nlinks", "hosts = 3\nlinks", "hosts is 3, but 100mbit has 4 hosts"),
+        ("hosts = 4\nranks", "hosts = 3\nranks", "hosts is 3, but 100mbit has 4 hosts"),
         ("seed = 0", "seed = 0\ncompute_s = 1.0", "compute_s has no effect on the task text"),
         ('name = "100mbit"\n', "", "name"),
     ],

@@ -249,6 +249,30 @@ def test_models_share_storage_but_not_gradients() -> None:
         assert torch.equal(ours.grad, theirs.grad)
 
 
+def test_contenders_that_share_storage_do_not_see_each_others_writes() -> None:
+    """Under `priority` updates wait between turns, in which others, such as `local_sgd`, write to the same memory."""
+
+    def one_rank(transport: InProcessTransport) -> list[int]:
+        model = ReplayedModel(job(time_s=0.0))
+        other = ReplayedModel(model.workload, storage=model)
+        optimizer = NoUpdate(model.parameters())
+        strategy = "bsp / all_reduce / none / priority(partition_bytes=1KiB)"
+        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
+            for _ in range(3):
+                for _ in range(5):
+                    model().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                session.wait()
+                with torch.no_grad():
+                    for parameter in other.parameters():
+                        parameter.copy_(parameter + 0.0)
+        return [parameter._version for parameter in model.parameters()]
+
+    for versions in laconic.InProcessCluster(2, timeout_s=20).run(one_rank):
+        assert len(set(versions)) == 1, "each counts its own writes alone"
+
+
 def test_parameters_of_one_model_do_not_overlap() -> None:
     model = ReplayedModel(job())
     with torch.no_grad():

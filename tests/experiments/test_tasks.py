@@ -64,7 +64,7 @@ def test_images_are_standardised(image_file: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "told"),
     [
-        ({"pictures": np.zeros((2, 2, 2))}, "holds pictures; wanted are"),
+        ({"pictures": np.zeros((2, 2, 2))}, "holds pictures; expected:"),
         ({"x": np.zeros((2, 2)), "y": np.zeros(2, int)}, "images must be"),
         ({"x": np.zeros((2, 2, 2)), "y": np.zeros(3, int)}, "images must be"),
         ({"x": np.zeros((0, 2, 2)), "y": np.zeros(0, int)}, "images must be"),

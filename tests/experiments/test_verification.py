@@ -167,7 +167,7 @@ def test_a_bound_that_does_not_hold_is_found() -> None:
 def test_a_worker_that_waits_where_nobody_should_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staleness, "_PAUSES_S", (0.2, 0.6))
     strategy = Strategy(synchronization=Bounded(), architecture=ParameterServer())
-    assert_failed(made("staleness", strategy), "came 3 steps ahead", "could not go on")
+    assert_failed(made("staleness", strategy), "came 3 steps ahead", "could not continue")
 
 
 # -- bytes -----------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_checks_that_processes_did_not_come_to_have_failed(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("strategy", "seen"),
     [
-        ("bsp / parameter_server / none / priority(credit_bytes=4KiB)", "1 exchange(s) of a large model under way"),
+        ("bsp / parameter_server / none / priority(credit_bytes=4KiB)", "1 exchange(s) of a large model in flight"),
         ("bsp / all_reduce(algorithm=hierarchical)", "other parameters"),
         ("bsp / all_reduce(algorithm=hierarchical, compress=between_hosts) / int8", "payload bytes instead of"),
     ],

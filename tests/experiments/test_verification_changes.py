@@ -1,11 +1,10 @@
-"""Which settings were chosen, what each is compared with, which steps are watched, and what the matrix holds."""
+"""Which settings were chosen, what each is compared with, and which steps are watched."""
 
 from __future__ import annotations
 
 import pytest
 
 from laconic.errors import InvalidSetting
-from laconic.experiments.verification import cells
 from laconic.experiments.verification.changes import changes, comparisons
 from laconic.experiments.verification.course import Course, course, opening
 from laconic.experiments.verification.trainee import model_specs
@@ -90,26 +89,3 @@ def test_the_steps_that_are_watched_hold_a_round(text: str, watched: Course) -> 
     assert any(strategy.synchronization.due(step + 1) for step in found.steps)
     first = opening(strategy, model_specs("small"), 3)
     assert first == (Course(0, 6) if "warmup" in text else None)
-
-
-def test_the_matrix_has_nine_cells_and_says_what_it_puts_in_the_place_of_what() -> None:
-    matrix = cells()
-    assert len(matrix) == 36
-    assert len({cell.asked.rpartition(" / ")[0] for cell in matrix}) == 9
-    for cell in matrix:
-        whole = f"{cell.asked} / fusion"
-        if cell.reason is None:
-            assert str(cell.strategy) == whole
-        elif cell.strategy is not None:
-            assert "gossip" in cell.asked
-            assert "choco" in str(cell.strategy)
-            assert "error_feedback" not in str(cell.strategy)
-        else:
-            assert "powersgd" in cell.asked
-    assert [cell.asked for cell in matrix if cell.strategy is None] == [
-        "ssp / parameter_server / powersgd + error_feedback",
-        "asp / parameter_server / powersgd + error_feedback",
-        "bsp / gossip / powersgd + error_feedback",
-        "asp / gossip / powersgd + error_feedback",
-        "local_sgd(period=4) / gossip / powersgd + error_feedback",
-    ]

@@ -14,6 +14,7 @@ import pytest
 from tests.processes import Command, eventually, is_running
 
 from laconic.cli import main
+from laconic.lab import leftovers
 from laconic.lab.leftovers import VARIABLE, end_leftovers, end_run, new_mark
 
 pytestmark = [
@@ -138,6 +139,15 @@ def test_whose_lab_is_gone() -> None:
 
 
 @pytest.mark.dist
+def test_a_process_that_is_still_being_started_is_found() -> None:
+    """Popen returns before the kernel shows the new program's environment: about one time in thirty."""
+    mark = new_mark()
+    for _ in range(300):
+        with sleeper(mark) as process:
+            assert leftovers._mark_of(Path(f"/proc/{process.pid}")) == mark
+
+
+@pytest.mark.dist
 def test_the_end_of_one_run_leaves_other_runs_of_the_same_process_alone() -> None:
     one, other = new_mark(), new_mark()
     with sleeper(one) as ended, sleeper(other) as left:
@@ -157,8 +167,8 @@ def test_processes_of_other_users_are_left_alone() -> None:
     ("words", "told"),
     [
         (["--clean", "--", "true"], "--clean runs nothing; leave the command out"),
-        (["--clean", "--hosts", "3"], "--hosts has no effect beside --clean"),
-        (["--clean", "--ranks-per-host", "3"], "--ranks-per-host has no effect beside --clean"),
+        (["--clean", "--hosts", "3"], "--hosts has no effect together with --clean"),
+        (["--clean", "--ranks-per-host", "3"], "--ranks-per-host has no effect together with --clean"),
     ],
 )
 def test_clean_stands_alone(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,7 @@ def test_the_command_says_that_links_are_paced(capfd: pytest.CaptureFixture[str]
     captured = capfd.readouterr()
     assert "[1] 1 1 0 10mbit\n" in captured.out
     assert "[0] 0 0 0 100mbit\n" in captured.out
-    told = "only laconic's own transport is held back; what a script sends through torch.distributed itself is not"
+    told = "only laconic's own transport is paced; a script's own traffic through torch.distributed is not"
     assert f"lab: 2 hosts at 100mbit; host 1: 10mbit (paced: {told})\n" in captured.err
     summary = " ".join(captured.out.split())
     assert f"in the lab; links were paced: {told} host link 0 100mbit 1 10mbit" in summary

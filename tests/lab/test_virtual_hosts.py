@@ -115,6 +115,25 @@ def test_one_slow_host_and_an_oversubscribed_rack() -> None:
     assert 0.5 < 2 * 8 / 20 / seconds < 1.15
 
 
+def test_links_become_slower_while_hosts_live() -> None:
+    """The same transfer before and after; a count of links that is wrong, or a delay that appears, is refused."""
+    fast, slow, took = Link(bandwidth_bps=1e9), Link(bandwidth_bps=20e6), list[float]()
+    with VirtualHosts(Cluster.uniform(2, fast)) as hosts:
+        for link in (fast, slow):
+            hosts.shape([link] * 2)
+            lines: list[str] = []
+            command = [sys.executable, "-c", TRANSFER, "2"]
+            run_ranks(command, places_on(hosts), timeout_s=40, on_line=lambda _, line, to=lines: to.append(line))
+            took.append(float(lines[-1]))
+        assert hosts.cluster.links == (slow, slow)
+        with pytest.raises(UsageError, match="2 hosts, and 1 links"):
+            hosts.shape([slow])
+        with pytest.raises(UsageError, match=r"gets none|no netem"):
+            hosts.shape([slow, Link(bandwidth_bps=20e6, delay_s=0.01)])
+    assert took[0] < 0.3
+    assert took[1] > 0.6, "2 MB at 20 Mbit/s take 0.8 s, less what a bucket lets through at once"
+
+
 def test_as_a_normal_user_in_a_user_namespace() -> None:
     allowed = dataclasses.replace(detect_capabilities(), privilege="user_namespace")
     seconds, sent = transfer_s(Cluster.uniform(2, Link(bandwidth_bps=40e6)), 2, allowed)
@@ -130,6 +149,21 @@ def test_two_labs_at_the_same_time_do_not_meet() -> None:
         run_ranks([sys.executable, "-c", TRANSFER, "3"], places_on(one), timeout_s=30)
         assert one.counters()[1].sent_bytes > 3e6
         assert other.counters()[1].sent_bytes - before < 10_000
+
+
+def test_two_jobs_on_one_lab_have_hosts_of_their_own() -> None:
+    cluster = Cluster.in_racks(4, Link(bandwidth_bps=1e9), racks=2, oversubscription=2)
+    with VirtualHosts(cluster) as hosts:
+        before = [counter.sent_bytes for counter in hosts.counters()]
+        run_ranks([sys.executable, "-c", TRANSFER, "3"], places_on(hosts, members=(1, 3)), timeout_s=30)
+        sent = [now.sent_bytes - then for now, then in zip(hosts.counters(), before, strict=True)]
+        assert sent[3] > 3e6
+        assert max(sent[0], sent[2]) < 10_000
+        first, second = (places_on(hosts, members=members) for members in ((0, 2), (1, 3)))
+        assert [place.environment["RANK"] for place in second] == ["0", "1"]
+        assert first[0].environment["MASTER_ADDR"] != second[0].environment["MASTER_ADDR"] == hosts.address(1)
+        with pytest.raises(LaconicError, match="there is no host 4"):
+            places_on(hosts, members=(4,))
 
 
 def test_the_environment_of_a_rank() -> None:
@@ -219,7 +253,7 @@ def test_the_command_passes_output_and_the_worst_exit_code_on(capfd: pytest.Capt
         (["--link", "9=1mbit", "--", "true"], "there is no host 9"),
         (["--ranks-per-host", "0", "--", "true"], "ranks per host must be >= 1"),
         (["--cluster", "no-such.toml", "--", "true"], "cannot read the cluster file"),
-        (["--cluster", "a.toml", "--hosts", "3", "--", "true"], "--hosts has no effect beside --cluster"),
+        (["--cluster", "a.toml", "--hosts", "3", "--", "true"], "--hosts has no effect together with --cluster"),
         (["--", "no-such-program"], "cannot start no-such-program"),
         ([], "nothing to run"),
     ],

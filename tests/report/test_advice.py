@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from laconic.losses.steps_needed import steps_needed
 from laconic.report.advice import advise
 from laconic.report.results import TORCH_DDP, Row
-from laconic.simulator.time_to_target import steps_needed
 from laconic.strategy import Strategy
 
 SAME = "bsp / all_reduce / none / wfbp"
@@ -81,7 +81,7 @@ def test_what_was_not_measured_is_mentioned_and_not_recommended() -> None:
 
 def test_what_was_measured_on_text_says_nothing_about_other_work() -> None:
     (sentence,) = advise([DDP, row(INT8, 25)], text=False)
-    assert "nothing here is known to have torch DDP's loss clearly sooner" in sentence
+    assert "no strategy here is known to reach torch DDP's loss clearly sooner" in sentence
     assert "how many steps it needs was not measured" in sentence
 
 
@@ -93,7 +93,7 @@ def test_the_range_holds_the_spread_of_both_step_times() -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.3])
 def test_no_advice_to_leave_ddp_for_noise(spread: float) -> None:
     (sentence,) = advise([DDP, row(SAME, 99 if spread == 0.0 else 80, spread=spread)], text=True)
-    assert "nothing here is known to have torch DDP's loss clearly sooner than torch DDP itself" in sentence
+    assert "no strategy here is known to reach torch DDP's loss clearly sooner than torch DDP itself" in sentence
 
 
 def test_one_sentence_per_link_and_none_without_a_baseline() -> None:

@@ -18,8 +18,16 @@ from tests.report.chromium import Chromium, find_chromium
 from tests.report.run_folders import TEN, make_run
 
 PROGRAM = find_chromium()
-SCRIPTS = (*SHARED_SCRIPTS, "page.js", "sweep_page.js")
-TEMPLATES = ("standalone.html.jinja", "parts.html.jinja", "page.html.jinja", "sweep_page.html.jinja")
+SCRIPTS = (*SHARED_SCRIPTS, "elastic_page.js", "page.js", "plan_page.js", "schedule_page.js", "sweep_page.js")
+TEMPLATES = (
+    "standalone.html.jinja",
+    "parts.html.jinja",
+    "elastic_page.html.jinja",
+    "page.html.jinja",
+    "plan_page.html.jinja",
+    "schedule_page.html.jinja",
+    "sweep_page.html.jinja",
+)
 LARGEST_PAGE_BYTES = 2_000_000
 
 
@@ -57,7 +65,7 @@ def test_every_script_and_template_is_looked_at() -> None:
     assert found == {*SCRIPTS, *TEMPLATES}
 
 
-@pytest.mark.parametrize("page_name", ["page.js", "sweep_page.js"])
+@pytest.mark.parametrize("page_name", ["page.js", "plan_page.js", "sweep_page.js"])
 def test_pages_format_no_sizes_and_times_of_their_own(page_name: str) -> None:
     text = resource(page_name)
     assert not re.findall(r'"(?:[KMGT]iB|min)"|toLocaleString|toPrecision\(3\)', text)

@@ -14,13 +14,14 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
+from laconic.core.hosts import HOST_VARIABLE
 from laconic.errors import AttachError, CommunicationError, LaconicWarning
 from laconic.runtime.fsdp_parts import fsdp_parts
 from laconic.runtime.shards import fsdp_modules
 from tests.processes import gloo_group
 from tests.runtime.gpu_ranks import nccl_group
 from tests.runtime.replicas import mlp, sgd
-from tests.runtime.shard_ranks import _gpt, _gpt_loss, _mesh, _pieces, _train, _uneven, _uneven_loss
+from tests.runtime.shard_models import gpt_loss, make_mesh, pieces_of, sharded_gpt, sharded_uneven, train, uneven_loss
 
 PLAIN = "bsp / sharded / none / fusion"
 BOTH = "bsp / sharded(weights=int8) / int4 + error_feedback / fusion"
@@ -53,15 +54,15 @@ def equal_to_native(steps: int) -> dict[str, bool]:
             "smaller groups": {"reshard_after_forward": 2},
         }
         for name, settings in cases.items():
-            model, optimizer = _gpt(mesh, **settings)
-            _train(model, optimizer, _gpt_loss, range(steps), clip=True)
-            native = _pieces(model)
-            model, optimizer = _gpt(mesh, **settings)
+            model, optimizer = sharded_gpt(mesh, **settings)
+            train(model, optimizer, gpt_loss, range(steps), clip=True)
+            native = pieces_of(model)
+            model, optimizer = sharded_gpt(mesh, **settings)
             with _attach(model, optimizer, PLAIN, mesh):
-                _train(model, optimizer, _gpt_loss, range(steps // 2), clip=True)
+                train(model, optimizer, gpt_loss, range(steps // 2), clip=True)
             # Detached, FSDP2 does as it did.
-            _train(model, optimizer, _gpt_loss, range(steps // 2, steps), clip=True)
-            ours = _pieces(model)
+            train(model, optimizer, gpt_loss, range(steps // 2, steps), clip=True)
+            ours = pieces_of(model)
             found[name] = all(torch.equal(native[key], ours[key]) for key in native)
         found |= _shapes_of_parts(mesh)
         found["as it was after detach"] = _as_it_was(mesh)
@@ -114,11 +115,11 @@ def _shapes_of_parts(mesh: Any) -> dict[str, bool]:
             model = shard(Own())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             with nullcontext() if strategy is None else _attach(model, optimizer, strategy, mesh) as session:
-                _train(model, optimizer, _own_loss, range(6))
+                train(model, optimizer, _own_loss, range(6))
                 if session is not None:
                     counted = session.traffic.sent_bytes("payload")
                     found[f"{name}: bytes of {strategy}"] = counted == 6 * session.predicted_bytes_per_step()
-            states.append(_pieces(model))
+            states.append(pieces_of(model))
         native, plain, rounded = states
         found[f"{name}: bits"] = all(torch.equal(native[key], plain[key]) for key in native)
         found[f"{name}: near"] = all(torch.allclose(native[key], rounded[key], atol=0.02) for key in native)
@@ -127,14 +128,14 @@ def _shapes_of_parts(mesh: Any) -> dict[str, bool]:
 
 def _as_it_was(mesh: Any) -> bool:
     """Whether FSDP2 has its own objects and settings again, also after an attach that failed half-way."""
-    model, optimizer = _gpt(mesh)
+    model, optimizer = sharded_gpt(mesh)
     groups = [part.group for part in fsdp_parts(model)]
     before = [
         (group._all_gather_comm, group._reduce_scatter_comm, group.reduce_scatter_unused_params) for group in groups
     ]
     for strategy in (PLAIN, BOTH):
         with _attach(model, optimizer, strategy, mesh) as session:
-            _train(model, optimizer, _gpt_loss, range(1))
+            train(model, optimizer, gpt_loss, range(1))
             model.set_requires_gradient_sync(False)
             with session.accumulate():
                 pass
@@ -167,20 +168,21 @@ def over_nccl(steps: int) -> dict[str, bool]:
     nccl_group()
     try:
         mesh = _one_mesh("cuda")
-        model, optimizer = _gpt(mesh)
-        _train(model, optimizer, _gpt_loss, range(steps))
-        native, loss = _pieces(model), _gpt_loss(model, steps, 0).item()
+        model, optimizer = sharded_gpt(mesh)
+        train(model, optimizer, gpt_loss, range(steps))
+        native, loss = pieces_of(model), gpt_loss(model, steps, 0).item()
         found: dict[str, bool] = {}
         for strategy in (PLAIN, "bsp / sharded(weights=int8) / int8 / fusion", BOTH):
-            model, optimizer = _gpt(mesh)
+            model, optimizer = sharded_gpt(mesh)
             with _attach(model, optimizer, strategy, mesh) as session:
-                _train(model, optimizer, _gpt_loss, range(steps))
+                train(model, optimizer, gpt_loss, range(steps))
                 sent = session.traffic.sent_bytes("payload")
                 found[f"{strategy}: bytes"] = sent == steps * session.predicted_bytes_per_step()
-            found[f"{strategy}: loss"] = abs(_gpt_loss(model, steps, 0).item() / loss - 1) < 0.03
+            # The outermost module stays gathered after a forward pass, so its shards are read before.
             if strategy == PLAIN:
-                ours = _pieces(model)
+                ours = pieces_of(model)
                 found["bits"] = all(torch.equal(native[key], ours[key]) for key in native)
+            found[f"{strategy}: loss"] = abs(gpt_loss(model, steps, 0).item() / loss - 1) < 0.03
         return found
     finally:
         dist.destroy_process_group()
@@ -188,17 +190,17 @@ def over_nccl(steps: int) -> dict[str, bool]:
 
 def _accumulated(mesh: Any) -> bool:
     rank = dist.get_rank()
-    model, _ = _gpt(mesh)
+    model, _ = sharded_gpt(mesh)
     model.set_requires_gradient_sync(False)
-    _gpt_loss(model, 0, rank).backward()
+    gpt_loss(model, 0, rank).backward()
     model.set_requires_gradient_sync(True)
-    _gpt_loss(model, 1, rank).backward()
+    gpt_loss(model, 1, rank).backward()
     native = {name: parameter.grad._local_tensor for name, parameter in model.named_parameters()}
-    model, optimizer = _gpt(mesh)
+    model, optimizer = sharded_gpt(mesh)
     with _attach(model, optimizer, PLAIN, mesh) as session:
         for index in range(2):
             with session.accumulate(index == 0):
-                _gpt_loss(model, index, rank).backward()
+                gpt_loss(model, index, rank).backward()
         ours = {name: parameter.grad._local_tensor for name, parameter in model.named_parameters()}
     return all(torch.equal(native[name], ours[name]) for name in native)
 
@@ -238,32 +240,33 @@ def _unused_and_frozen(mesh: Any) -> bool:
         model, optimizer = _branches(mesh)
         model.set_reduce_scatter_unused_params(True)
         if strategy is None:
-            _train(model, optimizer, _branch_loss, range(6))
+            train(model, optimizer, _branch_loss, range(6))
         else:
             with _attach(model, optimizer, strategy, mesh) as session:
-                _train(model, optimizer, _branch_loss, range(3))
+                train(model, optimizer, _branch_loss, range(3))
                 before, predicted = session.traffic.sent_bytes("payload"), session.predicted_bytes_per_step()
-                _train(model, optimizer, _branch_loss, range(3, 6))
+                train(model, optimizer, _branch_loss, range(3, 6))
                 assert session.traffic.sent_bytes("payload") - before == 3 * predicted
-        states.append(_pieces(model))
+        states.append(pieces_of(model))
     return all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def bytes_of(strategies: list[str], steps: int) -> dict[str, dict[str, Any]]:
-    """Counted and predicted bytes on uneven and empty shards, and how far the loss came."""
+    """Counted and predicted bytes on uneven and empty shards, two ranks to a host, and how far the loss came."""
     with gloo_group():
+        os.environ[HOST_VARIABLE] = f"host {dist.get_rank() // 2}"
         mesh = _one_mesh()
         found: dict[str, dict[str, Any]] = {}
         for strategy in strategies:
-            model, optimizer = _uneven(mesh)
+            model, optimizer = sharded_uneven(mesh)
             with _attach(model, optimizer, strategy, mesh) as session:
                 guessed = session.predicted_bytes_per_step()
-                _train(model, optimizer, _uneven_loss, range(1))
+                train(model, optimizer, uneven_loss, range(1))
                 first = session.traffic.sent_bytes("payload")
-                _train(model, optimizer, _uneven_loss, range(1, 1 + steps))
+                train(model, optimizer, uneven_loss, range(1, 1 + steps))
                 predicted = session.predicted_bytes_per_step()
                 sent = session.traffic.sent_bytes("payload") - first
-            flat = torch.cat([piece.view(-1) for piece in _pieces(model).values()])
+            flat = torch.cat([piece.view(-1) for piece in pieces_of(model).values()])
             found[strategy] = {
                 "guessed": guessed,
                 "first": first,
@@ -279,7 +282,7 @@ def misuse() -> dict[str, dict[str, Any]]:
     from torch.distributed.fsdp import fully_shard
 
     with gloo_group():
-        mesh, grid = _one_mesh(), _mesh()
+        mesh, grid = _one_mesh(), make_mesh()
 
         def partly() -> tuple[nn.Module, torch.optim.Optimizer]:
             model = mlp()
@@ -299,25 +302,25 @@ def misuse() -> dict[str, dict[str, Any]]:
             return model, sgd(model)
 
         def attached() -> tuple[nn.Module, torch.optim.Optimizer]:
-            model, optimizer = _gpt(mesh)
+            model, optimizer = sharded_gpt(mesh)
             before.append(_attach(model, optimizer, PLAIN, mesh))
             return model, optimizer
 
         before: list[laconic.Session] = []
         other_order = dist.new_group([3, 2, 1, 0], sort_ranks=False)
         cases: dict[str, tuple[Callable[[], Any], Any, dict[str, Any]]] = {
-            "another order": (lambda: _gpt(mesh), other_order, {}),
+            "another order": (lambda: sharded_gpt(mesh), other_order, {}),
             "not sharded": (lambda: (model := mlp(), sgd(model)), mesh["shard"], {}),
             "partly": (partly, mesh["shard"], {}),
-            "another group": (lambda: _gpt(grid["shard"]), grid["replicate"], {}),
-            "a larger group": (lambda: _gpt(grid["shard"]), None, {}),
-            "native HSDP": (lambda: _gpt(grid), grid["shard"], {}),
+            "another group": (lambda: sharded_gpt(grid["shard"]), grid["replicate"], {}),
+            "a larger group": (lambda: sharded_gpt(grid["shard"]), None, {}),
+            "native HSDP": (lambda: sharded_gpt(grid), grid["shard"], {}),
             "several dtypes": (several_dtypes, mesh["shard"], {}),
             "by columns": (by_columns, mesh["shard"], {}),
             "attached": (attached, mesh["shard"], {}),
-            "find_unused_parameters": (lambda: _gpt(mesh), mesh["shard"], {"find_unused_parameters": True}),
-            "sync_optimizer": (lambda: _gpt(mesh), mesh["shard"], {"sync_optimizer": True}),
-            "init_sync": (lambda: _gpt(mesh), mesh["shard"], {"init_sync": False}),
+            "find_unused_parameters": (lambda: sharded_gpt(mesh), mesh["shard"], {"find_unused_parameters": True}),
+            "sync_optimizer": (lambda: sharded_gpt(mesh), mesh["shard"], {"sync_optimizer": True}),
+            "init_sync": (lambda: sharded_gpt(mesh), mesh["shard"], {"init_sync": False}),
         }
         found: dict[str, dict[str, Any]] = {}
         for name, (make, group, settings) in cases.items():
@@ -338,11 +341,11 @@ def misuse() -> dict[str, dict[str, Any]]:
 
 def _after_a_refusal(mesh: Any) -> str:
     """A factor that only FSDP knows is refused when it is met."""
-    model, optimizer = _gpt(mesh)
+    model, optimizer = sharded_gpt(mesh)
     model.set_gradient_divide_factor(3.0)
     session = _attach(model, optimizer, PLAIN, mesh)
     try:
-        _train(model, optimizer, _gpt_loss, range(1))
+        train(model, optimizer, gpt_loss, range(1))
     except CommunicationError as exc:
         return str(exc)
     finally:
@@ -356,9 +359,9 @@ def resume(steps: int, folder: str) -> dict[str, bool]:
 
     with gloo_group():
         mesh, found = _one_mesh(), {}
-        model, optimizer = _gpt(mesh)
+        model, optimizer = sharded_gpt(mesh)
         with _attach(model, optimizer, BOTH, mesh) as session:
-            _train(model, optimizer, _gpt_loss, range(steps))
+            train(model, optimizer, gpt_loss, range(steps))
             saved = session.state_dict(), _copied(model.state_dict()), _copied(optimizer.state_dict())
             checkpoint.save({"session": session.state_dict()}, checkpoint_id=folder)
             residuals = session.state_dict()["ranks"][str(session.rank)]
@@ -367,11 +370,11 @@ def resume(steps: int, folder: str) -> dict[str, bool]:
                 (residual,) = residuals[name].values()
                 assert residual.shape == parameter.shape, "of the whole gradient"
                 assert bool(residual.any())
-            _train(model, optimizer, _gpt_loss, range(steps, 2 * steps))
-            whole = _pieces(model)
+            train(model, optimizer, gpt_loss, range(steps, 2 * steps))
+            whole = pieces_of(model)
         for where in ("memory", "disk"):
-            model, optimizer = _gpt(mesh)
-            _train(model, optimizer, _gpt_loss, range(1))  # something else
+            model, optimizer = sharded_gpt(mesh)
+            train(model, optimizer, gpt_loss, range(1))  # something else
             with _attach(model, optimizer, BOTH, mesh) as session:
                 model.load_state_dict(saved[1])
                 optimizer.load_state_dict(_copied(saved[2]))  # which takes tensors as they are
@@ -382,8 +385,8 @@ def resume(steps: int, folder: str) -> dict[str, bool]:
                     state = loaded["session"]
                 session.load_state_dict(state)
                 assert session.step == steps
-                _train(model, optimizer, _gpt_loss, range(steps, 2 * steps))
-            again = _pieces(model)
+                train(model, optimizer, gpt_loss, range(steps, 2 * steps))
+            again = pieces_of(model)
             found[where] = all(torch.equal(whole[name], again[name]) for name in whole)
         return found
 
@@ -397,8 +400,8 @@ def _copied(value: Any) -> Any:
 def inside_and_between(steps: int) -> dict[str, Any]:
     """Compressed inside two groups of shards, DiLoCo between them."""
     with gloo_group():
-        mesh = _mesh()
-        model, optimizer = _gpt(mesh["shard"])
+        mesh = make_mesh()
+        model, optimizer = sharded_gpt(mesh["shard"])
         inside = _attach(model, optimizer, BOTH, mesh)
         between = laconic.attach(
             model,
@@ -410,7 +413,7 @@ def inside_and_between(steps: int) -> dict[str, Any]:
         apart = []
         with inside, between:
             for step in range(steps):
-                _train(model, optimizer, _gpt_loss, range(step, step + 1))
+                train(model, optimizer, gpt_loss, range(step, step + 1))
                 apart.append(between.consensus_distance())
             steps_counted = inside.step, between.step
             sent = [session.traffic.sent_bytes("payload") for session in (inside, between)]
@@ -422,13 +425,13 @@ def a_peer_goes(step: int) -> str:
     """What the others are told when one of them ends inside its own computation."""
     with gloo_group():
         mesh = _one_mesh()
-        model, optimizer = _gpt(mesh)
+        model, optimizer = sharded_gpt(mesh)
         session = laconic.attach(model, optimizer, BOTH, process_group=mesh["shard"], timeout_s=10)
         try:
-            _train(model, optimizer, _gpt_loss, range(step))
+            train(model, optimizer, gpt_loss, range(step))
             if dist.get_rank() == 1:
                 os._exit(9)
-            _train(model, optimizer, _gpt_loss, range(step, step + 2))
+            train(model, optimizer, gpt_loss, range(step, step + 2))
         except CommunicationError as exc:
             return str(exc)
         finally:

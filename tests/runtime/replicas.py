@@ -19,7 +19,7 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 def sgd(model: nn.Module, strategy: laconic.Strategy | str = "bsp") -> torch.optim.Optimizer:
     """SGD, with momentum unless the strategy keeps that itself; AdamW where its momentum is exchanged."""
-    if as_strategy(strategy).synchronization.quantity == "momentum":
+    if as_strategy(strategy).synchronization.needs_adam:
         return torch.optim.AdamW(model.parameters(), lr=0.01)
     momentum = 0.0 if keeps_momentum(strategy) else 0.9
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=0.01)

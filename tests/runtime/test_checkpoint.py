@@ -218,7 +218,7 @@ def test_every_field_is_treated_as_its_method_says(before: int, after: int) -> N
             "error_feedback.residual": "sum",
             "error_feedback.owed": "reset",
             "momentum_correction.velocity": "sum",
-            "rounds.pending": "reset",
+            "rounds.pending": "copy",
         }
     for q in field(new, "powersgd.q"):
         assert torch.equal(q, field(old, "powersgd.q")[0])
@@ -226,6 +226,22 @@ def test_every_field_is_treated_as_its_method_says(before: int, after: int) -> N
         torch.testing.assert_close(sum(field(new, name)), sum(field(old, name)))
         assert torch.equal(field(new, name)[1], field(old, name)[1]), "nobody was added to rank 1"
         assert any(value.any() for value in field(new, name))
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 3), (4, 2), (2, 4)])
+def test_residuals_in_eight_bits_add_up_to_what_these_can_hold(before: int, after: int) -> None:
+    strategy, residual = "bsp / all_reduce / int4 + error_feedback(residual=int8) / fusion", "error_feedback.residual"
+    old = run(strategy, before)
+    again = run(strategy, before, [{**state, "digest": {}} for state in old])
+    assert all(torch.equal(a, b) for a, b in zip(field(old, residual), field(again, residual), strict=True))
+    new = run(strategy, after, redistribute(old, after))
+    total = sum(value.double() for value in field(old, residual))
+    found = sum(value.double() for value in field(new, residual))
+    largest = max(value.abs().max().item() for value in field(old, residual)) * -(-before // after)
+    assert total.any()
+    torch.testing.assert_close(found, total, rtol=0, atol=after * largest / 127)
+    if after > before:
+        assert torch.equal(found, total), "nothing was added up"
 
 
 def test_a_field_may_start_anew() -> None:

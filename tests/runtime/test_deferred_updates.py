@@ -230,6 +230,43 @@ def test_a_write_between_step_and_forward_raises_by_name(schedule: str) -> None:
         trained(schedule, body)
 
 
+class FlatLayers(nn.Module):
+    """Layers whose weights are views of one tensor, and so share its version counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        flat = torch.randn(3 * 400, generator=torch.Generator().manual_seed(0)) / 20
+        self.layers = nn.ModuleList(nn.Linear(20, 20, bias=False) for _ in range(3))
+        for layer, part in zip(self.layers, flat.view(3, 20, 20), strict=True):
+            layer.weight = nn.Parameter(part)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            batch = torch.tanh(layer(batch))
+        return batch
+
+
+@every_deferring
+def test_parameters_that_are_views_of_one_tensor_are_updated_in_the_step(schedule: str) -> None:
+    """The update of one layer would pass for a write to the others: for this check, and for autograd's own."""
+
+    def one_rank(transport: InProcessTransport, schedule: str) -> dict[str, torch.Tensor]:
+        replica = FlatLayers()
+        optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
+        with laconic.attach(replica, optimizer, f"bsp / all_reduce / none / {schedule}", transport=transport):
+            for step in range(SETTLED):
+                loss(replica, step, transport.rank).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return snapshot(replica)
+
+    cluster = laconic.InProcessCluster(2, timeout_s=20)
+    expected = cluster.run(lambda transport: one_rank(transport, "fusion"))
+    with pytest.warns(LaconicWarning, match=r'"layers.0.weight" and "layers.1.weight" are views of one tensor'):
+        found = cluster.run(lambda transport: one_rank(transport, schedule))
+    assert_equal(found[0], expected[0])
+
+
 @every_deferring
 def test_settle_lets_parameters_be_read_and_written(schedule: str) -> None:
     averages: dict[tuple[str, int], dict[str, torch.Tensor]] = {}

@@ -172,6 +172,7 @@ def test_priority_learns_how_fast_the_link_is_from_its_own_exchanges() -> None:
     known: list[Timing] = []
     strategy = SimpleNamespace(scheduling=Priority(), plan=lambda *_, timing, **__: known.append(timing))
     job = SimpleNamespace(
+        recovery=None,
         strategy=strategy,
         specs=dict,
         find_unused_parameters=None,

@@ -27,6 +27,11 @@ def test_uncompressed_it_is_fsdp2_in_every_bit() -> None:
 @pytest.mark.slow
 def test_bytes_are_those_predicted_on_uneven_and_empty_shards() -> None:
     strategies = [f"bsp / sharded(weights={weights}) / int8 / fusion" for weights in ("none", "bf16", "int8", "int4")]
+    strategies += [
+        "bsp / sharded(weights=int8, between=int4) / int8 / fusion",
+        "bsp / sharded(between=bf16) / int4 + error_feedback(residual=int8) / fusion",
+        "bsp / sharded(between=none) / none / fusion",
+    ]
     for method in variants("compression"):
         assert isinstance(method, Compressor)
         try:
@@ -50,7 +55,7 @@ def test_bytes_are_those_predicted_on_uneven_and_empty_shards() -> None:
 
 _SAYS = {
     "not sharded": "this model is not sharded. Call fully_shard()",
-    "partly": "is in no part that fully_shard() was called with",
+    "partly": "is in no module that fully_shard() was called on",
     "another group": 'attach with process_group=mesh["shard"]',
     "another order": "in their order, which process_group has as 3, 2, 1, 0",
     "a larger group": 'attach with process_group=mesh["shard"]',

@@ -60,7 +60,7 @@ def test_replicas_end_identical_and_bytes_are_as_predicted(strategy: Strategy, w
                 counted = session.traffic.sent_bytes("payload") - before
                 specs = [laconic.TensorSpec.of(name, p) for name, p in model.named_parameters()]
                 if step:  # the first step does not know the order yet, so its buckets may differ
-                    moment = Moment(step, transport.rank, world_size)
+                    moment = Moment(step, transport.rank, world_size, round=step)
                     planned = strategy.plan_bytes_per_step(strategy.plan(specs), moment)
                     assert counted <= predicted
                     assert predicted == planned

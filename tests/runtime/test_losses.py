@@ -72,6 +72,6 @@ def test_losses_that_nobody_makes_good_are_warned_of_on_every_rank(compression: 
     told = [str(warning.message) for warning in caught if warning.category is LaconicWarning]
     assert len(told) == 2 * warns, "every rank is told, so that all of them raise where warnings are errors"
     for message in told:
-        assert message.startswith(f'compression "{compression}" forgets what it does not send')
+        assert message.startswith(f'compression "{compression}" drops what it does not send')
         assert 'Add "+ error_feedback".' in message
         assert "\n" not in message

@@ -313,9 +313,9 @@ class TestRefused:
             self._attach("onebit-adam", total_steps=0)
 
     def test_a_period_longer_than_training(self) -> None:
-        with pytest.raises(AttachError, match="a round every 32 steps, and training takes 10"):
+        with pytest.raises(AttachError, match="an outer step every 32 steps, and training takes 10"):
             self._attach("diloco", total_steps=10)
-        with pytest.raises(AttachError, match="is all of a training of 10 steps"):
+        with pytest.raises(AttachError, match="covers all of a training of 10 steps"):
             self._attach("bsp / all_reduce / topk + error_feedback + warmup(steps=10)", total_steps=10)
         self._attach("bsp / all_reduce / topk(density=0.2) + error_feedback + warmup(steps=9)", total_steps=10)
 

@@ -128,9 +128,9 @@ _SAYS = {
     "two dimensions": 'give one of them, such as mesh["replicate"]',
     "crossed": "ranks attach different things",
     "crossed, even": "ranks attach different things: shard of",
-    "partly": "is in no part that fully_shard() was called with",
+    "partly": "is in no module that fully_shard() was called on",
     "frozen shards": "process_group=mesh",
-    "an adapter beside": "is in no part that fully_shard() was called with",
+    "an adapter beside": "is in no module that fully_shard() was called on",
     "too small": "compresses no parameter of this model",
     "priority": 'Use "fusion"',
     "dear": 'Use "fusion"',
@@ -167,11 +167,13 @@ def test_tensor_parallel_replicas_equal_one_process() -> None:
 @pytest.mark.dist
 def test_states_are_saved_by_shard_and_loaded_onto_others(tmp_path: Path) -> None:
     folder = {"folder": str(tmp_path)}
-    results = run_processes("tests.runtime.shard_ranks:save_and_resume", world_size=4, arguments=folder, timeout_s=200)
+    results = run_processes(
+        "tests.runtime.shard_checkpoint_ranks:save_and_resume", world_size=4, arguments=folder, timeout_s=200
+    )
     for result in results:
         assert [name for name, right in result.value.items() if right is False] == []
     again = run_processes(
-        "tests.runtime.shard_ranks:load_onto_other_shards", world_size=2, arguments=folder, timeout_s=100
+        "tests.runtime.shard_checkpoint_ranks:load_onto_other_shards", world_size=2, arguments=folder, timeout_s=100
     )
     for island, result in enumerate(again):
         saved = next(value for name, value in results[2 * island].value.items() if name.endswith("fusion: whole"))
@@ -182,8 +184,24 @@ def test_states_are_saved_by_shard_and_loaded_onto_others(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.dist
+def test_a_checkpoint_is_loaded_by_another_number_of_replicas(tmp_path: Path) -> None:
+    arguments = {"folder": str(tmp_path)}
+    for result in run_processes(
+        "tests.runtime.shard_checkpoint_ranks:load_onto_other_replicas",
+        world_size=4,
+        arguments=arguments,
+        timeout_s=120,
+    ):
+        assert len(result.value) == 16
+        assert [name for name, right in result.value.items() if not right] == []
+
+
+@pytest.mark.slow
+@pytest.mark.dist
 def test_a_state_that_one_rank_cannot_load_is_loaded_by_none() -> None:
-    results = run_processes("tests.runtime.shard_ranks:load_torn", world_size=4, arguments={"broken": 1}, timeout_s=100)
+    results = run_processes(
+        "tests.runtime.shard_checkpoint_ranks:load_torn", world_size=4, arguments={"broken": 1}, timeout_s=100
+    )
     missing, torn = ([result.value[key] for result in results] for key in ("a field is missing", "of another step"))
     assert "holds nothing for" in missing[1]
     assert missing[3].startswith("rank 0 cannot load its state: ")

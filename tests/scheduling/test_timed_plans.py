@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from laconic.core.timing import Timing
 from laconic.scheduling import MgWfbp, Priority, Wfbp
 from laconic.scheduling.contract import partitions
 from laconic.scheduling.mg_wfbp import predicted_end_s
+from laconic.strategy import Strategy
 
 JOBS = st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 0.05)), min_size=1, max_size=30)
 LINKS = st.tuples(st.floats(0, 0.02), st.floats(1e-10, 1e-7))
@@ -49,6 +51,26 @@ def test_mg_wfbp_is_the_best_of_all_cuts(parts, link) -> None:
         best = min(best, predicted_end_s(Plan(tuple(runs)), ready, timing))
     ours = predicted_end_s(MgWfbp().plan(tensors, observed=True, timing=timing), ready, timing)
     assert ours <= best * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("compression", "line", "groups"),
+    [
+        # 0.14 s each: the second and the third queue, and together they save a start-up.
+        ("none", (0.04, 1e-7), [1, 2]),
+        # 0.041 s each: the link is free before the next gradient is there.
+        ("randomk(density=0.01)", (0.04, 1e-9), [1, 1, 1]),
+        # Two rounds: 0.08 s each for start-ups alone, so they queue again.
+        ("scalecom(density=0.01)", (0.08, 1.27e-9), [1, 2]),
+    ],
+)
+def test_merges_are_planned_for_what_is_sent(compression: str, line: tuple[float, float], groups: list[int]) -> None:
+    tensors = [TensorSpec(f"p{index}", (250_000,)) for index in range(3)]
+    strategy = Strategy.parse(f"bsp / all_reduce / {compression} / mg_wfbp")
+    found = strategy.exchange_line(tensors, 4, 0.04, 1e-7)
+    assert found == pytest.approx(line, rel=0.01)
+    plan = strategy.plan(tensors, 4, timing=Timing((0.0, 0.05, 0.1), *found))
+    assert [len(bucket.tensors) for bucket in plan.buckets] == groups
 
 
 def test_priority_sends_what_is_nearest_to_the_front_of_what_is_there() -> None:

@@ -224,6 +224,8 @@ def test_nothing_is_sent_among_one(kind) -> None:
         Move("mix", (100,), peers=0, topology="ring"),
         Move("scatter_sum", (100,)),
         Move("to_leaders", (100,)),
+        Move("scatter_inside", (100,)),
+        Move("scatter_between", (100,)),
         Move("sum", (100,), among_hosts=True),
     ):
         assert network.passages(move, 1, 0) == ()
@@ -291,6 +293,17 @@ def test_what_is_between_hosts_costs_as_much_as_there_are_hosts(kind, size: int)
         (Move("scatter", (NBYTES,), among_hosts=True), scatter_s),
     ):
         assert seconds(network, move, size) == pytest.approx(expected_s, rel=1e-4)
+
+
+@both
+@pytest.mark.parametrize(("num_hosts", "devices"), [(2, 2), (4, 2), (3, 4), (2, 8)])
+def test_shards_go_inside_hosts_first_and_then_between_them(kind, num_hosts: int, devices: int) -> None:
+    network, size = kind(boxes(num_hosts, devices)), num_hosts * devices
+    inside_s = 2e-6 + (devices - 1) / devices * NBYTES / (10 * RATE)
+    # All ranks of a host share its link.
+    between_s = 2 * 31e-6 + (num_hosts - 1) / num_hosts * devices * NBYTES / RATE
+    assert seconds(network, Move("scatter_inside", (NBYTES,)), size) == pytest.approx(inside_s, rel=1e-4)
+    assert seconds(network, Move("scatter_between", (NBYTES,)), size) == pytest.approx(between_s, rel=1e-4)
 
 
 def test_what_is_inside_hosts_keeps_other_links_free() -> None:

@@ -23,7 +23,8 @@ TWO_HOSTS = Cluster(
 
 def place_of(strategy: Strategy) -> Cluster:
     """Where the strategy is not refused: what tells hosts apart needs some."""
-    return TWO_HOSTS if "hierarchical" in str(strategy.architecture) else FOUR
+    text = str(strategy.architecture)
+    return TWO_HOSTS if "hierarchical" in text or "between=" in text else FOUR
 
 
 def check(found: Prediction, workers: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.simulator import Conditions, simulate
-from laconic.simulator.interference import busy_until, stretched
+from laconic.simulator.interference import busy_until, still_busy, stretched
 from laconic.simulator.simulation import Simulation
 from tests.simulator.jobs import Line, hosts, job
 
@@ -81,6 +82,39 @@ def test_compute_beside_an_exchange_by_hand() -> None:
     assert short.step_s == pytest.approx(2.25)
     after = simulate("bsp-a2a", workload, hosts(4), network=network, conditions=conditions).prediction
     assert after.step_s == pytest.approx(12.0), "nothing computes while it is under way"
+
+
+@given(found=intervals, moment=moments)
+def test_for_how_long_something_goes_on_without_a_gap(found: list[tuple[float, float]], moment: float) -> None:
+    found = [(begin, length) for begin, length in found if length > 1e-6] or [(200.0, 1.0)]
+    begins = np.array([begin for begin, _ in found])
+    ends = np.array([begin + length for begin, length in found])
+    (left,) = still_busy(np.array([moment]), begins, ends)
+    until = moment
+    while reaching := [begin + length for begin, length in found if begin <= until < begin + length]:
+        until = max(reaching)
+    assert left == pytest.approx(until - moment, abs=1e-6)
+
+
+class Launching(Line):
+    """The same where an exchange waits up to a quarter of a second for a device that computes."""
+
+    def passages(self, move, world_size, num_servers):
+        return tuple(replace(one, launch_s=0.25) for one in super().passages(move, world_size, num_servers))
+
+
+def test_an_exchange_waits_for_a_kernel_while_the_device_computes() -> None:
+    """Two gradients, the second at the end of compute: only the first finds something that runs."""
+    workload = job((0.0, 1.0, 400), (0.0, 1.0, 400))
+    found = simulate("wfbp-a2a", workload, hosts(4), network=Launching(byte_s=1e-3))
+    took = {
+        round(float(found.outcome.end_s[task] - found.outcome.start_s[task]), 6)
+        for task, label in enumerate(found.drawing.labels)
+        if label.kind == "exchange"
+    }
+    assert took == {0.4, 0.65}
+    after = simulate("bsp-a2a", workload, hosts(4), network=Launching(byte_s=1e-3)).prediction
+    assert after.step_s == pytest.approx(2.8), "nothing computes any more"
 
 
 def test_latency_disturbs_nobody() -> None:

@@ -99,4 +99,4 @@ def test_what_was_measured_on_other_links_is_not_used_and_that_is_told(tmp_path:
     assert Place(cluster=str(path)).notes() == []
     other = Place(cluster=str(path), bandwidth_bps=2e9)
     assert other.setting().cluster.measured is None
-    assert "what was measured on probed is not used" in other.notes()[0]
+    assert "measurements of probed are not used" in other.notes()[0]

@@ -75,7 +75,7 @@ def test_every_part_of_the_model_has_the_plan_the_runtime_makes(synchronization)
     found = simulate(strategy, JOB, hosts(4), network=NETWORK).prediction
     if not strategy.exchanges_gradients():
         assert list(found.plans) == strategy.plans(JOB.tensors, 4)
-    parts = synchronization.num_parts
+    parts = synchronization.num_parts + len(synchronization.moments)
     assert len(found.plans) == parts
 
 
@@ -90,13 +90,12 @@ BOXES = Cluster(links=(Link(bandwidth_bps=8e9, delay_s=1e-5),) * 4, devices_per_
 
 def test_algorithms_know_the_hosts() -> None:
     hosts_of_four = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
-    strategy = settled(
-        Strategy(architecture=AllReduce(algorithm="hierarchical")), hosts_of_four, AnalyticNetwork(BOXES)
-    )
+    network = AnalyticNetwork(BOXES)
+    strategy = settled(Strategy(architecture=AllReduce(algorithm="hierarchical")), hosts_of_four, network, lambda: ())
     assert isinstance(strategy.architecture, AllReduce)
     assert strategy.architecture.hosts == hosts_of_four
     plain = Strategy()
-    assert settled(plain, hosts_of_four, AnalyticNetwork(BOXES)) is plain
+    assert settled(plain, hosts_of_four, network, lambda: ()) is plain
 
 
 def test_auto_takes_what_is_clearly_fastest_for_a_size() -> None:

@@ -126,11 +126,18 @@ def test_what_the_first_layers_allow_can_be_reached() -> None:
 
 
 @settings(max_examples=40)
-@given(parts=layers, startup_s=st.sampled_from([1e-3, 1e-2]), byte_s=st.sampled_from([1e-9, 1e-8]))
-def test_mg_wfbp_is_not_worse_than_one_bucket_or_one_per_tensor(parts, startup_s: float, byte_s: float) -> None:
+@given(
+    parts=layers,
+    startup_s=st.sampled_from([1e-3, 1e-2]),
+    byte_s=st.sampled_from([1e-9, 1e-8]),
+    compression=st.sampled_from(["none", "randomk(density=0.1)"]),
+)
+def test_mg_wfbp_is_not_worse_than_one_bucket_or_one_per_tensor(
+    parts, startup_s: float, byte_s: float, compression: str
+) -> None:
     workload, network = job(*parts), Line(byte_s, startup_s)
     merged, alone, fused = (
-        on_line(f"bsp / all_reduce / none / {schedule}", workload, network).step_s
+        on_line(f"bsp / all_reduce / {compression} / {schedule}", workload, network).step_s
         for schedule in ("mg_wfbp", "wfbp", "sequential")
     )
     # Its start-up cost is that of 4 kB, as the runtime measures it.

@@ -24,7 +24,7 @@ def turns(text: str, workers: int = 4, *, ranks_per_host: int = 1, halves: bool 
     places = tuple(tuple(range(first, first + ranks_per_host)) for first in range(0, workers, ranks_per_host))
     network = AnalyticNetwork(hosts(workers))
     inputs = Inputs(
-        strategy=settled(strategy, places, network),
+        strategy=settled(strategy, places, network, lambda: ()),
         workload=job((0, 0, 4)),
         world_size=workers,
         network=network,

@@ -99,7 +99,7 @@ def test_a_tracker_that_fails_is_told_once_and_training_goes_on() -> None:
         trained(laconic.EventTee(sink, log))
     (warning,) = told
     assert str(warning.message) == (
-        "Broken failed in step 1 and takes nothing more; training goes on. ConnectionError: the server has gone"
+        "Broken failed in step 1 and ignores further events; training continues. ConnectionError: the server has gone"
     )
     assert isinstance(sink.failure, ConnectionError)
     assert [values.step for values in sink.sent] == [0]

@@ -35,7 +35,7 @@ def setting_values(setting: Setting) -> st.SearchStrategy[object]:
             return st.sampled_from(["", "10.0.0.1:29500", "left.example:1|right:65535"])
         case "method":
             return st.sampled_from([kind for kind in bases("compression") if issubclass(kind, Packed)]).flatmap(
-                lambda kind: settings_of(kind, but="route").map(lambda chosen: kind(**chosen))
+                lambda kind: settings_of(kind, but="route").map(lambda chosen: _as_far_as_they_fit(kind, chosen))
             )
         case "count" | "size":
             assert low is not None

@@ -57,7 +57,7 @@ def test_the_example_in_messages_is_valid() -> None:
         (
             "bsp / all_reduce / none / fusion / more",
             SyntaxProblem,
-            ["5 parts", "at most 4", "compression / scheduling"],
+            ["5 choices", "at most 4", "compression / scheduling"],
         ),
         ("x" * 3000, SyntaxProblem, ["at most 2000 characters, got 3000"]),
         ("bsp / all_reduce / error_feedback", SyntaxProblem, ["error_feedback wraps another method", "before the +"]),
@@ -74,7 +74,7 @@ def test_the_example_in_messages_is_valid() -> None:
         ("bsp / all_reduce / fp61", UnknownName, ['Did you mean "fp16"?', "Known: none, fp16, bf16"]),
         ("bsp / all_reduce / none / buckets", UnknownName, ['scheduling: there is no method "buckets"', "fusion"]),
         ("bsp / all_reduce / fp16 + error_feedbak", UnknownName, ['Did you mean "error_feedback"?']),
-        ("ddp / all_reduce", SyntaxProblem, ['the preset "ddp" stands alone', '"bsp / all_reduce / none / fusion"']),
+        ("ddp / all_reduce", SyntaxProblem, ['preset "ddp" cannot be combined', '"bsp / all_reduce / none / fusion"']),
         (
             "bsp / all_reduce / none / fusion(byte=1MiB)",
             UnknownName,

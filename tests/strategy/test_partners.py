@@ -49,6 +49,24 @@ def test_every_triple_is_legal_or_refused_with_a_legal_choice(when: str, whom: s
         ("demo / push_sum / dct_topk", "demo works on the mean over all", "demo / all_reduce / dct_topk / fusion"),
         ("streaming_diloco / gossip / int4", "over its neighbours", "streaming_diloco / all_reduce / int4 / fusion"),
         (
+            "noloco / all_reduce",
+            "makes its outer step with a few",
+            "noloco / gossip(topology=random_pairs) / none / fusion",
+        ),
+        (
+            "noloco / choco",
+            "mixes parameters in a way of its own",
+            "noloco / gossip(topology=random_pairs) / none / fusion",
+        ),
+        ("noloco / gossip / int8", "noloco exchanges parameters with a neighbour", "noloco / gossip / none / fusion"),
+        ("bsp / gossip / powersgd", "power_gossip sends differences by it", "bsp / power_gossip / powersgd / fusion"),
+        (
+            "bsp / power_gossip / powersgd + error_feedback",
+            "error_feedback has no place with power_gossip",
+            "bsp / power_gossip / powersgd / fusion",
+        ),
+        ("bsp / power_gossip / int8", "would have to be linear", "bsp / choco / int8 / fusion"),
+        (
             "demo / all_reduce / none",
             'demo keeps what is not sent, and "none" sends everything',
             "demo / all_reduce / dct_topk / fusion",
@@ -71,7 +89,7 @@ def test_every_triple_is_legal_or_refused_with_a_legal_choice(when: str, whom: s
         ("demo / all_reduce / dgc", "dgc would keep what is not sent", "demo / all_reduce / dct_topk / fusion"),
         (
             "demo / all_reduce / randomk(scale=true)",
-            "it would grow for ever",
+            "would grow without bound",
             "demo / all_reduce / topk / fusion",
         ),
         (
@@ -79,7 +97,7 @@ def test_every_triple_is_legal_or_refused_with_a_legal_choice(when: str, whom: s
             "error_feedback would keep what is not sent a second time; choco does that itself",
             "bsp / choco / topk / fusion",
         ),
-        ("bsp / choco / randomk(scale=true)", "it would grow for ever", "bsp / choco / topk / fusion"),
+        ("bsp / choco / randomk(scale=true)", "would grow without bound", "bsp / choco / topk / fusion"),
         ("bsp / gossip / topk", "would never be sent; choco keeps public copies", "bsp / choco / topk / fusion"),
         ("bsp / push_sum / bf16", "push_sum mixes parameters", "bsp / choco / bf16 / fusion"),
         ("bsp / gossip / topk + error_feedback", "would never be sent", "bsp / choco / topk / fusion"),
@@ -88,15 +106,25 @@ def test_every_triple_is_legal_or_refused_with_a_legal_choice(when: str, whom: s
         ("bsp / choco / gtopk", "each payload is decoded by itself", "bsp / choco / topk / fusion"),
         (
             "local_sgd / all_reduce / signsgd",
-            "signsgd sends directions without a size",
+            "signsgd sends only directions",
             "local_sgd / all_reduce / ef_signsgd / fusion",
         ),
         (
             "diloco / all_reduce / topk + chain(signsgd)",
-            "signsgd sends directions without a size",
+            "signsgd sends only directions",
             "diloco / all_reduce / topk + chain / fusion",
         ),
-        ("bsp / choco / signsgd", "sends directions without a size", "bsp / choco / ef_signsgd / fusion"),
+        ("bsp / choco / signsgd", "sends only directions", "bsp / choco / ef_signsgd / fusion"),
+        (
+            "bsp / all_reduce / signsgd + ef21",
+            "ef21 adds up what is decoded, and signsgd sends only directions",
+            "bsp / all_reduce / ef_signsgd + ef21 / fusion",
+        ),
+        (
+            "bsp / all_reduce / topk + chain(signsgd) + warmup(steps=9) + ef21",
+            "ef21 adds up what is decoded, and signsgd sends only directions",
+            "bsp / all_reduce / topk + chain + warmup(steps=9) + ef21 / fusion",
+        ),
         (
             "diloco / all_reduce / dgc",
             "dgc adds up gradients of several steps, but here parameters are exchanged",

@@ -234,7 +234,7 @@ def test_parts_left_off_are_the_partners_of_the_rule(written: str, texts: list[s
 def test_a_part_that_is_given_is_never_replaced_by_a_partner() -> None:
     with pytest.raises(IllegalCombination, match='"none" sends everything'):
         Strategy.parse("demo / all_reduce / none")
-    with pytest.raises(IllegalCombination, match="waits for nobody"):
+    with pytest.raises(IllegalCombination, match="does not wait for other workers"):
         Strategy.from_toml('synchronization = "ssp"\narchitecture = "all_reduce"')
 
 

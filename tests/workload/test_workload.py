@@ -190,7 +190,7 @@ FIRST = "layers/0/tensors/0"
         ("[" * 100_000, "workload JSON cannot be read"),
         ('{"batch": ' + "9" * 5000 + "}", "workload JSON cannot be read"),
         ("3", "workload JSON must be an object {...}, got 3."),
-        ('{"name": "a", "name": "b"}', 'the key "name" stands twice in one object'),
+        ('{"name": "a", "name": "b"}', 'the key "name" appears twice in one object'),
         (changed("batchsize", 3), 'there is no key "batchsize". Did you mean "batch"?'),
         (changed("layers/0/forward", 3), 'layers[0]: there is no key "forward". Did you mean "forward_s"?'),
         (changed(f"{FIRST}/size", 3), 'layers[0].tensors[0]: there is no key "size". Known: name, shape.'),

@@ -1,7 +1,8 @@
 """GPT-2 (124 M) on one GPU: how long does each strategy train until it has the loss that torch DDP ends with?
 
     python -m benchmarks.time_to_loss.gpt2 [--steps 600] [--rates 0.0006] [--bandwidth 1gbit] [--strategies ...]
-                                           [--times-only ...] [--seeds 1] [--mps auto] [--out FOLDER]
+                                           [--strategy-steps 750] [--times-only ...] [--seeds 1] [--mps auto]
+                                           [--compile blocks] [--out FOLDER]
 
 Four ranks share the GPU and talk through NCCL over links of virtual hosts. Text is the source of the Python packages on
 this machine, in 50257 byte pairs that are learned from it; one file in fifty is held out. AdamW, or SGD for what gives
@@ -102,20 +103,25 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         context=options.context,
         batch=options.batch,
         device=options.device,
-        compiled=not options.eager,
+        compiled="none" if options.compile == "none" else "model",
     )
+    ours = replace(plain, compiled=options.compile)
+    longer = options.strategy_steps or options.steps
     jobs: list[Job] = []
     for seed in range(options.seeds):
         for rate in options.rates:
             jobs.append(replace(plain, rate=rate, seed=seed))
             jobs += [
-                replace(plain, contender=strategy, link=options.bandwidth[0], rate=rate, seed=seed)
-                for strategy in options.strategies
+                replace(
+                    ours, contender=name, link=options.bandwidth[0], rate=rate, seed=seed, steps=longer, made=longer
+                )
+                for name in options.strategies
             ]
     for link in options.bandwidth:
         for contender in (DDP, *options.times_only):
             made = options.ddp_steps if contender == DDP or contender in HOOKS else options.timed_steps
-            jobs.append(replace(plain, contender=contender, link=link, made=made, rate=options.rates[0]))
+            how = plain if contender in (DDP, *HOOKS) else ours
+            jobs.append(replace(how, contender=contender, link=link, made=made, rate=options.rates[0]))
     return jobs
 
 
@@ -160,14 +166,20 @@ def _options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES), metavar="STRATEGY", help="to train")
     parser.add_argument("--times-only", nargs="*", default=[], metavar="STRATEGY", help="to time for some steps only")
     parser.add_argument("--bandwidth", nargs="+", default=["1gbit"], help="the first one is that of whole trainings")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=600, help="of torch DDP, and of strategies unless told otherwise")
+    parser.add_argument("--strategy-steps", type=int, help="of strategies: the time that they save buys more steps")
     parser.add_argument("--rates", type=float, nargs="+", default=[6e-4])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--timed-steps", type=int, default=20)
     parser.add_argument("--ddp-steps", type=int, default=4, help="timed steps of torch DDP and its hooks")
     parser.add_argument("--mps", choices=["auto", "on", "off"], default="auto", help="whether ranks share the GPU so")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="cpu: to try the code")
-    parser.add_argument("--eager", action="store_true", help="run the model without torch.compile")
+    parser.add_argument(
+        "--compile",
+        choices=["blocks", "model", "none"],
+        default="blocks",
+        help="what goes through torch.compile with laconic; with torch DDP, which splits the graph itself, the model",
+    )
     parser.add_argument("--size", default="gpt2", help="another one: to try the code")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=8, help="windows per rank and step")

@@ -34,8 +34,9 @@ class Job:
     batch: int = 8
     """Windows per rank and step."""
     device: Literal["cpu", "cuda"] = "cuda"
-    compiled: bool = True
-    """Whether the model runs through torch.compile."""
+    compiled: Literal["none", "model", "blocks"] = "model"
+    """What goes through torch.compile. A compiled model hands over all gradients at the end of its backward pass; with
+    compiled blocks, those of one block travel while the next one computes."""
 
     @property
     def evaluates(self) -> bool:

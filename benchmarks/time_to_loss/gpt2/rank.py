@@ -65,8 +65,13 @@ class Training:
             )
         elif job.link:
             self._forward = _torch_ddp(self.model, job.contender)
-        if job.compiled:
+        self._cross_entropy: Callable[..., torch.Tensor] = functional.cross_entropy
+        if job.compiled == "model":
             self._forward = torch.compile(self._forward)
+        elif job.compiled == "blocks":
+            for block in self.model.blocks:
+                block.compile()
+            self._cross_entropy = torch.compile(functional.cross_entropy)
 
     def step(self, number: int) -> None:
         """One optimizer step on this rank's windows; alone, on those of all ranks."""
@@ -113,7 +118,7 @@ class Training:
         on_gpu = self.device.type == "cuda"
         with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
             logits = self._forward(windows[:, :-1])
-            return functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+            return self._cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 def vocabulary(job: Job) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from benchmarks.time_to_loss.gpt2.job import DDP, Outcome
 
 HEAD = (
-    f"{'link':8} {'contender':66} {'rate':>7} {'seed':>4} {'loss':>7} {'change':>7} {'ms/step':>9} {'MB/step':>8} "
-    f"{'fewer':>7} {'memory':>9}  DDP's loss after"
+    f"{'link':8} {'contender':66} {'rate':>7} {'steps':>5} {'seed':>4} {'loss':>7} {'change':>7} "
+    f"{'ms/step':>9} {'MB/step':>8} {'fewer':>7} {'memory':>9}  DDP's loss after"
 )
 
 
@@ -30,7 +30,7 @@ def table(outcomes: Sequence[Outcome], steps: int) -> Iterator[str]:
         fewer = f"{ddp.sent_bytes / found.sent_bytes:.1f}x" if ddp and found.sent_bytes else ""
         memory = f"{found.memory_bytes / 2**30:.1f} GiB"
         yield (
-            f"{job.link or '-':8} {job.contender:66} {job.rate:7.4g} {job.seed:4} {loss:>7} {change:>7} "
+            f"{job.link or '-':8} {job.contender:66} {job.rate:7.4g} {job.steps:5} {job.seed:4} {loss:>7} {change:>7} "
             f"{1e3 * found.step_s:9.1f} {found.sent_bytes / 1e6:8.1f} {fewer:>7} {memory:>9}  {sooner}"
         )
 

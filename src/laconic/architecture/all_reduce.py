@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -14,36 +14,24 @@ from laconic.collectives.choice import NATIVE, Costs, fastest, in_words
 from laconic.collectives.execution import WholeExchange, idle, run, unrolled
 from laconic.collectives.halves import Halves, halves_sent, share_bytes
 from laconic.collectives.hierarchical import from_leaders, to_leaders
-from laconic.collectives.members import Members
+from laconic.collectives.members import Members, messages_among
+from laconic.collectives.placement import groups_in_words, placed
 from laconic.collectives.price import price
 from laconic.collectives.ring import RING, ring
 from laconic.collectives.schedule import halves_of
-from laconic.core.exchange import Exchange, Move, Round, Wire
+from laconic.core.exchange import Exchange, Move, Round, Wire, round_sent
 from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
-from laconic.core.transport import (
-    AllWork,
-    Transport,
-    Work,
-    all_gather_sent,
-    all_reduce_sent,
-    as_it_is_sent,
-    shard_exchange_sent,
-)
+from laconic.core.transport import AllWork, Transport, Work
 from laconic.errors import AttachError, InvalidSetting
 from laconic.settings import choice
 
-_PRICES = {
-    "sum": all_reduce_sent,
-    "gather": all_gather_sent,
-    "scatter": shard_exchange_sent,
-    "send": as_it_is_sent,
-}
 _AUTO = "auto"
+_MEASURED = "measured"
 Chosen = Callable[[int], Collective | None]
-"""The collective that adds up so many bytes; None: the backend's own."""
+"""The collective for a sum of this many bytes; None: the backend's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +39,29 @@ class AllReduce(Architecture):
     """Every replica ends with the mean of all contributions.
 
     native: the backend's own all-reduce, 2 (n-1)/n N bytes per rank. The others are laconic's, made of sends and
-    receives; what a compressor gathers, scatters or swaps by itself goes the same way with all of them.
+    receives; gathers, scatters and swaps of a compressor are the same with all of them.
     """
 
     name: ClassVar[str] = "all_reduce"
     scope: ClassVar[Scope] = "everyone"
 
-    only_speed: ClassVar[tuple[str, ...]] = ("algorithm", "compress")
+    only_speed: ClassVar[tuple[str, ...]] = ("algorithm", "compress", "placement")
+    shows_on_links: ClassVar[tuple[str, ...]] = ("placement",)
 
     algorithm: str = choice(NATIVE, _AUTO, *ALGORITHMS)
-    """How a sum is formed; native leaves it to the backend (Gloo, NCCL), auto measures when attaching and takes what is
+    """How a sum is formed; native leaves it to the backend (Gloo, NCCL), auto measures when attaching and takes the
     fastest for each size."""
     compress: str = choice("all", "between_hosts")
     """Where the compressor works; between_hosts: plain values inside a host, whose sum one of its ranks compresses."""
 
+    placement: str = choice("by_host", _MEASURED)
+    """Which ranks are taken together, and their order; by_host: those that share a host, as they are numbered;
+    measured: those that exchange fast while all others do, such as a rack behind a slow uplink."""
+
     hosts: Hosts = field(default=(), kw_only=True)
-    """Which ranks share a host; known once attached."""
+    """Ranks that are taken together, in the order in which a ring goes through them; known once attached."""
     costs: Costs | None = field(default=None, kw_only=True)
-    """What auto has measured; known once attached."""
+    """The measurements of auto; known once attached."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,30 +69,57 @@ class AllReduce(Architecture):
             by_host = " or ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.by_host)
             raise InvalidSetting(
                 f"{self.axis}.{self.name}.compress={self.compress} has no effect with algorithm={self.algorithm}, "
-                f"which does not tell hosts apart. Use algorithm={by_host}, or leave it out."
+                f"which does not distinguish hosts. Use algorithm={by_host}, or leave it out."
+            )
+        if self.placement == _MEASURED and self.algorithm == NATIVE:
+            raise InvalidSetting(
+                f"{self.axis}.{self.name}.placement={_MEASURED} has no effect with algorithm={NATIVE}, whose order is "
+                f"the backend's. Use algorithm={RING.name} or another one, or leave it out."
             )
 
     def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> AllReduce:
-        """The same, knowing where ranks are and, for auto, what each algorithm takes.
+        """The same architecture with the hosts of ranks and, for auto, the time of each algorithm.
 
-        Raises AttachError if the algorithm would not be what its name says there.
+        Raises AttachError if the algorithm would be a different one on these hosts.
         """
         if self.algorithm == NATIVE or sum(map(len, where := hosts())) == 1:
             return self
+        if self.placement == _MEASURED:
+            where = placed(where, measure.pairs())
         if self.algorithm == _AUTO:
-            return replace(self, hosts=where, costs=measure(sensible(where)))
+            return replace(self, hosts=where, costs=measure.costs(sensible(where), where))
         if (reason := ALGORITHMS[self.algorithm].unfit(where)) is not None:
+            alike = ", and all pairs of them are about as fast" if self.placement == _MEASURED else ""
             raise AttachError(
-                f'architecture "{self}" has no effect here: {reason}. Use algorithm={RING.name} or {NATIVE}.'
+                f'architecture "{self}" has no effect here: {reason}{alike}. Use algorithm={RING.name} or {NATIVE}.'
             )
         return replace(self, hosts=where)
 
+    def fixed_ranks(self, least: int, most: int) -> str | None:
+        """Why the set of ranks may not change: times, hosts or the number of ranks decide how sums are formed."""
+        use = f"Use algorithm={NATIVE} or {RING.name}"
+        if self.algorithm == _AUTO:
+            return f"algorithm={_AUTO} measures among fixed ranks. {use}"
+        if self.tells_hosts_apart():
+            return f"algorithm={self.algorithm} is made for fixed hosts. {use}"
+        if self.placement == _MEASURED:
+            return f"placement={_MEASURED} measures among fixed ranks. Leave it out"
+        for number in range(least, most + 1) if self.algorithm != NATIVE else ():
+            if number > 1 and (reason := ALGORITHMS[self.algorithm].unfit(hosts_alone(number))) is not None:
+                return f"algorithm={self.algorithm} does not fit {number} ranks: {reason}. {use}"
+        return None
+
     def facts(self) -> dict[str, str]:
-        """What auto uses from which size on."""
-        return {} if self.costs is None else {"algorithms": in_words(self.costs)}
+        """What auto uses from which size on, and the ranks that measured rates have put together."""
+        groups = {"groups": groups_in_words(self._groups())} if self._groups() else {}
+        return groups | ({} if self.costs is None else {"algorithms": in_words(self.costs)})
+
+    def _groups(self, algorithm: str = "") -> Hosts:
+        """The ranks that measured rates have put together; empty before that, and for the backend's own algorithm."""
+        return self.hosts if self.placement == _MEASURED and algorithm != NATIVE else ()
 
     def tells_hosts_apart(self) -> bool:
-        """As the algorithm says; auto does not say before it has measured."""
+        """As the algorithm declares; unknown for auto before it has measured."""
         return self.algorithm in ALGORITHMS and ALGORITHMS[self.algorithm].by_host
 
     def forms_sums(self) -> bool:
@@ -113,7 +133,7 @@ class AllReduce(Architecture):
     def exchange(
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
-        """As the compressor does it in a group of all ranks, or of one rank of each host."""
+        """Exchange with the compressor in a group of all ranks, or of one rank of each host."""
         transport = wire.transport
         moment = replace(state.moment, rank=transport.rank, world_size=transport.world_size)
         here = self if self.hosts or not self.forms_sums() else replace(self, hosts=transport.hosts)
@@ -127,7 +147,7 @@ class AllReduce(Architecture):
         return unrolled(exchange, here.num_waits(state.bucket, compression, moment))
 
     def _between_hosts(self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire) -> Exchange:
-        """Add up inside each host, let one rank of each exchange the sums, hand the result out."""
+        """Sum inside each host, exchange the sums among one rank of each, distribute the result."""
         transport, hosts = wire.transport, self.hosts
         leaders = [host[0] for host in hosts]
         moment = replace(state.moment, rank=transport.rank, world_size=transport.world_size)
@@ -140,15 +160,15 @@ class AllReduce(Architecture):
             yield from unrolled(compression.exchange(flat, state, group), num_waits)
             state.moment = moment
         else:
-            # All ranks wait equally often, so that what follows is issued in the same order everywhere.
+            # All ranks have the same number of waits, so that later operations are issued in the same order everywhere.
             yield from idle(num_waits)
         yield from run(from_leaders(hosts), transport, (flat,), what=wire.what)
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """All rounds of the compressor, and plain values inside hosts where only what is between them is compressed.
+        """All rounds of the compressor, and plain values inside hosts where only traffic between hosts is compressed.
 
-        Before attaching nobody knows who shares a host: hierarchical is then priced with equally many ranks on each,
-        or, if it compresses between hosts, with one.
+        Before attaching, hosts are unknown: hierarchical is then priced with the same number of ranks on each host or,
+        if it compresses between hosts, with one.
         """
         if not self.compresses_sums():
             chosen = self._chosen(moment)
@@ -172,15 +192,22 @@ class AllReduce(Architecture):
         )
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
-        """The rounds of the compressor, between steps inside hosts where only what is between them is compressed."""
+        """The rounds of the compressor, with steps inside hosts where only traffic between hosts is compressed."""
         if self.compresses_sums():
             among = self._among_leaders(moment)
             between = (
-                Move(round.kind, round.sizes, RING.name if round.kind == "sum" else NATIVE, among_hosts=True)
+                Move(
+                    round.kind,
+                    round.sizes,
+                    RING.name if round.kind == "sum" else NATIVE,
+                    among_hosts=True,
+                    groups=self._groups(),
+                )
                 for round in compression.rounds(bucket, among)
             )
             size = (bucket.nbytes,)
-            return Move("to_leaders", size), *between, Move("from_leaders", size)
+            inside = [Move(kind, size, groups=self._groups()) for kind in ("to_leaders", "from_leaders")]
+            return inside[0], *between, inside[1]
         found: list[Move] = []
         for round in compression.rounds(bucket, moment):
             if round.kind != "sum":
@@ -188,26 +215,28 @@ class AllReduce(Architecture):
             elif halves:
                 found += self._halves(round.sizes, moment.world_size)
             else:
-                found.append(Move("sum", round.sizes, self._named(sum(round.sizes))))
+                algorithm = self._named(sum(round.sizes))
+                found.append(Move("sum", round.sizes, algorithm, groups=self._groups(algorithm)))
         # Sums that are made side by side are all begun before the second half of any of them.
         return tuple(sorted(found, key=lambda move: move.kind != "scatter_sum")) if halves else tuple(found)
 
     def _halves(self, sizes: tuple[int, ...], world_size: int) -> tuple[Move, Move]:
-        """A sum of which every rank gets its share first, and the other shares later."""
+        """A sum in two halves: every rank first gets its share, later the other shares."""
         algorithm = self._named(sum(sizes))
         if algorithm == NATIVE:
             shares = tuple(share_bytes(size, world_size) for size in sizes)
             sizes = tuple(world_size * share for share in shares)
         else:
             shares = tuple(-(-size // world_size) for size in sizes)
-        return Move("scatter_sum", sizes, algorithm), Move("gather", shares, algorithm)
+        groups = self._groups(algorithm)
+        return Move("scatter_sum", sizes, algorithm, groups=groups), Move("gather", shares, algorithm, groups=groups)
 
     def _named(self, nbytes: int) -> str:
-        """The algorithm that adds up so many bytes."""
+        """The algorithm for a sum of this many bytes."""
         return fastest(self.costs, nbytes) if self.algorithm == _AUTO else self.algorithm
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """As often as the compressor, but once for each step of a sum."""
+        """The waits of the compressor, with one for each step of a sum."""
         if not self.compresses_sums():
             return _num_waits(bucket, compression, moment, self._chosen(moment))
         hosts = self._known_hosts(moment)
@@ -217,7 +246,7 @@ class AllReduce(Architecture):
     def _chosen(self, moment: Moment) -> Chosen:
         """How sums are formed."""
         if self.algorithm == NATIVE or (self.tells_hosts_apart() and not self.hosts):
-            return lambda nbytes: None  # with equally many ranks on each host, hierarchical sends as much
+            return lambda nbytes: None  # with equal hosts, hierarchical sends the same bytes
         hosts = self._known_hosts(moment)
         if self.algorithm == _AUTO:
             return lambda nbytes: None if (found := fastest(self.costs, nbytes)) == NATIVE else ALGORITHMS[found](hosts)
@@ -227,7 +256,7 @@ class AllReduce(Architecture):
         return self.hosts or hosts_alone(moment.world_size)
 
     def _among_leaders(self, moment: Moment) -> Moment:
-        """The moment as the first rank of this rank's host sees it among those of all hosts."""
+        """The moment of the first rank of this rank's host, among those of all hosts."""
         hosts = self._known_hosts(moment)
         place = next(number for number, host in enumerate(hosts) if moment.rank in host)
         return replace(moment, rank=place, world_size=len(hosts))
@@ -251,7 +280,8 @@ def sensible(hosts: Hosts) -> list[str]:
 def _num_waits(bucket: Bucket, compression: Codec, moment: Moment, chosen: Chosen) -> int:
     """Waits of an exchange that waits once for each step of a sum.
 
-    Several rounds may share a wait; then it lasts as long as the longest. What is not known is which: so at most this.
+    Several rounds may share a wait, which then lasts as long as the longest; which ones do is unknown, so this is an
+    upper bound.
     """
     num_waits = compression.num_waits(bucket, moment)
     sums = (sum(round.sizes) for round in compression.rounds(bucket, moment) if round.kind == "sum")
@@ -266,11 +296,6 @@ def _sent(round: Round, moment: Moment, chosen: Chosen) -> int:
     if collective is None:
         return round_sent(round, moment.world_size)
     return sum(price(collective, size).sent_bytes[moment.rank] for size in round.sizes)
-
-
-def round_sent(round: Round, world_size: int) -> int:
-    """Bytes one of n ranks sends for `round`, as the backend's ring sends it."""
-    return sum(_PRICES[round.kind](size, world_size) for size in round.sizes) if world_size > 1 else 0
 
 
 def _native(nbytes: int) -> None:
@@ -291,16 +316,13 @@ class Everyone:
 
     @property
     def size(self) -> int:
-        """See Group."""
         return self._transport.world_size
 
     @property
     def rank(self) -> int:
-        """See Group."""
         return self._transport.rank
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
-        """See Group."""
         collective = self._chosen(sum(tensor.nbytes for tensor in tensors))
         if collective is not None:
             return WholeExchange(run(collective, self._transport, tensors, what=self._what))
@@ -308,7 +330,6 @@ class Everyone:
         return works[0] if len(works) == 1 else AllWork(works)
 
     def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
-        """See Group."""
         collective = self._chosen(sum(tensor.nbytes for tensor in tensors))
         if not self._halves:
             yield self.sum(tensors)
@@ -320,17 +341,19 @@ class Everyone:
             yield from run(second, self._transport, tensors, what=self._what)
 
     def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        """See Group."""
         rows = tensor.new_empty((self._transport.world_size, *tensor.shape))
         return self._transport.all_gather(rows, tensor, what=self._what), rows
 
     def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        """See Group."""
         received = torch.empty_like(rows)
         return self._transport.all_to_all(received, rows, what=self._what), received
 
+    def scatter_uneven(
+        self, messages: Sequence[torch.Tensor], lengths: Sequence[int]
+    ) -> tuple[Work, list[torch.Tensor]]:
+        return messages_among(self._transport, range(self.size), messages, lengths, self._what)
+
     def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
-        """See Group."""
         sends = [] if send is None else [(peer, send)]
         receives = [] if receive is None else [(peer, receive)]
         return self._transport.send_receive(sends, receives, what=self._what)

@@ -27,10 +27,10 @@ class Choco(Architecture):
 
         q_i = C(x_i - xh_i),   xh_i <- xh_i + q_i,   x_i <- x_i + gamma sum_j W_ij (xh_j - xh_i)
 
-    What a compressor leaves out stays in x - xh and is sent in a later round, so a biased one needs no error feedback
-    here. The public copies must follow every correction, so neighbours are the same in every round. Kept per replica:
-    xh_i, and sum_j W_ij xh_j as one tensor, whatever the number of neighbours. With asp each pair has public copies of
-    its own, because no two pairs are in step.
+    Values that a compressor leaves out remain in x - xh and are sent in a later round, so a biased compressor needs no
+    error feedback here. The public copies must receive every correction, so neighbours are the same in every round. The
+    state per replica is xh_i, and sum_j W_ij xh_j as one tensor, whatever the number of neighbours. With asp each pair
+    has public copies of its own, because pairs are not synchronized.
 
     Reference: Koloskova et al. 2019, arXiv:1902.00340.
     """
@@ -42,29 +42,29 @@ class Choco(Architecture):
     fields: ClassVar[Mapping[str, Resize]] = {_PUBLIC: "reset", _AROUND: "reset"}
 
     topology: str = choice("ring", "torus")
-    """Who talks to whom: those next to it, or around it on a grid."""
+    """The neighbours of a replica: the two next to it, or the four around it on a grid."""
     gamma: float = share(0.2)
-    """How far to go towards the neighbours' public copies in a round: 1 for what loses little, about 0.2 for one entry
-    in ten, 0.05 for one in a hundred. More than the compressor can follow makes replicas part."""
+    """The step towards the neighbours' public copies in a round: 1 for compressors that lose little, about 0.2 for one
+    entry in ten, 0.05 for one in a hundred. With too large a step replicas diverge."""
 
     @property
     def copy_rate(self) -> float:
-        """As in a round of all."""
+        """The same as with a barrier."""
         return self.gamma
 
     def neighbours(self, moment: Moment) -> Neighbourhood:
-        """Whom this rank talks to."""
+        """The neighbours of this rank."""
         return TOPOLOGIES[self.topology].neighbourhood(moment.rank, moment.world_size, 0, 0)
 
     def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
-        """All replicas start from the same values, and everybody knows that."""
+        """Public copies start from the common initial values."""
         state.flat[_PUBLIC] = parameters.clone()
         state.flat[_AROUND] = parameters.clone()
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
-        """Send the correction to the public copy, take in the neighbours'."""
+        """Send the correction to the public copy, and apply the neighbours'."""
         around, public, sums = self.neighbours(state.moment), state.flat[_PUBLIC], state.flat[_AROUND]
         payload = compression.encode(flat - public, state)
         received = {peer: Payload(tuple(map(torch.empty_like, payload.tensors))) for peer in around.receives}

@@ -1,4 +1,4 @@
-"""What an architecture promises: to exchange a bucket with whom it says, and what that costs in bytes."""
+"""The contract of an architecture: how a bucket is exchanged, with whom, and its cost in bytes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import ClassVar, Literal, Protocol, Self
 
 import torch
 
+from laconic.architecture.datagrams.loss_bound import LossBound
 from laconic.architecture.graphs.topologies import Neighbourhood
 from laconic.architecture.servers.layout import ServerLayout
-from laconic.collectives.choice import Costs
+from laconic.collectives.choice import NATIVE, Costs
 from laconic.core.exchange import Exchange, Group, Move, Round, Wire
-from laconic.core.hosts import Hosts
+from laconic.core.hosts import Hosts, Pairs
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket, Plan
@@ -20,15 +21,34 @@ from laconic.core.stateful import BucketState, Resize
 from laconic.settings import Method
 
 Scope = Literal["everyone", "neighbours"]
-"""everyone: a round ends with the mean over all, the same everywhere. neighbours: with that over a few, so replicas
-come closer without being equal."""
+"""everyone: a round ends with the mean over all ranks, the same everywhere. neighbours: with the mean over a few, so
+replicas come closer without being equal."""
 
-Measure = Callable[[Sequence[str]], Costs]
-"""Finds out how long all-reduces of several sizes take with the backend's own algorithm and with these."""
+
+class Measure(Protocol):
+    """What can be found out by trying, among all ranks together."""
+
+    def costs(self, algorithms: Sequence[str], hosts: Hosts) -> Costs:
+        """How long all-reduces of several sizes take with the backend's own algorithm and with these, by such hosts."""
+        ...
+
+    def pairs(self) -> Pairs:
+        """How fast every two ranks exchange while all others do the same."""
+        ...
+
+
+class NothingMeasured:
+    """A Measure for questions that need no network: whether settings fit these hosts, how many bytes are sent."""
+
+    def costs(self, algorithms: Sequence[str], hosts: Hosts) -> Costs:
+        return Costs((1,), ((NATIVE, (0.0,)),))
+
+    def pairs(self) -> Pairs:
+        return ()
 
 
 class CodecTraits(Protocol):
-    """The facts about a compressor that an architecture asks for."""
+    """The facts about a compressor that an architecture needs."""
 
     @property
     def decodes_alone(self) -> bool:
@@ -42,12 +62,22 @@ class CodecTraits(Protocol):
 
     @property
     def lossless(self) -> bool:
-        """Receivers get exactly what was sent."""
+        """Receivers get exactly the tensor that was sent."""
+        ...
+
+    @property
+    def tensor_by_tensor(self) -> bool:
+        """The decoded values of a tensor do not depend on the others in its bucket."""
+        ...
+
+    @property
+    def by_name(self) -> bool:
+        """Its bytes depend on the names of tensors, not on their shapes alone."""
         ...
 
 
 class Codec(Protocol):
-    """What an architecture needs to know of a compressor."""
+    """The part of a compressor that an architecture uses."""
 
     @property
     def traits(self) -> CodecTraits:
@@ -55,15 +85,19 @@ class Codec(Protocol):
         ...
 
     def init(self, bucket: Bucket) -> BucketState:
-        """What it remembers about `bucket` before the first step."""
+        """Its state for `bucket` before the first step."""
         ...
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
-        """What this rank sends for `flat`."""
+        """The payload of this rank for `flat`."""
         ...
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Write what `payload` stands for into `out`."""
+        """Decode `payload` into `out`."""
+        ...
+
+    def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Add what a payload stands for."""
         ...
 
     def exchange(
@@ -73,23 +107,28 @@ class Codec(Protocol):
         ...
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
-        """What one exchange sends."""
+        """The rounds of one exchange."""
         ...
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
-        """Bytes of what `encode` gives."""
+        """Bytes of the payload that `encode` returns."""
+        ...
+
+    @property
+    def between_hosts(self) -> Codec | None:
+        """The compressor for sums between hosts, if it is another one."""
         ...
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
-        """How often one exchange yields."""
+        """The number of waits of one exchange."""
         ...
 
     def back(self) -> Codec:
-        """How a sum is sent back."""
+        """The compressor for sums that are sent back."""
         ...
 
     def one_by_one(self) -> Codec:
-        """The same where each payload is read by itself."""
+        """The same where payloads are gathered."""
         ...
 
 
@@ -99,71 +138,88 @@ class Architecture(Method):
 
     axis: ClassVar[str] = "architecture"
     scope: ClassVar[Scope]
-    """Over whom a round takes the mean."""
+    """The ranks over which an exchange takes the mean."""
     asynchronous: ClassVar[bool] = False
-    """Can go on without a barrier."""
+    """Works without a barrier."""
+    mixes_anything: ClassVar[bool] = False
+    """An exchange among neighbours gives each the mean of their values, whether parameters or other values."""
     keeps_clocks: ClassVar[bool] = False
-    """Knows how far every worker is, and can make the fastest wait."""
+    """Keeps the step of every worker, and can make the fastest wait."""
     compensates: ClassVar[bool] = False
-    """Makes up for what compression loses by itself, so it takes any compressor that can be read alone, and none that
-    keeps a residual of its own."""
+    """Corrects the losses of compression by itself, so it takes any compressor that can be decoded alone, except those
+    that keep a residual."""
+    adds_differences: ClassVar[bool] = False
+    """Sends differences of neighbours' parameters through a linear compressor, whose state is kept per neighbour, as
+    "field|place". The lost part of a difference remains for the next round."""
     follows_steps: ClassVar[bool] = False
-    """What the optimizer does to parameters must be corrected after every step."""
+    """Parameters must be corrected after every optimizer step."""
     fields: ClassVar[Mapping[str, Resize]] = {}
-    """What it remembers per element, and what becomes of that when the number of workers changes."""
+    """Its state per element, and how each field is converted when the number of workers changes."""
     weight_field: ClassVar[str | None] = None
-    """The field that says how much a replica counts in the mean which mixing preserves; None: all count the same."""
+    """The field with a replica's weight in the mean that mixing preserves; None: all have the same weight."""
     holds_shards: ClassVar[bool] = False
-    """Each rank holds a shard of every parameter: a round leaves it with the mean of that shard alone, and shards are
-    put together for each pass, which `gather` does."""
+    """Each rank holds a shard of every parameter: a round gives it the mean of that shard only, and `gather` gathers
+    shards for each pass."""
+    adds_only: ClassVar[bool] = False
+    """Its servers add up integers and read no payload, so every round of a compressor must be a sum."""
     only_speed: ClassVar[tuple[str, ...]] = ()
     """Settings that say how or where sums are formed, and change no result but its rounding."""
 
     @property
     def servers(self) -> ServerLayout | None:
-        """The servers that workers send to and get back from; None: workers exchange with each other."""
+        """The servers that workers exchange with; None: workers exchange with each other."""
         return None
 
     @property
     def has_servers(self) -> bool:
-        """Whether something beside the workers holds common state."""
+        """Whether servers hold common state."""
         return self.servers is not None
 
     @property
-    def copy_rate(self) -> float | None:
-        """How far a replica moves towards its neighbours' public copies when a pair averages without a barrier.
+    def loss_bound(self) -> LossBound | None:
+        """How much of what ranks send may be missing from a mean, where it travels as datagrams; None: it does not."""
+        return None
 
-        None: there are no public copies, and pairs exchange parameters as they are.
+    @property
+    def copy_rate(self) -> float | None:
+        """The step towards a neighbour's public copy when a pair averages without a barrier.
+
+        None: there are no public copies, and pairs exchange uncompressed parameters.
         """
         return None
 
     @property
     def weights_by(self) -> str:
-        """The compressor by which shards of parameters travel when they are put together, where `holds_shards`."""
+        """The compressor of weights when shards are gathered, where `holds_shards`."""
         return "none"
 
-    def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> Self:
-        """The same, knowing what only attaching tells: which ranks share a host, and how long algorithms take.
+    @property
+    def between_by(self) -> str | None:
+        """The compressor of sums between hosts; None: there are no such sums."""
+        return None
 
-        Every rank calls it; all ranks ask `hosts` and `measure`, or none. Raises AttachError if a setting would have no
-        effect on these hosts.
+    def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> Self:
+        """The same, knowing what only attaching tells: which ranks share a host, and what can be measured among them.
+
+        Every rank calls it; all ranks ask `hosts` and `measure`, or none. Raises AttachError if a setting
+        would have no effect on these hosts.
         """
         return self
 
     def facts(self) -> dict[str, str]:
-        """What attaching has told, for the event log."""
+        """The facts found when attaching, for the event log."""
         return {}
 
     def tells_hosts_apart(self) -> bool:
-        """Whether who sends to whom depends on which ranks share a host."""
+        """Whether the routes of messages depend on which ranks share a host."""
         return False
 
     def meets_the_same(self) -> bool:
-        """Whether neighbours are the same in every round."""
+        """Whether neighbours are the same in every mixing step."""
         return True
 
     def forms_sums(self) -> bool:
-        """Whether it has its own way to form sums, which is of no use where nothing is summed."""
+        """Whether a setting decides how sums are formed, which has no effect if nothing is summed."""
         return False
 
     def compresses_sums(self) -> bool:
@@ -171,23 +227,27 @@ class Architecture(Method):
         return False
 
     def neighbours(self, moment: Moment) -> Neighbourhood:
-        """Whom this rank talks to, if only to some."""
+        """The ranks that this rank exchanges with, if these are only some."""
         raise NotImplementedError
 
     def share(self, world_size: int) -> float:
-        """What a contribution is multiplied by before it is exchanged."""
+        """The factor of a contribution before it is exchanged."""
         return 1.0 / world_size if self.scope == "everyone" else 1.0
 
     def cut(self, plan: Plan, world_size: int, *, tensors: bool) -> Plan:
         """The plan with its buckets cut so that each can go its own way; with `tensors`, inside tensors too."""
         return plan
 
+    def fixed_ranks(self, least: int, most: int) -> str | None:
+        """Why the set of ranks cannot change from one exchange to the next, within these numbers; None: it can."""
+        return f"{self.name} does not support a changing set of ranks"
+
     def init(self, compression: Codec, bucket: Bucket) -> BucketState:
-        """What compression remembers about a bucket before the first step."""
+        """The compressor's state for a bucket before the first step."""
         return compression.init(bucket)
 
     def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
-        """Add what is remembered about a bucket; `parameters` are the values all replicas start from."""
+        """Add state for a bucket; `parameters` are the common initial values."""
 
     def follow_step(self, state: BucketState, parameters: torch.Tensor) -> None:
         """Correct `parameters`, as the optimizer has left them; called where `follows_steps`, with no round open."""
@@ -197,7 +257,7 @@ class Architecture(Method):
     ) -> Exchange:
         """Replace `flat` by its mean, contributions being scaled by `share`.
 
-        own: filled with what this rank contributed to the mean, for whoever needs to know what was lost.
+        own: filled with this rank's contribution to the mean, from which a wrapper computes what was lost.
         """
         raise NotImplementedError
 
@@ -205,8 +265,12 @@ class Architecture(Method):
         """Payload bytes one rank sends for one exchange of `bucket`, without running it."""
         raise NotImplementedError
 
+    def sent_between(self, bucket: Bucket, compression: Codec, moment: Moment) -> int | None:
+        """The part of `sent_bytes` that goes to other hosts, where ranks of a host add up first; None: unknown."""
+        return None
+
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
-        """What one exchange of `bucket` does on the network, in order.
+        """The moves of one exchange of `bucket` on the network, in order.
 
         With `halves`, a sum is a "scatter_sum" and a "gather", and all that gathers may wait.
         """
@@ -221,19 +285,19 @@ class Architecture(Method):
     def gather(
         self, row: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, rows: torch.Tensor
     ) -> Exchange:
-        """Fill `rows` with what everybody gets of each rank's `row`, of this rank's own too."""
+        """Fill `rows` with the decoded `row` of each rank, including this rank's own."""
         raise NotImplementedError
 
     def init_weights(self, compression: Codec, weights: Bucket, world_size: int) -> BucketState:
-        """What compression needs to know about this rank's row of weights; nothing that lasts."""
+        """The compressor's state for this rank's row of weights; nothing is kept between steps."""
         raise NotImplementedError
 
     def gathered_bytes(self, weights: Bucket, compression: Codec, moment: Moment) -> int:
-        """Payload bytes one rank sends when shards of parameters are put together once, where `holds_shards`."""
+        """Payload bytes one rank sends for one gather of weights, where `holds_shards`."""
         raise NotImplementedError
 
     def gather_moves(self, weights: Bucket, compression: Codec, moment: Moment) -> tuple[Move, ...]:
-        """What that does on the network."""
+        """The moves of that gather."""
         raise NotImplementedError
 
     def halves_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
@@ -243,10 +307,10 @@ class Architecture(Method):
     def pairwise_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """Payload bytes one rank sends for `bucket` per step when pairs average without a barrier, at most on average.
 
-        Each begins one exchange per step and answers one of somebody else's.
+        Each replica starts one exchange per step and answers one of another replica.
         """
         return 2 * compression.payload_bytes(bucket, moment)
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """How often one exchange of `bucket` yields."""
+        """The number of waits of one exchange of `bucket`."""
         return 1

@@ -1,4 +1,4 @@
-"""Workers send to servers and get back from them."""
+"""Workers exchange with servers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SMALLEST_BYTES = 65536
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServer(Architecture):
-    """Servers beside the workers, each with a part of the model, form the mean or hold the parameters themselves.
+    """Servers form the mean, or hold the parameters, each of them for some of the buckets.
 
-        bsp, local   a server decodes what all workers have sent, adds that up and sends the sum back, encoded again
+        bsp, local   a server decodes the payloads of all workers, adds them up and sends the encoded sum back
         ssp, asp     a server applies each worker's gradient with the optimizer and sends the parameters back
 
     A worker sends and receives N bytes, a server n N / m each way. With error_feedback both directions have a residual
@@ -43,16 +43,16 @@ class ParameterServer(Architecture):
     only_speed: ClassVar[tuple[str, ...]] = ("shards", "hosts")
 
     shards: int = count(0, at_most=4096)
-    """Number of servers, each with about as many bytes; 0: one beside every worker."""
+    """Number of servers, each with about the same number of bytes; 0: one per worker."""
     hosts: str = hosts("")
-    """Where servers already run, as address:port separated by |; empty: they are started beside the workers."""
+    """Addresses of running servers, as address:port separated by |; empty: the workers start them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.hosts and self.shards:
             raise InvalidSetting(
-                f"{self.axis}.{self.name}: shards={self.shards} has no effect beside hosts, of which each is a server. "
-                "Give one of them."
+                f"{self.axis}.{self.name}: shards={self.shards} has no effect together with hosts, each of which is a "
+                "server. Give one of them."
             )
 
     @property
@@ -73,7 +73,7 @@ class ParameterServer(Architecture):
         return sum_at_server(flat, state, compression, wire, own)
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """One payload, or what each round sums."""
+        """One payload, or the bytes that each round sums."""
         return bytes_to_server(bucket, compression, moment)
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
@@ -81,7 +81,7 @@ class ParameterServer(Architecture):
         return moves_to_server(bucket, compression, moment)
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """One, or as often as the compressor."""
+        """One wait, or those of the compressor."""
         return waits_for_server(bucket, compression, moment)
 
 
@@ -92,7 +92,7 @@ def _pieces(bucket: Bucket, num_servers: int, *, tensors: bool) -> list[Bucket]:
     begin = 0
     for tensor in bucket.tensors:
         ends = [total_bytes * piece // num_pieces - begin for piece in range(1, num_pieces)] if tensors else []
-        # What would leave a small rest on either side is not worth a message of its own.
+        # A cut that leaves a small rest on either side is not worth a message of its own.
         inside = [end for end in ends if _SMALLEST_BYTES <= end <= tensor.nbytes - _SMALLEST_BYTES]
         for first, last in pairwise([0, *(end // tensor.dtype.itemsize for end in inside), tensor.numel]):
             part = tensor.piece(first, last)

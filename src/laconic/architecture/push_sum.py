@@ -22,12 +22,12 @@ _HELD = "push_sum.held"
 
 @dataclass(frozen=True, kw_only=True)
 class PushSum(Architecture):
-    """Each replica pushes equal parts of its parameters to others, which need not push back.
+    """Each replica pushes equal shares of its parameters to others, which need not push back.
 
         x_i <- sum_j P_ij x_j,   w_i <- sum_j P_ij w_j,   z_i = x_i / w_i      columns of P add up to one
 
-    The model holds z, gradients are taken there and added to x. The weight w makes good for replicas that happen to
-    receive more or less than they send, so any directed graph will do.
+    The model holds z; gradients are computed at z and added to x. The weight w compensates for replicas that receive
+    more or less than they send, so any directed graph works.
 
     Reference: Assran et al. 2019 (stochastic gradient push), arXiv:1811.10792.
     """
@@ -39,29 +39,29 @@ class PushSum(Architecture):
     weight_field: ClassVar[str | None] = _WEIGHT
 
     topology: str = choice("one_peer_exponential", "exponential", "ring", "random_targets")
-    """Who pushes to whom: one of those 1, 2, 4, ... places on in turn, all of these, both that stand next to it, one
-    drawn anew."""
+    """The targets of a replica: one of those at a distance of 1, 2, 4, ... in turn, all of these, the two next to it,
+    or a random one for every mixing step."""
     seed: int = count(0, at_most=2**31 - 1)
-    """Of what is drawn."""
+    """Seed of the random graphs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_seed(f"{self.axis}.{self.name}", self.topology, self.seed)
 
     def neighbours(self, moment: Moment) -> Neighbourhood:
-        """Whom this rank talks to."""
+        """The neighbours of this rank."""
         return TOPOLOGIES[self.topology].neighbourhood(moment.rank, moment.world_size, moment.round, self.seed)
 
     def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
-        """A weight of one, and z as it is now."""
+        """A weight of one, and the current z."""
         state.flat[_HELD] = parameters.clone()
-        # One number for all elements, kept per parameter because that is how state is saved.
+        # One number for all elements, kept per parameter because state is saved so.
         state.whole[_WEIGHT] = {
             tensor.name: torch.ones(1, dtype=torch.float64, device=parameters.device) for tensor in state.bucket.tensors
         }
 
     def follow_step(self, state: BucketState, parameters: torch.Tensor) -> None:
-        """The optimizer has moved z as it should have moved x = w z: make that z + (what it has moved) / w."""
+        """The optimizer has applied to z the update of x = w z: replace it by z + update / w."""
         held, weight = state.flat[_HELD], next(iter(state.whole[_WEIGHT].values()))
         parameters.sub_(held).div_(weight.to(parameters.dtype)).add_(held)
         held.copy_(parameters)
@@ -69,7 +69,7 @@ class PushSum(Architecture):
     def exchange(
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
-        """Push parts of x and w; z takes the place of the parameters."""
+        """Push parts of x and w; z replaces the parameters."""
         around, weights = self.neighbours(state.moment), state.whole[_WEIGHT]
         weight = next(iter(weights.values()))
         part = 1.0 / (1 + len(around.sends))

@@ -1,35 +1,54 @@
-"""Each rank owns a shard of every parameter: what FSDP2 (fully_shard) sends, compressed."""
+"""Each rank owns a shard of every parameter: compresses the traffic of FSDP2 (fully_shard)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 
-from laconic.architecture.contract import Architecture, Codec, Scope
+from laconic.architecture.contract import Architecture, Codec, Measure, Scope
+from laconic.architecture.shards.coded_rows import (
+    AllRanks,
+    added_up,
+    coded_rows,
+    read_payloads,
+    row_batches,
+    rows_bytes,
+    write_payloads,
+)
+from laconic.collectives.members import Members
 from laconic.core.exchange import Exchange, Move, Wire
+from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.moment import Moment
-from laconic.core.payload import Payload
 from laconic.core.plan import Bucket, Plan
-from laconic.core.shard_rows import Layout, by_owner, layout_of, row_of
+from laconic.core.shard_rows import Layout, by_owner, layout_of, num_owners, row_of
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
 from laconic.core.transport import all_gather_sent, shard_exchange_sent
+from laconic.errors import AttachError
 from laconic.settings import choice
+
+_OFF = "off"
+_BETWEEN = "sharded.between"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded(Architecture):
-    """FSDP2's own traffic: gradients travel to the rank that owns a shard, weights from it to all.
+    """Compress FSDP2's own traffic: gradients go to the rank that owns a shard, weights from it to all ranks.
 
         gradients   of shard r, on rank r:  g <- mean_i(decode(C(g_i)))        one reduce-scatter per part of the model
         weights     on every rank:          x <- decode(W(x_r)), r = 1 ... n   one all-gather per part and pass
 
-    C is the strategy's compression, W the setting `weights`. The shard that the optimizer updates stays exact: what W
-    rounds is only what the passes compute with. Parameters are compressed one by one, never across their borders. With
-    error_feedback every rank remembers a residual of the whole gradient, not of a shard.
+    C is the strategy's compression, W the setting `weights`. With `between`, ranks of a host add up gradients first,
+    and each host sends one sum to each owner, by that compression B:
+
+        gradients   of shard r, on rank r:  g <- sum over hosts(decode(B(sum_i(decode(C(g_i / n))))))
+
+    The shard that the optimizer updates stays exact: W rounds only the weights that the passes compute with. Values of
+    two parameters are never compressed together. With error_feedback every rank keeps a residual of the whole gradient,
+    not of a shard; the loss of B is not kept.
 
     Reference: Wang et al. 2023, arXiv:2306.10209 (ZeRO++).
     """
@@ -39,15 +58,46 @@ class Sharded(Architecture):
     holds_shards: ClassVar[bool] = True
 
     weights: str = choice("none", "bf16", "fp16", "int8", "int4")
-    """How weights travel when they are put together for a pass."""
+    """The compression of weights when they are gathered for a pass."""
+    between: str = choice(_OFF, "none", "bf16", "fp16", "int8", "int4")
+    """The compression of gradients between hosts, where the ranks of a host add up theirs first; off: each rank sends
+    to each owner directly."""
+
+    hosts: Hosts = field(default=(), kw_only=True)
+    """The ranks of each host; known once attached."""
 
     @property
     def weights_by(self) -> str:
         """As the setting says."""
         return self.weights
 
+    @property
+    def between_by(self) -> str | None:
+        """As the setting says."""
+        return None if self.between == _OFF else self.between
+
+    def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> Sharded:
+        """The same with the hosts of ranks; raises AttachError if hosts have nothing to add up, or differ in size."""
+        if self.between == _OFF or sum(map(len, where := hosts())) == 1:
+            return self
+        sizes = sorted({len(host) for host in where})
+        reason = ""
+        if len(where) == 1:
+            reason = "all ranks share one host"
+        elif sizes == [1]:
+            reason = "every rank has a host of its own"
+        elif len(sizes) > 1:
+            reason = f"hosts have {sizes[0]} to {sizes[-1]} ranks, and all must have the same number"
+        if reason:
+            raise AttachError(f'architecture "{self}" cannot work here: {reason}. Leave out between={self.between}.')
+        return replace(self, hosts=where)
+
+    def tells_hosts_apart(self) -> bool:
+        """Whether gradients are compressed differently between hosts."""
+        return self.between != _OFF
+
     def cut(self, plan: Plan, world_size: int, *, tensors: bool) -> Plan:
-        """One bucket for each part of the model that FSDP handles at once, its pieces in the order of their owners."""
+        """One bucket for each part of the model that FSDP exchanges at once, with pieces in the order of owners."""
         parts: dict[object, list[TensorSpec]] = {}
         for index, bucket in enumerate(plan.buckets):
             for tensor in bucket.tensors:
@@ -57,14 +107,15 @@ class Sharded(Architecture):
         return replace(plan, buckets=buckets, weights=buckets[::-1])
 
     def init(self, compression: Codec, bucket: Bucket) -> BucketState:
-        """A state for each piece."""
+        """A state for each batch of pieces that is encoded at once."""
         alone = compression.one_by_one()
-        return BucketState(bucket, parts=[alone.init(Bucket((piece,))) for piece in bucket.tensors])
+        rows = row_batches(layout_of(bucket, num_owners(bucket)), compression)
+        return BucketState(bucket, parts=[alone.init(batch.bucket) for row in rows for batch in row])
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
-        """Replace this rank's shard, which is a run of `flat`, by its mean; the others stay as they are."""
+        """Replace this rank's shard, which is a range of `flat`, by its mean; the others do not change."""
         assert own is None, "refused by the rules of legality: nobody asks what arrived"
         transport, layout = wire.transport, _layout(state, wire.transport.world_size)
         segments = state.bucket.segments()
@@ -82,66 +133,97 @@ class Sharded(Architecture):
     ) -> Exchange:
         """Fill `out` with the sum over all ranks of this rank's row of `rows`, which has one row per owner."""
         transport = wire.transport
+        if compression.between_hosts is not None and transport.world_size > 1:
+            yield from self._by_hosts(rows, state, compression, wire, out)
+            return
         if compression.traits.lossless:
             yield transport.reduce_scatter(out, rows, what=wire.what)
             return
-        layout = _layout(state, transport.world_size)
-        payloads = [self._encoded(rows, number, layout, state, compression) for number in range(len(rows))]
-        # Of the longest row: every rank has pieces of the same lengths.
-        width = max(sum(payload.nbytes for payload in row) for row in payloads)
-        packed = torch.zeros((len(rows), width), dtype=torch.uint8, device=rows.device)
-        for row, payload in zip(packed, payloads, strict=True):
-            _write(row, payload)
-        received = torch.empty_like(packed)
-        yield transport.all_to_all(received, packed, what=wire.what)
-        out.zero_()
-        pieces = layout.pieces(transport.rank)
-        for row in received:  # in the order of ranks, whoever adds up
-            for (index, place), payload in zip(pieces, _read(row, payloads[transport.rank]), strict=True):
-                one = torch.empty_like(out[place])
-                compression.decode(payload, one, state.part(index))
-                out[place] += one
+        shares = [[row] for row in coded_rows(state, compression, transport.world_size)]
+        yield from added_up(rows, shares, compression, AllRanks(transport, wire.what), [out])
 
-    def _encoded(
-        self, rows: torch.Tensor, number: int, layout: Layout, state: BucketState, compression: Codec
-    ) -> list[Payload]:
-        """What this rank sends to the owner of a row."""
-        return [compression.encode(rows[number, place], state.part(index)) for index, place in layout.pieces(number)]
+    def _by_hosts(
+        self, rows: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, out: torch.Tensor
+    ) -> Exchange:
+        """Each rank sums, inside its host, the shards for the ranks with its position, then sends them there."""
+        transport, between = wire.transport, compression.between_hosts
+        assert between is not None
+        assert self.hosts, "attaching has settled it"
+        levels = _Levels(self.hosts, transport.rank)
+        coded = coded_rows(state, compression, transport.world_size)
+        shares = [[coded[owner] for owner in column] for column in levels.columns]
+        sums = rows.new_empty((len(levels.column), rows.shape[1]))
+        inside = Members(transport, levels.host, wire.what)
+        yield from added_up(rows, shares, compression, inside, list(sums))
+        if _BETWEEN not in state.tables:
+            state.tables[_BETWEEN] = self.init(between, state.bucket)
+        beside: BucketState = state.tables[_BETWEEN]
+        # With the same random numbers, a value rounded up once would be rounded up again, which is biased.
+        beside.moment = replace(state.moment, rank=state.moment.rank + transport.world_size)
+        coded = coded_rows(beside, between, transport.world_size)
+        mine = dict(zip(levels.column, sums, strict=True))
+        shares = [[coded[owner]] for owner in levels.column]
+        yield from added_up(mine, shares, between, Members(transport, levels.column, wire.what), [out])
 
     def gather(
         self, row: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, rows: torch.Tensor
     ) -> Exchange:
-        """Fill `rows` with what everybody gets of each rank's `row`, of this rank's own too."""
+        """Fill `rows` with the decoded `row` of each rank, including this rank's own."""
         transport = wire.transport
         if compression.traits.lossless:
             yield transport.all_gather(rows, row, what=wire.what)
             return
-        segments = state.bucket.segments()
-        mine = [compression.encode(row[place], state.part(column)) for column, (_, place) in enumerate(segments)]
+        (coded,) = coded_rows(state, compression, 1)
+        mine = [compression.encode(taken, part) for taken, part in coded.values(row)]
         packed = torch.empty(sum(payload.nbytes for payload in mine), dtype=torch.uint8, device=row.device)
-        _write(packed, mine)
+        write_payloads(packed, mine)
         received = packed.new_empty((transport.world_size, packed.numel()))
         yield transport.all_gather(received, packed, what=wire.what)
         for other, filled in zip(rows, received, strict=True):
-            for column, ((_, place), payload) in enumerate(zip(segments, _read(filled, mine), strict=True)):
-                compression.decode(payload, other[place], state.part(column))
+            coded.write_to(other, iter(read_payloads(filled, mine)), compression)
 
     def init_weights(self, compression: Codec, weights: Bucket, world_size: int) -> BucketState:
-        """What compression remembers about this rank's row of weights: nothing that lasts."""
+        """The compressor's state for this rank's row of weights; nothing is kept between steps."""
         row = row_of(weights, world_size)
-        return BucketState(row, parts=[compression.init(Bucket((tensor,))) for tensor in row.tensors])
+        (batches,) = row_batches(layout_of(row, 1), compression)
+        return BucketState(row, parts=[compression.init(batch.bucket) for batch in batches])
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """A row for each of the others."""
-        (move,) = self.moves(bucket, compression, moment)
-        return shard_exchange_sent(move.nbytes, moment.world_size)
+        """A row for each of the others, or on two levels; before attaching, with all ranks on two hosts."""
+        levels = self._levels(moment)
+        sizes = {"scatter_inside": len(levels.host), "scatter_between": len(levels.column)}
+        return sum(
+            shard_exchange_sent(move.nbytes, sizes.get(move.kind, moment.world_size))
+            for move in self.moves(bucket, compression, moment)
+        )
+
+    def sent_between(self, bucket: Bucket, compression: Codec, moment: Moment) -> int | None:
+        """The sums, to the ranks with the same position on other hosts."""
+        moves, count = self.moves(bucket, compression, moment), len(self._levels(moment).column)
+        found = [shard_exchange_sent(move.nbytes, count) for move in moves if move.kind == "scatter_between"]
+        return sum(found) if found else None
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
-        """Sums of shards by the backend, or rows of payloads that the owners add up."""
-        layout = layout_of(bucket, moment.world_size)
-        if compression.traits.lossless:
+        """Sums of shards by the backend, or rows of payloads that the owners add up, at once or on two levels."""
+        layout, between = layout_of(bucket, moment.world_size), compression.between_hosts
+        if compression.traits.lossless and between is None:
             return (Move("scatter_sum", (moment.world_size * layout.width * bucket.dtype.itemsize,)),)
-        return (Move("scatter", (moment.world_size * _row_bytes(layout, compression, moment),)),)
+        inside = rows_bytes(layout, compression, moment)
+        if between is None or moment.world_size == 1:
+            return (Move("scatter", (moment.world_size * max(inside),)),)
+        levels, sums = self._levels(moment), rows_bytes(layout, between, moment)
+        longest = max(sum(inside[owner] for owner in column) for column in levels.columns)
+        return (
+            Move("scatter_inside", (len(levels.host) * longest,)),
+            Move("scatter_between", (len(levels.column) * max(sums[owner] for owner in levels.column),)),
+        )
+
+    def _levels(self, moment: Moment) -> _Levels:
+        return _Levels(self.hosts or _likely_hosts(moment.world_size), moment.rank)
+
+    def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+        """One for each level."""
+        return len(self.moves(bucket, compression, moment))
 
     def gathered_bytes(self, weights: Bucket, compression: Codec, moment: Moment) -> int:
         """This rank's row, to each of the others."""
@@ -153,12 +235,11 @@ class Sharded(Architecture):
         row = row_of(weights, moment.world_size)
         if compression.traits.lossless:
             return (Move("gather", (row.nbytes,)),)
-        sizes = (compression.payload_bytes(Bucket((tensor,)), moment) for tensor in row.tensors)
-        return (Move("gather", (sum(sizes),)),)
+        return (Move("gather", tuple(rows_bytes(layout_of(row, 1), compression, moment))),)
 
 
 def _layout(state: BucketState, world_size: int) -> Layout:
-    """The same, kept beside the state."""
+    """The same, cached with the state."""
     key = ("rows", world_size)
     if key not in state.tables:
         state.tables[key] = layout_of(state.bucket, world_size)
@@ -166,31 +247,17 @@ def _layout(state: BucketState, world_size: int) -> Layout:
     return layout
 
 
-def _row_bytes(layout: Layout, compression: Codec, moment: Moment) -> int:
-    """Of the longest row of payloads, which all others are padded to."""
-    return max(
-        sum(compression.payload_bytes(Bucket((piece,)), moment) for piece in pieces if piece.numel)
-        for pieces in layout.rows
-    )
+def _likely_hosts(world_size: int) -> Hosts:
+    """Two hosts, as long as hosts are unknown, if each can have the same number of ranks."""
+    half, rest = divmod(world_size, 2)
+    return hosts_alone(world_size) if rest or half < 2 else (tuple(range(half)), tuple(range(half, world_size)))
 
 
-def _write(row: torch.Tensor, payloads: Sequence[Payload]) -> None:
-    """Put payloads side by side into a row of bytes."""
-    at = 0
-    for payload in payloads:
-        for tensor in payload.tensors:
-            row[at : at + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
-            at += tensor.nbytes
+class _Levels:
+    """A rank's host, and the ranks with its position on all hosts."""
 
-
-def _read(row: torch.Tensor, like: Sequence[Payload]) -> list[Payload]:
-    """Payloads of the same dtypes and shapes as these, from a row of bytes."""
-    found: list[Payload] = []
-    at = 0
-    for payload in like:
-        tensors: list[torch.Tensor] = []
-        for tensor in payload.tensors:
-            tensors.append(row[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
-            at += tensor.nbytes
-        found.append(Payload(tuple(tensors)))
-    return found
+    def __init__(self, hosts: Hosts, rank: int) -> None:
+        self.host = next(host for host in hosts if rank in host)
+        self.columns = list(zip(*hosts, strict=True))
+        """For each position on a host, the ranks that have it, host after host."""
+        self.column = self.columns[self.host.index(rank)]

@@ -31,7 +31,9 @@ class MethodEntry(TypedDict, total=False):
     """One method; which keys there are depends on its axis."""
 
     name: str
+    family: str
     summary: str
+    good_for: str
     wrapper: bool
     partners: dict[str, str]
     lossless: bool | None

@@ -1,6 +1,6 @@
 """`laconic compare`: train the same model with torch DDP and under several strategies, on slow links, side by side.
 
-With --json, the document that is also in the run's folder as results.json.
+With --json, the document that is also in the run's folder as results.json; with --plan, see compare_plan.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from laconic.cli.compare_plan import hold_with_plan
 from laconic.cli.contest_view import tables, watching
 from laconic.cli.options.compare import Arguments
 from laconic.cli.terminal import emit, emit_json, emit_sections
@@ -31,12 +32,16 @@ from laconic.units import parse_quantity
 
 def run(arguments: Arguments) -> int:
     """Train, keep everything, print."""
+    if arguments.plan:
+        if arguments.strategy or arguments.strategies is not None or arguments.config is not None:
+            raise UsageError("compare: --plan chooses the strategies itself. Leave the strategies and --config out.")
+        return hold_with_plan(_comparison(arguments), out=arguments.output, as_json=arguments.json)
     comparison = _comparison(arguments)
     return hold(comparison, out=arguments.output, as_json=arguments.json)
 
 
 def hold(comparison: Comparison, *, out: str | None, as_json: bool) -> int:
-    """Run a comparison with a view of it and print what came out."""
+    """Run a comparison with a live view and print the results."""
     with watching(comparison) as watcher:
         results, folder = run_comparison(comparison, watcher, out)
     if as_json:
@@ -67,8 +72,12 @@ def _comparison(arguments: Arguments) -> Comparison:
             seed=arguments.seed,
             data=str(Path(data).resolve()) if data is not None else None,
         ),
-        strategies=read_strategies(arguments.strategy, arguments.strategies, default_strategies(steps)),
+        strategies=read_strategies(
+            arguments.strategy, arguments.strategies, default_strategies(steps, sharded=arguments.sharded)
+        ),
         hosts=hosts,
+        ranks_per_host=arguments.ranks_per_host,
+        sharded=arguments.sharded,
         networks=networks,
         links=arguments.links,
         device=choose_device(arguments.device),
@@ -83,11 +92,12 @@ def _comparison(arguments: Arguments) -> Comparison:
 
 
 def refuse_beside(given: object, option: str, defaults: object, *, but: tuple[str, ...]) -> None:
-    """Raise if another option than those in `but` was given beside `option`: it would have no effect."""
+    """Raise if another option than those in `but` was given with `option`: it would have no effect."""
     assert dataclasses.is_dataclass(given)
     for other in dataclasses.fields(given):
         if other.name not in (option, *but) and getattr(given, other.name) != getattr(defaults, other.name):
-            raise UsageError(f"--{other.name.replace('_', '-')} has no effect beside --{option}; change the file.")
+            name = other.name.replace("_", "-")
+            raise UsageError(f"--{name} has no effect together with --{option}; change the file.")
 
 
 def read_strategies(texts: tuple[str, ...], path: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -111,7 +121,7 @@ def read_networks(
     """The number of hosts, and every setting of their links."""
     if cluster is not None:
         if bandwidths or hosts != Arguments.hosts:
-            raise UsageError(f"--hosts and --bandwidth have no effect beside --cluster; write them in {cluster}.")
+            raise UsageError(f"--hosts and --bandwidth have no effect together with --cluster; change {cluster}.")
         made = Cluster.load(cluster)
         return made.num_hosts, (Network(name=Path(cluster).stem, cluster=made),)
     return hosts, tuple(

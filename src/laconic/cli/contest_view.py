@@ -18,7 +18,7 @@ from laconic.experiments.comparison import Comparison, short_name
 from laconic.experiments.contest import BLOCK_STEPS
 from laconic.experiments.rank_messages import Progress, Refusal
 from laconic.experiments.run import Watcher
-from laconic.report.results import Links, Results, Row
+from laconic.report.results import Links, Results, Row, baseline_of
 from laconic.units import human_bytes
 
 _LINKS: dict[Links, str] = {
@@ -30,7 +30,7 @@ _LINKS: dict[Links, str] = {
 
 @dataclass
 class _Contest:
-    """What has been seen of the contest that is running."""
+    """The progress of the running contest."""
 
     link: str
     links: Links
@@ -97,7 +97,7 @@ class _PlainWatcher:
 
 
 class _LiveWatcher:
-    """A table on the terminal that is drawn anew several times a second."""
+    """A table on the terminal that is drawn again several times a second."""
 
     def __init__(self, comparison: Comparison, console: Console) -> None:
         self._comparison = comparison
@@ -124,7 +124,7 @@ class _LiveWatcher:
         self._console.print(printable(text))
 
     def view(self) -> Text | Group:
-        """What is to be seen now."""
+        """The current table."""
         comparison, contest = self._comparison, self._contest
         if contest is None:
             return Text("looking at what this machine allows ...", style="dim")
@@ -208,7 +208,7 @@ def tables(results: Results) -> list[Text | Table]:
 
 
 _GIVE_WAY = ("quartiles", "encode", "predicted", "to target")
-"""Columns a narrow terminal does without, in this order; results.json and the page have them all."""
+"""Columns that are left out on a narrow terminal, in this order; results.json and the page have them all."""
 
 
 def _fitting(rows: Sequence[Row], console: Console) -> Table:
@@ -224,7 +224,7 @@ def _table(rows: Sequence[Row], without: Sequence[str]) -> Table:
     learns = any(row.final_loss is not None for row in rows)
     columns = ["ms/step", "quartiles", "exposed", "encode", "sent", "predicted"]
     columns += ["loss", "to target"] if learns else []
-    columns.append("vs DDP")
+    columns.append(f"vs {baseline_of(row.strategy for row in rows).removeprefix('torch ')}")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     # The longest names take several lines before numbers do: strategies differ at their ends.
     table.add_column("strategy", overflow="fold")

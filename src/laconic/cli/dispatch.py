@@ -54,17 +54,20 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("list", "every method and preset, with its settings"),
     Command("explain", "what a strategy does, and the bytes it sends per step"),
-    Command("verify", "real steps that check what a strategy promises"),
+    Command("verify", "train a small model and check what a strategy promises"),
     Command("compare", "torch DDP and strategies side by side, training behind slow links"),
+    Command("plan", "what to use for a model on a cluster, what it gains and costs"),
     Command("simulate", "what a step costs on a cluster that need not exist, and why"),
+    Command("schedule", "many jobs on one cluster: completion times under several policies"),
     Command("probe", "measure a cluster's links and collectives into a file"),
     Command("profile", "measure a model's layers and a compressor's costs into a file"),
-    Command("watch", "how a run is going, from its event log, while it grows"),
+    Command("watch", "the progress of a run, from its event log, while it grows"),
     Command("report", "one offline HTML page from the folders of one or more runs"),
     Command("replay", "a known workload with slept compute and real communication"),
+    Command("run", "run a script whose ranks may die, join and leave"),
     Command("lab", "run a script on virtual hosts behind real, shaped links"),
     Command("serve", "a parameter server on this host, for workers elsewhere"),
-    Command("doctor", "what this machine has, what it lacks, what to do about it"),
+    Command("doctor", "what this machine has and lacks, and how to mend it"),
     Command("completion", "a script for the shell that completes commands and options"),
 )
 """Every command, in the order in which `laconic` shows them."""
@@ -78,17 +81,17 @@ _EXAMPLES = (
 
 
 class OptionsModule(Protocol):
-    """What the module with a command's options holds."""
+    """The module with a command's options."""
 
     # `Arguments` is a class inside the module, so it keeps a class's name.
     Arguments: type[DataclassInstance]
 
 
 class CommandModule(Protocol):
-    """What the module that carries a command out holds."""
+    """The module that runs a command."""
 
     def run(self, arguments: object) -> int:
-        """Carry the command out and return the exit code."""
+        """Run the command and return the exit code."""
         ...
 
 
@@ -198,7 +201,7 @@ def _parse(module: OptionsModule, command: Command, words: Sequence[str]) -> obj
 
 
 def _in_one_line(complaint: str, command: Command) -> str:
-    """What tyro says in a box of several lines: without the box, its title, and its pointer to the help text."""
+    """The message of tyro without its box, its title and its pointer to the help text."""
     frame = " │╭╮╰╯─"
     lines = [line.strip(frame) for line in complaint.splitlines()]
     told = [line for line in lines if line.strip("-")][1:]

@@ -1,4 +1,4 @@
-"""`laconic doctor`: what this machine has, what it lacks, what to do about it, and a block to paste in an issue.
+"""`laconic doctor`: what this machine has and lacks, how to fix it, and a block to paste in an issue.
 
 With --json, one stable document:
 
@@ -60,7 +60,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Everything the doctor looked at."""
+    """All findings of the doctor."""
 
     versions: dict[str, str | None]
     backends: dict[str, bool]
@@ -90,7 +90,7 @@ class Findings:
 
 
 def run(arguments: Arguments) -> int:
-    """Look at everything and print it."""
+    """Check everything and print it."""
     findings = examine()
     if arguments.json:
         emit_json(dataclasses.asdict(findings) | {"issue_block": findings.issue_block()})
@@ -108,7 +108,7 @@ def run(arguments: Arguments) -> int:
 
 
 def examine() -> Findings:
-    """Look at everything; whatever is missing or broken becomes a finding, never an exception."""
+    """Check everything; a missing or broken part becomes a finding, never an exception."""
     problems: list[Problem] = []
     found_versions = versions(_PACKAGES)
     found_backends = backends()

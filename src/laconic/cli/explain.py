@@ -10,6 +10,7 @@ With --json, one stable document:
      "exact": bool,                         false: it depends on the values, and this is the most it can be
      "uncompressed_bytes_per_step": int,    the same for plain fp32 all-reduces, 2 (n-1)/n * 4 params; where workers
                                             hold shards, for FSDP2 as it is, 3 (n-1)/n * 4 params
+     "between_hosts_bytes_per_step": int | null,   gradients to other hosts, where ranks of a host add up first
      "ratio": float | null,                 uncompressed / wire; null when nothing is sent (one worker)
      "loss": str,                           what it costs in loss, in words
      "cannot_combine": [str],
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 
@@ -32,12 +33,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from laconic.architecture import AllReduce
+from laconic.architecture.contract import NothingMeasured
+from laconic.architecture.servers.layout import HEADER_BYTES, VALUE_BYTES
 from laconic.cli.loss_words import HOW_MEASURED, instead, loss_in_words
 from laconic.cli.options.explain import Arguments
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
 from laconic.compression import Compressor
+from laconic.core.moment import Moment
 from laconic.core.tensor import TensorSpec
-from laconic.errors import UsageError, one_line
+from laconic.errors import AttachError, UsageError, one_line
 from laconic.settings import Method
 from laconic.strategy import AXES, Strategy
 from laconic.units import human_bytes, human_seconds
@@ -86,6 +90,19 @@ class _Explanation:
         return sum(times * strategy.wire_bytes_per_step(tensors, self.workers) for times, tensors in self._tensors())
 
     @cached_property
+    def between_hosts(self) -> int | None:
+        """What one worker sends of gradients to other hosts, where hosts are told apart."""
+        strategy, moment = self.strategy, Moment.steady(self.workers)
+        if strategy.architecture.between_by is None or self.workers == 1:
+            return None
+        return sum(
+            times * (strategy.architecture.sent_between(bucket, strategy.codec, moment) or 0)
+            for times, tensors in self._tensors()
+            for plan in strategy.plans(tensors, self.workers)
+            for bucket in plan.buckets
+        )
+
+    @cached_property
     def state_bytes(self) -> int:
         """What one worker remembers."""
         return sum(times * self.strategy.state_bytes(tensors) for times, tensors in self._tensors())
@@ -116,6 +133,8 @@ def run(arguments: Arguments) -> int:
             f'explain: with "{strategy.architecture.name}" the workers are the shards. Give --workers {shards} and '
             "leave --shards out."
         )
+    if arguments.ranks_per_host:
+        strategy = _on_hosts(strategy, workers, arguments.ranks_per_host)
     explanation = _Explanation(strategy=strategy, workers=workers, params=params, shards=shards)
     if arguments.json:
         emit_json(_as_json(explanation))
@@ -125,7 +144,7 @@ def run(arguments: Arguments) -> int:
             _what_it_does(strategy),
             _what_it_sends(explanation),
             _time_on_links(explanation),
-            _bullets("Memory each worker needs beside model, gradients and optimizer", [_memory(explanation)]),
+            _bullets("Memory each worker needs besides model, gradients and optimizer", [_memory(explanation)]),
             _bullets("Sent besides, not counted above", _not_counted(explanation)),
             _bullets(f"Loss {HOW_MEASURED}", [line for line in (loss_in_words(strategy), instead(strategy)) if line]),
             _bullets(
@@ -134,6 +153,22 @@ def run(arguments: Arguments) -> int:
             ),
         )
     return 0
+
+
+def _on_hosts(strategy: Strategy, workers: int, text: str) -> Strategy:
+    """The strategy, knowing that so many workers share a host."""
+    size = parse_count(text, "--ranks-per-host", at_most=workers, example="8")
+    whom = strategy.architecture
+    if not whom.tells_hosts_apart():
+        raise UsageError(
+            f'explain: --ranks-per-host has no effect: "{whom}" sends the same bytes whichever ranks share a host. '
+            "Leave it out."
+        )
+    hosts = tuple(tuple(range(first, min(first + size, workers))) for first in range(0, workers, size))
+    try:
+        return replace(strategy, architecture=whom.settled(lambda: hosts, NothingMeasured()))
+    except AttachError as exc:
+        raise UsageError(f"explain: {exc} Or give another --ranks-per-host.") from exc
 
 
 def parse_count(text: str, where: str, *, at_most: int, example: str) -> int:
@@ -178,6 +213,7 @@ def _as_json(explanation: _Explanation) -> dict[str, object]:
         "wire_bytes_per_step": explanation.wire_bytes,
         "exact": explanation.exact,
         "uncompressed_bytes_per_step": explanation.uncompressed_bytes,
+        "between_hosts_bytes_per_step": explanation.between_hosts,
         "ratio": explanation.ratio,
         "loss": loss_in_words(strategy),
         "cannot_combine": strategy.cannot_combine(),
@@ -219,14 +255,16 @@ def _what_it_sends(explanation: _Explanation) -> Group:
     table = plain_table()
     for label, num_bytes in (
         ("this strategy" if explanation.exact else "this strategy, at most", explanation.wire_bytes),
+        ("  of it, gradients to other hosts", explanation.between_hosts),
         (explanation.uncompressed, explanation.uncompressed_bytes),
     ):
-        table.add_row(f"  {label}", Text(human_bytes(num_bytes), justify="right"), f"{num_bytes:,} bytes")
+        if num_bytes is not None:
+            table.add_row(f"  {label}", Text(human_bytes(num_bytes), justify="right"), f"{num_bytes:,} bytes")
     about = "" if explanation.exact else "at worst, "
     if explanation.ratio is None:
         verdict = "one worker sends nothing"
     elif explanation.ratio == 1:
-        verdict = f"as many bytes as the {explanation.uncompressed}"
+        verdict = f"the same number of bytes as the {explanation.uncompressed}"
     elif explanation.ratio > 1:
         verdict = f"{about}{explanation.ratio:.3g} times fewer bytes than the {explanation.uncompressed}"
     else:
@@ -262,6 +300,12 @@ def _not_counted(explanation: _Explanation) -> tuple[str, ...]:
     lines: tuple[str, ...] = ()
     if strategy.synchronization.beginning:
         lines += (_other_steps(explanation),)
+    rule = strategy.synchronization
+    if rule.deadline_s is not None:
+        lines += (
+            f"A round ends after {rule.interval} steps or {human_seconds(rule.deadline_s)}, whichever comes first, "
+            f"and sends {human_bytes(explanation.wire_bytes * rule.interval)}: with fewer steps, more bytes per step.",
+        )
     if strategy.architecture.holds_shards:
         lines += (
             "Counted above: every parameter is gathered for the forward pass and again for the backward pass. What is "
@@ -273,7 +317,14 @@ def _not_counted(explanation: _Explanation) -> tuple[str, ...]:
         lines += (
             "Module buffers (BatchNorm statistics) stay on their rank; session.average() makes one model of all.",
         )
-    if (layout := strategy.architecture.servers) is not None:
+    layout = strategy.architecture.servers
+    if layout is not None and layout.slots:
+        lines += (
+            f"Every {VALUE_BYTES} bytes are a frame with a header of {HEADER_BYTES}, and floating-point values come "
+            f"with 2 bytes for every 1024. The aggregator gets {human_bytes(explanation.wire_bytes)} from each of "
+            f"{workers} workers and sends each as much; it needs memory for {2 * layout.slots} frames.",
+        )
+    elif layout is not None:
         servers = layout.num_servers(workers)
         sent = human_bytes(round(explanation.wire_bytes * workers / servers))
         lines += (

@@ -1,7 +1,7 @@
 """`laconic lab ... -- COMMAND`: run a torchrun-style script on virtual hosts behind real, shaped links.
 
 Where virtual hosts are not possible, the ranks run side by side and laconic holds itself back (docs/lab.md).
-`laconic lab --clean` ends what a lab that was killed has left behind.
+`laconic lab --clean` ends what a lab that was killed has left behind. Faults (--kill and so on) are in lab_faults.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
+from laconic.cli import lab_faults
 from laconic.cli.options.lab import Arguments
 from laconic.cli.terminal import emit, emit_sections, plain_table, printable
 from laconic.cluster import Cluster, Link, parse_bandwidth
@@ -22,7 +23,7 @@ from laconic.lab import leftovers
 from laconic.lab.capabilities import Capabilities, detect_capabilities
 from laconic.lab.launch import Place, RankFailed, run_ranks
 from laconic.lab.pacing import PACED_MEANS, choose_links, places_paced
-from laconic.lab.virtual_hosts import HostCounter, VirtualHosts, places_on
+from laconic.lab.virtual_hosts import NO_HOSTNAME, HostCounter, VirtualHosts, places_on
 from laconic.units import human_bytes, human_seconds, parse_quantity
 
 
@@ -34,7 +35,11 @@ def run(arguments: Arguments) -> int:
         raise UsageError("lab: nothing to run. Put the command after --, as in: laconic lab -- python train.py")
     cluster = _cluster(arguments)
     timeout_s = parse_quantity(arguments.timeout, "time", "--timeout")
+    faults = lab_faults.read(arguments, cluster)
     capabilities = detect_capabilities()
+    if faults:
+        return lab_faults.run(arguments, faults, cluster, capabilities, timeout_s)
+    _refuse(arguments, ("seed", "output"), "has no effect without a fault such as --kill.")
     began_s = time.monotonic()
     counters: list[HostCounter] | None = None
     if choose_links(arguments.links, capabilities) == "paced":
@@ -54,16 +59,12 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-_NO_HOSTNAME = "The hostname of the client socket cannot be retrieved"
-"""What torch warns of on every rank: virtual hosts have addresses and no names, and nothing needs them."""
-
-
 def _run_ranks(arguments: Arguments, places: list[Place], timeout_s: float) -> RankFailed | None:
-    """Run the command on every rank and show what it says; how it failed, if it did."""
+    """Run the command on every rank and show its output; return how it failed, if it did."""
     lock = threading.Lock()
 
     def on_line(rank: int, line: str) -> None:
-        if _NO_HOSTNAME in line:
+        if NO_HOSTNAME in line:
             return
         with lock:
             emit(f"[{rank}] {printable(line)}\n")
@@ -86,7 +87,7 @@ def _clean(arguments: Arguments) -> int:
     if arguments.command:
         raise UsageError("--clean runs nothing; leave the command out, or --clean.")
     others = [field.name for field in dataclasses.fields(Arguments) if field.name not in ("clean", "command")]
-    _refuse(arguments, others, "has no effect beside --clean; leave it out.")
+    _refuse(arguments, others, "has no effect together with --clean; leave it out.")
     ended = leftovers.end_leftovers()
     if not ended:
         emit("nothing was left behind\n")
@@ -109,14 +110,25 @@ def _refuse(arguments: Arguments, options: Iterable[str], told: str) -> None:
 
 def _cluster(arguments: Arguments) -> Cluster:
     if arguments.cluster is not None:
-        told = f"has no effect beside --cluster; write it in {arguments.cluster}."
-        _refuse(arguments, ("hosts", "bandwidth", "delay", "loss", "link"), told)
+        told = f"has no effect together with --cluster; write it in {arguments.cluster}."
+        given = ("hosts", "bandwidth", "delay", "loss", "link", "racks", "oversubscription", "in_turn")
+        _refuse(arguments, given, told)
         return Cluster.load(arguments.cluster)
     link = Link(
         bandwidth_bps=parse_bandwidth(arguments.bandwidth, "--bandwidth"),
         delay_s=parse_quantity(arguments.delay, "time", "--delay"),
         loss_ratio=parse_quantity(arguments.loss, "share", "--loss"),
     )
+    if arguments.racks != 1:
+        _refuse(arguments, ("link",), "has no effect together with --racks; write a cluster file.")
+        return Cluster.in_racks(
+            arguments.hosts,
+            link,
+            racks=arguments.racks,
+            oversubscription=arguments.oversubscription,
+            in_turn=arguments.in_turn,
+        )
+    _refuse(arguments, ("oversubscription", "in_turn"), "has no effect without --racks; leave it out.")
     exceptions: dict[int, Link] = {}
     for text in arguments.link:
         host, equals, rate = text.partition("=")

@@ -1,8 +1,13 @@
 """`laconic list`: every method on every axis, and the presets.
 
-With --json, one stable document:
+Without arguments it is short: one line for each method, compressors by family with what they cost and what they are
+good for. With words to look for, or with --family, what is found is shown with its settings.
+
+With --json, one stable document, of which words and --family leave what they leave of the text:
 
     {"axes": {AXIS: [{"name": str, "summary": str, "wrapper": bool,
+                      "family": str,                                      the axis, where it has no families
+                      "good_for": str,                                    when to choose it; may be empty
                       "partners": {AXIS: str},                            synchronization only: parts left off
                       "lossless": bool,                                   compression only, null for wrappers
                       "unbiased": bool, "wants_error_feedback": bool,     likewise
@@ -24,32 +29,140 @@ is what docs/results/convergence.md prints for text: how far the loss ends above
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Group
 from rich.text import Text
 
 from laconic.cli.catalogue import Catalogue, MethodEntry, catalogue
 from laconic.cli.options.list import Arguments
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
+from laconic.errors import UnknownName, UsageError, did_you_mean, one_line
 
 _NEAR = 0.02
 """A loss this far above the uncompressed one is as good as that; beyond it, the list says so."""
 
 
 def run(arguments: Arguments) -> int:
-    """Print the list."""
-    found = catalogue()
+    """Print the list, or the part of it that was asked for."""
+    everything = catalogue()
+    chosen = bool(arguments.words or arguments.family)
+    found = _part(everything, arguments) if chosen else everything
     if arguments.json:
         emit_json(found)
+    elif chosen:
+        axes = [_axis_as_text(axis, found) for axis, methods in found["axes"].items() if methods]
+        emit_sections(*axes, *([_presets_as_text(found)] if found["presets"] else []))
     else:
-        emit_sections(*(_axis_as_text(axis, found) for axis in found["axes"]), _presets_as_text(found), _last(found))
+        axes = [section for axis in found["axes"] for section in _overview(axis, found)]
+        emit_sections(*axes, _presets_overview(found), _last(found))
     return 0
+
+
+def _part(found: Catalogue, arguments: Arguments) -> Catalogue:
+    """The methods of a family and the presets, as far as they have all the words."""
+    axes, words = found["axes"], [word.lower() for word in arguments.words]
+    family = arguments.family.lower().replace("-", "_")
+    families = list(dict.fromkeys(method["family"] for methods in axes.values() for method in methods))
+    known = list(dict.fromkeys([*axes, *families]))
+    if family and family not in known:
+        raise UnknownName(f'list: there is no family "{one_line(family, 40)}". {did_you_mean(family, known)}')
+    part = Catalogue(
+        axes={
+            axis: [
+                method
+                for method in methods
+                if family in ("", axis, method["family"]) and _has_all(words, _described(method))
+            ]
+            for axis, methods in axes.items()
+        },
+        questions=found["questions"],
+        presets=[
+            preset
+            for preset in found["presets"]
+            if not family and _has_all(words, (preset["name"], preset["strategy"], preset["what"]))
+        ],
+        loss=found["loss"],
+    )
+    if not part["presets"] and not any(part["axes"].values()):
+        said = f'"{one_line(" ".join(words), 60)}"' + (f" in the family {family}" if family else "")
+        raise UsageError(f'no method or preset is described by {said}. "laconic list" shows all of them.')
+    return part
+
+
+def _has_all(words: Iterable[str], texts: Iterable[str]) -> bool:
+    whole = " ".join(texts).lower()
+    return all(word in whole for word in words)
+
+
+def _described(method: MethodEntry) -> list[str]:
+    """All text about a method."""
+    settings = [text for setting in method["settings"] for text in (setting["name"], setting["help"])]
+    return [method["name"], method["family"], method["summary"], method["good_for"], *_properties(method), *settings]
+
+
+def _overview(axis: str, found: Catalogue) -> list[Group]:
+    """A short table of the methods of an axis, or one for each family."""
+    methods = found["axes"][axis]
+    question = Text.assemble((axis, "bold"), f": {found['questions'][axis].splitlines()[0]}")
+    if not any("ratio" in method for method in methods):
+        table = plain_table()
+        for method in methods:
+            table.add_row(_name(method), Text(method["good_for"] or method["summary"]))
+        return [Group(question, table)]
+    families: dict[str, list[MethodEntry]] = {}
+    for method in methods:
+        families.setdefault(method["family"], []).append(method)
+    note = Text("\n".join([*found["questions"][axis].splitlines()[1:], *_NOTES]), style="dim")
+    return [Group(question, note), *(_family_as_table(name, family) for name, family in families.items())]
+
+
+_NOTES = (
+    "  bits: what a worker sends for one value, where an fp32 all-reduce sends 32.",
+    "  loss: how far it ended above no compression; *: with error_feedback.",
+)
+
+
+def _family_as_table(name: str, family: list[MethodEntry]) -> Group:
+    costs = not all(method["wrapper"] for method in family)
+    table = plain_table(*(("", "bits", "loss", "good for") if costs else ("", "good for")), numbers=("bits", "loss"))
+    for method in family:
+        columns = (Text(_bits(method)), Text(_loss(method))) if costs else ()
+        table.add_row(_name(method), *columns, Text(method["good_for"] or method["summary"]))
+    return Group(Text(f"  {name}", style="bold"), table)
+
+
+def _name(method: MethodEntry) -> Text:
+    return Text(f"  + {method['name']}" if method["wrapper"] else f"  {method['name']}", style="cyan", no_wrap=True)
+
+
+def _bits(method: MethodEntry) -> str:
+    ratio = method["ratio"]
+    if ratio is None:
+        return ""
+    return f"{'' if method['exact'] else '<= '}{32 / ratio:.3g}"
+
+
+def _loss(method: MethodEntry) -> str:
+    if method["lossless"]:
+        return "0"
+    gap = method["loss_gap"]
+    return "not measured" if gap is None else f"{gap:+.1%}{'*' if method['wants_error_feedback'] else ' '}"
+
+
+def _presets_overview(found: Catalogue) -> Group:
+    table = plain_table()
+    for preset in found["presets"]:
+        table.add_row(Text(f"  {preset['name']}", style="cyan", no_wrap=True), Text(preset["what"]))
+    return Group(Text.assemble(("presets", "bold"), ": strategies with a name of their own"), table)
 
 
 def _axis_as_text(axis: str, found: Catalogue) -> Group:
     table = plain_table()
     for method in found["axes"][axis]:
-        name = f"  + {method['name']}" if method["wrapper"] else f"  {method['name']}"
         summary = Text(method["summary"])
+        if method["good_for"]:
+            summary.append(f"\nGood for {method['good_for']}.")
         for line in _properties(method):
             summary.append(f"\n{line}", style="dim")
         settings = {
@@ -57,7 +170,7 @@ def _axis_as_text(axis: str, found: Catalogue) -> Group:
             + setting["allowed"]
             for setting in method["settings"]
         }
-        table.add_row(Text(name, style="cyan", no_wrap=True), summary_with_settings(summary, settings))
+        table.add_row(_name(method), summary_with_settings(summary, settings))
     question, _, note = found["questions"][axis].partition("\n")
     title = Text.assemble((axis, "bold"), f": {question}")
     if note:
@@ -66,21 +179,22 @@ def _axis_as_text(axis: str, found: Catalogue) -> Group:
 
 
 def _properties(method: MethodEntry) -> list[str]:
-    """What else there is to say about a method, in lines."""
+    """Further facts about a method, in lines."""
     if method["wrapper"]:
         return ["A wrapper: write it after another method and a +."]
     if (ratio := method.get("ratio")) is not None:
         gap = method["loss_gap"]
         far = gap is not None and gap > _NEAR
         loss = [f"Loss {gap:+.1%} compared with no compression: docs/results/convergence.md."] if far else []
-        return [_saving_and_cost(method, ratio), *loss]
+        unknown = ["Loss not measured."] if gap is None and not method["lossless"] else []
+        return [_saving_and_cost(method, ratio), *loss, *unknown]
     if partners := method.get("partners"):
         return [f"If left off: {', '.join(f'{other} {text}' for other, text in partners.items())}."]
     return []
 
 
 def _saving_and_cost(method: MethodEntry, ratio: float) -> str:
-    """What a compressor saves and what it costs, in a few words."""
+    """The savings and costs of a compressor, in a few words."""
     times = f"{ratio:.3g} times fewer bytes" if ratio >= 1 else f"{1 / ratio:.3g} times MORE bytes"
     words = [
         "the same number of bytes" if ratio == 1 else times if method["exact"] else f"at worst {times}",
@@ -107,5 +221,7 @@ def _last(found: Catalogue) -> Text:
     return Text(
         f"A strategy names one method per axis:\n  {' / '.join(found['axes'])}\n"
         "Parts left off at the end take defaults: those of the synchronization, then\n  all_reduce / none / fusion\n"
-        "Look at one with\n  laconic explain ddp-bf16"
+        "Look for methods, with their settings, by words or by family with\n"
+        "  laconic list sparse    laconic list --family quantization\n"
+        "and look at a strategy with\n  laconic explain ddp-bf16"
     )

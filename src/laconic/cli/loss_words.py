@@ -1,15 +1,15 @@
-"""What a strategy costs in loss, in words: as far as it was measured, and what to use instead."""
+"""The cost of a strategy in loss, in words: as far as it was measured, and what to use instead."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from laconic.simulator.time_to_target import SAME, steps_needed
+from laconic.losses.steps_needed import SAME, steps_needed
 from laconic.strategy import PRESETS, Strategy
 
 _NEAR = 0.01
 """A loss that ends at most so much above that of torch DDP counts as kept."""
-HOW_MEASURED = "at equal steps, beside torch DDP: a small GPT with AdamW, docs/results/"
+HOW_MEASURED = "at equal steps, compared with torch DDP: a small GPT with AdamW, docs/results/"
 
 
 def loss_in_words(strategy: Strategy) -> str:
@@ -30,11 +30,11 @@ def instead(strategy: Strategy) -> str:
 
 @cache
 def what_keeps_it() -> str:
-    """A sentence that names the presets that lose something on the way and end with torch DDP's loss."""
+    """A sentence with the lossy presets that end with torch DDP's loss."""
     found = {name: steps_needed(Strategy.parse(name)) for name in PRESETS}
     names = [
         name
         for name, needed in found.items()
         if needed is not None and needed is not SAME and not needed.is_product and needed.loss_gap <= _NEAR
     ]
-    return f"Within {_NEAR:.0%} of torch DDP's loss end: {', '.join(names)}."
+    return f"These end within {_NEAR:.0%} of torch DDP's loss: {', '.join(names)}."

@@ -40,7 +40,13 @@ def _question(axis: str) -> str:
 
 
 def _method(method: type[Method]) -> MethodEntry:
-    entry = MethodEntry(name=method.name, summary=method.summary(), wrapper=issubclass(method, Wrapper))
+    entry = MethodEntry(
+        name=method.name,
+        family=method.family or method.axis,
+        summary=method.summary(),
+        good_for=method.good_for,
+        wrapper=issubclass(method, Wrapper),
+    )
     if issubclass(method, Synchronization):
         entry["partners"] = dict(method.partners)
     if issubclass(method, Compressor):

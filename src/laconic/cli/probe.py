@@ -200,18 +200,23 @@ def _share(curve: Curve, cluster: Cluster, share: float) -> str:
 
 
 def _pairs(measured: Measured) -> list[Text]:
+    from laconic.collectives.placement import groups_in_words, placement_of
+
     rates = [
         (rate, source, destination)
         for source, row in enumerate(measured.pairs_bps)
         for destination, rate in enumerate(row)
-        if source != destination
+        if source < destination
     ]
     if not rates:
         return []
     told = [
-        f"{word} pair: rank {source} to rank {destination}, {rate / 1e9:.3g} Gbit/s"
+        f"{word} pair while all exchange: ranks {source} and {destination}, {rate / 1e9:.3g} Gbit/s"
         for word, (rate, source, destination) in (("slowest", min(rates)), ("fastest", max(rates)))
     ]
+    found = placement_of(measured.pairs_bps)
+    if len(found.groups) > 1:
+        told.append(f"{found.drop:.1f} times as fast among themselves as with others: {groups_in_words(found.groups)}")
     return [Text("\n".join(told))]
 
 

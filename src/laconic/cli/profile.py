@@ -57,7 +57,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _checked(path: Path) -> Path:
-    """Before anything is measured: where it is to be kept, there must be a place, and `workload()` must find it."""
+    """Check, before anything is measured, that the output file can be written and found by `workload()`."""
     if path.suffix.lower() != ".json":
         raise UsageError(f"profile: --output must end in .json, got {path}. Only so is it read as a workload.")
     if path.is_dir() or not path.parent.is_dir():

@@ -6,7 +6,9 @@ With --json, the rows instead, one entry per run in the order given:
                "refused": [{...}]}]}
 
 A row holds the fields of laconic.report.results.Row, what was refused those of Refused there. A number that is
-not finite (a loss that diverged) is null.
+not finite (a loss that diverged) is null. An elastic run, one by itself, has a page and a document of its own:
+
+    {"runs": [{"run": str, "kind": "elastic", ...}]}        with the fields of laconic.report.elastic_run.ElasticRun
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from laconic.cli.options.report import Arguments
 from laconic.cli.terminal import emit, emit_json, printable
 from laconic.errors import LaconicError, UsageError, one_line
+from laconic.report.elastic_run import KINDS, ElasticRun, elastic_run
 from laconic.report.figure_data import strict
 from laconic.report.results import Results
 from laconic.report.run_folder import RunFolder
@@ -26,19 +29,27 @@ from laconic.report.run_folder import RunFolder
 def run(arguments: Arguments) -> int:
     """Write the page and say where it is, or print the rows."""
     folders = _folders(arguments.runs)
-    results = [_results(folder) for folder in folders]
+    if arguments.json and arguments.output is not None:
+        raise UsageError("report: --output has no effect together with --json, which prints to standard output.")
+    elastic = _elastic(folders)
+    results = [] if elastic is not None else [_results(folder) for folder in folders]
     if arguments.json:
-        if arguments.output is not None:
-            raise UsageError("report: --output has no effect beside --json, which prints to standard output.")
-        entries = zip(folders, results, strict=True)
-        emit_json({"runs": [_as_json(folder, found) for folder, found in entries]})
+        entries = zip(folders, results, strict=True) if elastic is None else ()
+        documents = [_as_json(folder, found) for folder, found in entries]
+        if elastic is not None:
+            document = strict(dataclasses.asdict(elastic))
+            assert isinstance(document, dict), "a dataclass becomes a dictionary"
+            documents = [{"run": str(folders[0].path), "kind": "elastic", **document}]
+        emit_json({"runs": documents})
         return 0
     try:
+        from laconic.report.elastic_page import render as render_elastic
         from laconic.report.page import render
     except ModuleNotFoundError as exc:
         # The library itself runs with torch and numpy alone, so an installation without jinja2 is legal.
         raise UsageError(f'report needs {exc.name}. Install it with "pip install jinja2".') from exc
-    page = render(folders)
+    name = folders[0].path.resolve().name
+    page = render(folders) if elastic is None else render_elastic(elastic, title=name)
     if arguments.output is None and len(folders) == 1:
         written = folders[0].write_text(folders[0].report_path.name, page)
     else:
@@ -64,6 +75,20 @@ def _folders(paths: Sequence[str]) -> list[RunFolder]:
             raise UsageError(f"report: {one_line(path, 120)} is given twice.")
         folders[path.resolve()] = RunFolder(path)
     return list(folders.values())
+
+
+def _elastic(folders: Sequence[RunFolder]) -> ElasticRun | None:
+    """The elastic run in the only folder; None where the folders hold results, or should."""
+    for folder in folders:
+        events = [] if folder.has_results else [event for event in folder.events_of_all_logs() if event.kind in KINDS]
+        if not any(event.kind == "view" for event in events):
+            continue
+        if len(folders) > 1:
+            raise UsageError(
+                f"report: {one_line(folder.path, 120)} is an elastic run, which has a page of its own. Give it alone."
+            )
+        return elastic_run(events, str(folder.path))
+    return None
 
 
 def _results(folder: RunFolder) -> Results:

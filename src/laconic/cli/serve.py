@@ -1,4 +1,5 @@
-"""`laconic serve`: a server on this host for strategies with parameter_server(hosts="a:29600|b:29600").
+"""`laconic serve`: a server on this host for strategies with parameter_server(hosts="a:29600|b:29600"), or an
+aggregator for in_network(hosts="a:29600").
 
 Workers and servers prove to each other with a token that they belong together: `laconic serve --new-token` prints one,
 which every server and every worker finds in the environment variable LACONIC_TOKEN.
@@ -7,11 +8,15 @@ which every server and every worker finds in the environment variable LACONIC_TO
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 from laconic.cli.options.serve import Arguments
 from laconic.cli.terminal import emit, printable
 from laconic.errors import UsageError, one_line
+
+LARGEST_POOL = 2**16
+"""Slots of one server at most: 190 MB."""
 
 
 def run(arguments: Arguments) -> int:
@@ -27,25 +32,28 @@ def run(arguments: Arguments) -> int:
         return 0
     if not 0 <= arguments.port <= 65535:
         raise UsageError(f"serve: --port must be from 0 to 65535, got {arguments.port}.")
+    if not 0 <= arguments.slots <= LARGEST_POOL:
+        raise UsageError(f"serve: --slots must be from 0 to {LARGEST_POOL}, got {arguments.slots}.")
     token = _token(arguments)
     load_libraries()
     address = (arguments.host or local_address(), arguments.port)
     while True:
-        lost, port = _serve_one(address, token)
+        lost, port = _serve_one(address, token, arguments.slots)
         if arguments.once:
             return 1 if lost else 0
         address = (address[0], port)
 
 
-def _serve_one(address: tuple[str, int], token: bytes) -> tuple[bool, int]:
+def _serve_one(address: tuple[str, int], token: bytes, most_slots: int) -> tuple[bool, int]:
     """Serve one job; whether it was lost, and the port."""
     from laconic.core.listener import Listener
     from laconic.core.paced import link_from_environment
     from laconic.runtime.servers.server import Server
 
-    service = Server("server")
+    service = Server("server", host=address[0], most_slots=most_slots)
     link = link_from_environment(os.environ)
-    with Listener(service, address=address, token=token, name="server", max_connections=1024, link=link) as listener:
+    listening = Listener(service, address=address, token=token, name="server", max_connections=1024, link=link)
+    with closing(service), listening as listener:
         host, port = listener.address
         emit(f"listening on {host}:{port}\n")
         service.configured.wait()

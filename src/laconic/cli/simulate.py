@@ -15,10 +15,13 @@ With --json, one stable document:
                "target": with --target only; null: not measured
                          {"steps_ratio", "steps_ratio_low", "steps_ratio_high", "seconds", "seconds_low",
                           "seconds_high", "is_product": bool, "because": str}}],
-     "warnings": [str]}
+     "warnings": [str],
+     "verdict": str}                       the best by time to plain DDP's loss, in a sentence
 
 Rows come setting by setting (bandwidth, then workers), in each one strategy after the other as given. With --reference,
-a list of what is predicted for the cells of a survey: {"model", "network", "method", "gpus", "throughput"}.
+an array of the rows of a published table (simulate_reference.py); with --parallel, see simulate_parallel.py; with
+--serve, see simulate_serve.py; with --reference quantitative-survey, of the cells of that survey: {"model", "network",
+"method", "gpus", "throughput"}.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from pathlib import Path
 
 from laconic.cli.compare import read_strategies
 from laconic.cli.options.simulate import Arguments
+from laconic.cli.simulate_parallel import PARALLEL_ONLY, print_parallel
+from laconic.cli.simulate_reference import print_reference
+from laconic.cli.simulate_serve import print_serving
 from laconic.cli.simulate_view import as_json, simulated, tables, warnings
 from laconic.cli.terminal import emit, emit_json, emit_sections, plain_table, printable
 from laconic.cluster import parse_bandwidth
@@ -59,13 +65,32 @@ DEFAULT_STRATEGIES = (
 )
 """Ways to send everything, then fewer bytes, then less often or to neighbours only."""
 
+_SURVEY = "quantitative-survey"
+
 
 def run(arguments: Arguments) -> int:
     """Simulate and print."""
-    if arguments.reference is not None:
-        _refuse_beside_reference(arguments)
-        _print_reference(as_json=arguments.json)
+    if arguments.serve is not None:
+        _refuse_others(arguments, ("serve", "json"), "--serve, whose line holds every setting.")
+        print_serving(arguments.serve, as_json=arguments.json)
         return 0
+    if arguments.reference is not None:
+        _refuse_others(arguments, ("reference", "rows", "json"), "--reference, whose settings are those published.")
+        if arguments.reference == _SURVEY and arguments.rows is not None:
+            raise UsageError(
+                f"simulate: --rows has no effect together with --reference {_SURVEY}, which prints every cell."
+            )
+        if arguments.reference == _SURVEY:
+            _print_survey(as_json=arguments.json)
+        else:
+            print_reference(arguments.reference, arguments.rows, as_json=arguments.json)
+        return 0
+    if arguments.parallel is not None:
+        print_parallel(arguments)
+        return 0
+    _refuse_without_parallel(arguments)
+    if arguments.rows is not None:
+        raise UsageError("simulate: --rows has no effect without --reference, which says what table they belong to.")
     places = _places(arguments)
     sweep = Sweep(
         strategies=_strategies(arguments),
@@ -77,16 +102,16 @@ def run(arguments: Arguments) -> int:
     if arguments.trace is not None and len(sweep.settings) > 1:
         raise UsageError("simulate: --trace shows one cluster with one number of workers; leave out the sweep.")
     for path in (arguments.trace, arguments.output):
-        _check_writable(path)
+        check_writable(path)
     turns: list[Simulation] = []
     rows = simulated(sweep, keep=turns if arguments.trace is not None else None)
     if all(row.prediction is None for row in rows):
         raise UsageError(f"simulate: {rows[0].refused}")
     notes = list(dict.fromkeys(note for place in places for note in place.notes()))
     if arguments.trace is not None:
-        _write(arguments.trace, json.dumps(_trace(turns), separators=(",", ":"), allow_nan=False))
+        write_text(arguments.trace, json.dumps(_trace(turns), separators=(",", ":"), allow_nan=False))
     if arguments.output is not None:
-        _write(arguments.output, _page(sweep, rows, notes, target=arguments.target))
+        write_text(arguments.output, _page(sweep, rows, notes, target=arguments.target))
     if arguments.json:
         emit_json(as_json(sweep, rows, notes, target=arguments.target))
         return 0
@@ -119,28 +144,35 @@ def _page(sweep: Sweep, rows: Sequence[Row], notes: Sequence[str], *, target: bo
     return render(sweep, rows, names=names, warnings=warnings(rows, notes), target=target)
 
 
-def _check_writable(path: str | None) -> None:
+def check_writable(path: str | None) -> None:
     """Before anything is simulated: a sweep may take minutes."""
     if path is not None and not Path(path).resolve().parent.is_dir():
         raise UsageError(f"cannot write {one_line(path, 120)}: there is no folder {Path(path).parent}.")
 
 
-def _write(path: str, text: str) -> None:
+def write_text(path: str, text: str) -> None:
+    """Write a file, or say in one line why that cannot be done."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as exc:
         raise LaconicError(f"cannot write {path}: {exc.strerror}.") from exc
 
 
-def _refuse_beside_reference(arguments: Arguments) -> None:
+def _refuse_others(arguments: Arguments, allowed: Sequence[str], beside: str) -> None:
     for option in dataclasses.fields(arguments):
         given = getattr(arguments, option.name) != option.default
-        if given and option.name not in ("reference", "json"):
+        if given and option.name not in allowed:
             name = "a strategy" if option.name == "strategy" else f"--{option.name}"
-            raise UsageError(f"simulate: {name} has no effect beside --reference, whose settings are the survey's.")
+            raise UsageError(f"simulate: {name} has no effect together with {beside}")
 
 
-def _print_reference(*, as_json: bool) -> None:
+def _refuse_without_parallel(arguments: Arguments) -> None:
+    for option in dataclasses.fields(arguments):
+        if option.name in PARALLEL_ONLY and getattr(arguments, option.name) != option.default:
+            raise UsageError(f"simulate: --{option.name} has no effect without --parallel, which it describes.")
+
+
+def _print_survey(*, as_json: bool) -> None:
     from laconic.simulator.reference.quantitative_survey import table
 
     rows = table()

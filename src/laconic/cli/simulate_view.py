@@ -13,10 +13,11 @@ from rich.text import Text
 
 from laconic.cli.terminal import printable, stdout_console
 from laconic.experiments.comparison import short_name
+from laconic.losses.steps_needed import BSP_STEPS, StepsNeeded, steps_needed
+from laconic.planner.verdict_of_rows import verdict_of_rows
 from laconic.simulator.prediction import Prediction
 from laconic.simulator.simulation import Simulation
 from laconic.simulator.sweep import Row, Setting, Sweep
-from laconic.simulator.time_to_target import BSP_STEPS, StepsNeeded, steps_needed
 from laconic.units import format_rate, human_bytes, human_seconds
 
 _SILENT_S = 5.0
@@ -37,12 +38,12 @@ _MEANINGS = {
     "samples/s": "of all workers together",
     "efficiency": "relative to a single worker without communication",
     "sent/step": "payload bytes of one worker",
-    "busy": "share of the time in which the network is",
+    "busy": "share of the time in which the network is in use",
     "median (5-95%)": "of steps whose compute times vary as given",
     "steps needed": "for the loss bsp has, from losses of a tiny GPT at equal steps with 4 workers, with the range "
     "that noise and the curve's slope leave",
     "to bsp's loss": f"time to the loss bsp has after {BSP_STEPS} steps",
-    _WHY: "what its time goes to, along the critical path",
+    _WHY: "where its time goes, along the critical path",
 }
 """What columns say."""
 
@@ -90,10 +91,11 @@ def tables(sweep: Sweep, rows: Sequence[Row], notes: Sequence[str], *, target: b
     sections += [Text(printable(text), style="yellow") for text in refused]
     meanings = " ".join(f"{column}: {_MEANINGS[column]}." for column in shown)
     if any(needed.is_product for row in rows if target and (needed := steps_needed(row.strategy)) is not None):
-        meanings += " *: only its parts were measured, their product was not."
+        meanings += " *: synchronization and compression were measured separately, their combination was not."
     sections.append(Text(meanings, style="dim"))
     told = [Text(printable(f"Note: {text}"), style="yellow") for text in warnings(rows, notes)]
-    return [*sections, *_joined(told)]
+    verdict = [Text(printable(words), style="bold")] if (words := verdict_of_rows(rows, sweep.workload)) else []
+    return [*sections, *_joined(told), *verdict]
 
 
 def _joined(lines: Sequence[Text]) -> list[Text]:
@@ -262,6 +264,7 @@ def as_json(sweep: Sweep, rows: Sequence[Row], notes: Sequence[str], *, target: 
         },
         "rows": [_row_as_json(row, target) for row in rows],
         "warnings": warnings(rows, notes),
+        "verdict": verdict_of_rows(rows, sweep.workload),
     }
 
 

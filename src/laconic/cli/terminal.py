@@ -13,7 +13,7 @@ from laconic.errors import UsageError
 
 _PIPE_WIDTH = 120
 _WIDEST_ASSIGNMENT = 24
-"""LocalServer a longer one there is no room for words; they go beneath it."""
+"""Next to a longer one there is no room for text, which then goes below it."""
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Protocol
 
 from rich.console import Console
@@ -14,9 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.terminal import plain_table, printable
-from laconic.experiments.verification import CHECKS, Cell, Findings, Outcome, Verdict, Where
+from laconic.experiments.verification import PLACES, Findings, Matrix, Outcome, PairVerdict, Verdict, Where
 
 _STYLES: dict[Verdict, str] = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
+_PAIR_STYLES: dict[PairVerdict, str] = {
+    "passed": "green",
+    "refused": "dim",
+    "failed": "bold red",
+    "not reached": "yellow",
+}
 _WHERE: dict[Where, str] = {"threads": "threads of one process", "processes": "processes over Gloo"}
 
 
@@ -44,13 +51,12 @@ class _PlainWatcher:
         self._done = 0
 
     def begin(self, strategy: str, workers: int, where: Where) -> None:
-        """See Watcher; nothing is said before there is something to say."""
+        """Nothing is shown before the first outcome of a strategy."""
 
     def check(self, name: str, outcome: Outcome) -> None:
-        """See Watcher; likewise."""
+        """Nothing is shown before all checks of a strategy are done."""
 
     def end(self, findings: Findings) -> None:
-        """See Watcher."""
         self._done += 1
         print(f"{self._done:>3}/{self._total}  {_line(findings)}", file=sys.stderr, flush=True)
 
@@ -67,17 +73,14 @@ class _LiveWatcher:
         self._made: list[str] = []
 
     def begin(self, strategy: str, workers: int, where: Where) -> None:
-        """See Watcher."""
         now = f"{strategy}, {workers} {where}"
         if now != self._now:
             self._now, self._made = now, []
 
     def check(self, name: str, outcome: Outcome) -> None:
-        """See Watcher."""
         self._made.append(name)
 
     def end(self, findings: Findings) -> None:
-        """See Watcher."""
         self._done += 1
         self._made = []
         if findings.failures:
@@ -118,48 +121,42 @@ def findings_tables(findings: Sequence[Findings]) -> list[Text | Table]:
             table.add_row(name, Text(outcome.verdict, style=_STYLES[outcome.verdict]), printable(outcome.words))
         sections += [Text(headline, style="bold"), table]
     failures = sum(len(one.failures) for one in findings)
-    total = "Nothing that is promised is missing." if not failures else f"{failures} checks failed."
+    total = "All promises are kept." if not failures else f"{failures} checks failed."
     return [*sections, Text(total, style="bold green" if not failures else "bold red")]
 
 
-def matrix_table(matrix: Sequence[Cell], findings: Sequence[Findings]) -> list[Text | Table]:
-    """One table with a row per entry and a column per check, then what failed, and why some entries are others."""
-    table = plain_table("strategy", *CHECKS)
-    notes: dict[str, list[str]] = {}
-    heading = ""
-    for cell in matrix:
-        *first, what = cell.asked.split(" / ")
-        if " / ".join(first) != heading:
-            heading = " / ".join(first)
-            table.add_row(Text(heading, style="bold"))
-        if cell.strategy is None:
-            table.add_row(f"  {what}", Text("refused", style="dim"))
-            notes.setdefault(f"refused: {cell.reason}", []).append(cell.asked)
-            continue
-        if cell.reason is not None:
-            what = f"{cell.strategy.architecture} / {cell.strategy.compression}"
-            notes.setdefault(f"checked as {what}: {cell.reason}", []).append(cell.asked)
-        own = [one for one in findings if one.strategy == str(cell.strategy)]
-        table.add_row(f"  {what}", *(_mark(own, name) for name in CHECKS))
-    counts = ", ".join(dict.fromkeys(f"{one.workers} {one.where}" for one in findings))
-    seconds = sum(one.seconds for one in findings)
+def matrix_tables(pairs: Matrix, findings: Sequence[Findings]) -> list[Text | Table]:
+    """How many pairs of methods passed, were refused and failed; by which rules; and what failed."""
+    verdicts = pairs.verdicts(findings)
+    shown = [verdict for verdict in _PAIR_STYLES if verdict != "not reached" or verdict in verdicts.values()]
+    table = plain_table("methods", "pairs", *shown, numbers=["pairs", *shown])
+    for one, other in combinations(PLACES, 2):
+        found = [told for (left, right), told in verdicts.items() if (left.place, right.place) == (one, other)]
+        table.add_row(f"{one} x {other}", str(len(found)), *(_count(found, verdict) for verdict in shown))
+    found = list(verdicts.values())
+    table.add_row("all", str(len(found)), *(_count(found, verdict) for verdict in shown), style="bold")
+    rules = plain_table("refused by design", "pairs", "for example", numbers=["pairs"])
+    by_rule: dict[str, list[str]] = {}
+    for refused in pairs.refused.values():
+        by_rule.setdefault(refused.rule, []).append(refused.reason)
+    for rule, reasons in sorted(by_rule.items(), key=lambda entry: -len(entry[1])):
+        rules.add_row(printable(rule), str(len(reasons)), Text(printable(reasons[0]), style="dim"))
     failures = [
-        Text(f"{one.strategy}, {one.workers} {one.where}: {name}: {words}", style="red")
+        Text(printable(f"{one.strategy}, {one.workers} {one.where}: {name}: {words}"), style="red")
         for one in findings
         for name, words in one.failures.items()
     ]
+    counts = ", ".join(dict.fromkeys(f"{one.workers} {one.where}" for one in findings))
+    seconds = sum(one.seconds for one in findings)
     made = sum(outcome.verdict != "not applicable" for one in findings for outcome in one.outcomes.values())
-    summary = f"{made} checks of {len(findings)} runs ({counts}) in {seconds:.0f} s, {len(failures)} failed."
-    style = "bold green" if not failures else "bold red"
-    told = "\n".join(f"{', '.join(asked)} - {words}." for words, asked in notes.items())
-    return [table, *failures, Text(summary, style=style), Text(told, style="dim")]
+    verified = len({one.strategy for one in findings})
+    summary = (
+        f"{verified} of {len(pairs.rows)} strategies, {made} checks ({counts or 'none'}) in {seconds:.0f} s, "
+        f"{len(failures)} failed."
+    )
+    return [table, rules, *failures, Text(summary, style="bold green" if not failures else "bold red")]
 
 
-def _mark(findings: Sequence[Findings], check: str) -> Text:
-    """One word for all numbers of workers."""
-    bad = [one.workers for one in findings if one.outcomes[check].verdict == "failed"]
-    if bad:
-        return Text(f"FAILED {','.join(map(str, bad))}", style=_STYLES["failed"])
-    if all(one.outcomes[check].verdict == "not applicable" for one in findings):
-        return Text("-", style=_STYLES["not applicable"])
-    return Text("ok", style=_STYLES["passed"])
+def _count(verdicts: Sequence[PairVerdict], verdict: PairVerdict) -> Text:
+    number = verdicts.count(verdict)
+    return Text(str(number), style=_PAIR_STYLES[verdict] if number else "dim")

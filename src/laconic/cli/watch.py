@@ -110,7 +110,7 @@ def _check_it_is_a_log(log: GrowingLog) -> None:
 
 
 def _show(log: GrowingLog) -> None:
-    """A view on a terminal that is drawn anew twice a second."""
+    """A view on a terminal that is drawn again twice a second."""
     _check_it_is_a_log(log)
     console = stdout_console()
     with Live(console=console, auto_refresh=False) as live:

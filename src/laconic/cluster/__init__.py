@@ -1,4 +1,4 @@
-"""Clusters as data: hosts, devices, links and topologies, and what a probe has measured on one."""
+"""Clusters as data: hosts, devices, links and topologies, and the measurements of a probe."""
 
 from laconic.cluster.cluster import MOST_HOSTS, Cluster
 from laconic.cluster.fabric import Fabric

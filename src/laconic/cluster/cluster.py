@@ -1,4 +1,4 @@
-"""A cluster as data: hosts with devices and NICs, the links between them, and what has been measured there."""
+"""A cluster as data: hosts with devices and NICs, the links between them, and measurements."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Cluster:
     """One per host: the link of each of its NICs."""
     topology: Topology = field(default_factory=Switch)
     devices_per_host: int = 1
-    """GPUs, or whatever trains one replica; ranks are numbered host by host."""
+    """GPUs or other devices, one per rank; ranks are numbered host by host."""
     inside: Link | None = None
     """The port of each device on its host's bus (NVLink, PCIe); needed, and allowed, with several devices per host."""
     nics: int = 1
-    """Per host, each with a link of its own; devices share them evenly."""
+    """NICs per host, each with a link of its own; devices share them evenly."""
     speeds: tuple[float, ...] = ()
-    """How fast each host computes, relative to what the workload was measured on; left out: 1.0 for all."""
+    """The speed of each host, relative to the device of the workload; left out: 1.0 for all."""
     name: str = ""
     source: str = ""
     """A sentence that says where the figures come from."""
     measured: Measured | None = None
-    """What a probe has found out there."""
+    """The measurements of a probe."""
 
     def __post_init__(self) -> None:
         _check_num_hosts(len(self.links))
@@ -71,12 +71,12 @@ class Cluster:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return len(self.links)
 
     @property
     def num_devices(self) -> int:
-        """How many devices all hosts have together: the most ranks that find one each."""
+        """The number of devices of all hosts, which is the largest number of ranks."""
         return len(self.links) * self.devices_per_host
 
     @property
@@ -91,7 +91,7 @@ class Cluster:
 
     @classmethod
     def uniform(cls, num_hosts: int, link: Link, exceptions: Mapping[int, Link] | None = None) -> Cluster:
-        """Hosts on one switch, all with the same link but for some."""
+        """Hosts on one switch, with equal links except for some."""
         _check_num_hosts(num_hosts)
         links = [link] * num_hosts
         for host, other in (exceptions or {}).items():
@@ -99,8 +99,20 @@ class Cluster:
             links[host] = other
         return cls(links=tuple(links))
 
+    @classmethod
+    def in_racks(
+        cls, num_hosts: int, link: Link, *, racks: int, oversubscription: float = 1.0, in_turn: bool = False
+    ) -> Cluster:
+        """Hosts in equal racks, whose uplinks carry 1 / oversubscription of what their hosts can send.
+
+        in_turn: host h is in rack h mod racks; else neighbours share a rack.
+        """
+        _check_num_hosts(num_hosts)
+        topology = Racks.alike(num_hosts, racks, link, oversubscription=oversubscription, in_turn=in_turn)
+        return cls(links=(link,) * num_hosts, topology=topology)
+
     def resized(self, num_hosts: int) -> Cluster:
-        """The same with more or fewer hosts, which must all be alike; what was measured is kept as it is."""
+        """The same with more or fewer hosts, which must all be equal; measurements are kept."""
         if num_hosts == self.num_hosts:
             return self
         _check_num_hosts(num_hosts)
@@ -141,7 +153,7 @@ class Cluster:
         return cls(**cluster_file.read(table))
 
     def to_toml(self, table: str = "") -> str:
-        """What from_toml reads; with `table`, as a table of that name in a larger document."""
+        """The inverse of from_toml; with `table`, as a table of that name in a larger document."""
         return cluster_file.write(self, table)
 
     def describe(self) -> str:

@@ -23,7 +23,7 @@ bandwidth = "10mbit"
 speed = 0.5                      # how fast it computes
 
 [[rack]]                         # instead of hosts = ... and [topology]: racks behind an uplink of their own
-hosts = 2
+hosts = 2                        # so many, or which ones: [0, 2]
 uplink = "50mbit"
 
 [measured]                       # what laconic probe has written: measured.py
@@ -42,6 +42,7 @@ from laconic.cluster.values import (
     Number,
     Rate,
     Seconds,
+    Several,
     Text,
     Whole,
     check_keys,
@@ -60,10 +61,12 @@ _KEYS = (
     *("name", "source", "hosts", "devices_per_host", "nics", *_LINK_KEYS),
     *("inside", "topology", "host", "rack", "measured"),
 )
+_MEMBERS = Several(Whole(least=0))
+"""The hosts of a rack."""
 
 
 class Parts(TypedDict):
-    """What a Cluster is made of; see there."""
+    """The fields of a Cluster."""
 
     links: tuple[Link, ...]
     topology: Topology
@@ -85,7 +88,7 @@ def parse(text: str) -> Mapping[str, object]:
 
 
 def read(table: Mapping[str, object]) -> Parts:
-    """The parts of the cluster a document describes; what it does not say exactly is refused."""
+    """The parts of the cluster that a document describes; ambiguous documents are refused."""
     check_keys(table, _KEYS, _WHERE)
     link = _read_link(table, None, _WHERE)
     topology = _read_topology(table)
@@ -144,15 +147,21 @@ def _read_topology(table: Mapping[str, object]) -> Topology:
 
 def _read_racks(tables: list[Mapping[str, object]]) -> Racks:
     sizes: list[int] = []
+    members: list[tuple[int, ...]] = []
     uplinks: list[Link] = []
     for number, rack in enumerate(tables):
         where = f"{_WHERE}, rack {number}"
         check_keys(rack, ("hosts", "uplink", "delay", "loss"), where)
         if "uplink" not in rack:
             raise UsageError(f'{where} needs uplink = "50mbit" or the like.')
-        sizes.append(_count(rack, "hosts", where))
+        if isinstance(rack.get("hosts"), list):
+            members.append(_MEMBERS.read(rack["hosts"], f"{where}: hosts"))
+        else:
+            sizes.append(_count(rack, "hosts", where))
         uplinks.append(_read_link({"bandwidth": rack["uplink"], **rack}, None, where, bandwidth_key="uplink"))
-    return Racks(sizes=tuple(sizes), uplinks=tuple(uplinks))
+    if sizes and members:
+        raise UsageError(f"{_WHERE}: give the number of hosts of every rack, or the hosts of every rack, not both.")
+    return Racks(sizes=tuple(sizes), members=tuple(members), uplinks=tuple(uplinks))
 
 
 def _count(
@@ -176,7 +185,7 @@ def _read_link(table: Mapping[str, object], base: Link | None, where: str, *, ba
 
 
 def write(cluster: Cluster, table: str) -> str:
-    """What `read` reads; with `table`, as a table of that name in a larger document."""
+    """The inverse of `read`; with `table`, as a table of that name in a larger document."""
     usual, prefix = usual_link(cluster.links), f"{table}." if table else ""
     lines = [f"[{table}]"] if table else []
     lines += [f"{key} = {Text().write(text)}" for key in ("name", "source") if (text := getattr(cluster, key))]
@@ -187,8 +196,10 @@ def write(cluster: Cluster, table: str) -> str:
     if cluster.inside is not None:
         lines += [f"[{prefix}inside]", *_link_lines(cluster.inside)]
     if isinstance(cluster.topology, Racks):
-        for size, uplink in zip(cluster.topology.sizes, cluster.topology.uplinks, strict=True):
-            lines += [f"[[{prefix}rack]]", f"hosts = {size}", *_link_lines(uplink, bandwidth_key="uplink")]
+        racks = cluster.topology
+        for members, uplink in zip(racks.members, racks.uplinks, strict=True):
+            hosts = str(len(members)) if racks.is_in_order else _MEMBERS.write(members)
+            lines += [f"[[{prefix}rack]]", f"hosts = {hosts}", *_link_lines(uplink, bandwidth_key="uplink")]
     elif cluster.topology != Switch():
         lines += [f"[{prefix}topology]", f'kind = "{cluster.topology.kind}"', *cluster.topology.to_lines()]
     for host, (link, speed) in enumerate(zip(cluster.links, cluster.speeds, strict=True)):

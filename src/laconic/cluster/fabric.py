@@ -1,4 +1,4 @@
-"""The links between devices, and which of them a message crosses: what the flow-level network shares out."""
+"""The links between devices and the routes of messages, which the flow-level network shares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Fabric(Protocol):
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         ...
 
     @property
@@ -29,13 +29,13 @@ class Fabric(Protocol):
 
     @property
     def delay_s(self) -> Floats:
-        """Of each link: how long a byte is under way on it."""
+        """The delay of each link."""
         ...
 
     def routes(self, sources: Indices, destinations: Indices) -> tuple[Indices, Indices]:
         """The links each message crosses, in order.
 
-        Gives (first, links): message i crosses links[first[i] : first[i + 1]]. None for a message to itself.
+        Returns (first, links): message i crosses links[first[i] : first[i + 1]]. A message to itself crosses none.
         """
         ...
 

@@ -12,7 +12,7 @@ from laconic.units import format_rate, format_time, parse_quantity
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One direction of one cable; both directions are alike."""
+    """One direction of one cable; both directions are equal."""
 
     bandwidth_bps: float
     delay_s: float = 0.0
@@ -41,7 +41,7 @@ class Link:
 
 
 def usual_link(links: Sequence[Link]) -> Link:
-    """The one that most hosts have; of several, the first."""
+    """The link that most hosts have; of several, the first."""
     return Counter(links).most_common(1)[0][0]
 
 

@@ -1,4 +1,4 @@
-"""The links of a fabric as they are laid: numbered in the order in which they are added."""
+"""The links of a fabric, numbered in the order in which they are added."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LinkTable:
         self._num_links = 0
 
     def add(self, capacity_bytes_per_s: Floats, delay_s: Floats, name: NameOf) -> int:
-        """Lay a block of links and give the number of its first; `name` names them by their place in the block."""
+        """Add a block of links and return the number of its first; `name` names them by their position in the block."""
         first = self._num_links
         self._capacities.append(capacity_bytes_per_s)
         self._delays.append(delay_s)
@@ -33,7 +33,7 @@ class LinkTable:
         return first
 
     def add_alike(self, num_links: int, capacity_bytes_per_s: float, delay_s: float, name: NameOf) -> int:
-        """Lay links that are all alike."""
+        """Add equal links."""
         return self.add(np.full(num_links, capacity_bytes_per_s), np.full(num_links, delay_s), name)
 
     @property

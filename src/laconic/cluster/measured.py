@@ -1,4 +1,4 @@
-"""What `laconic probe` has measured on a cluster: how long operations take, by size.
+"""The measurements of `laconic probe` on a cluster: times of operations by size.
 
 [measured]
 transport = "torch.distributed, cpu:gloo, 4 ranks"
@@ -8,7 +8,7 @@ kind = "all_reduce"              # or all_reduce(ring) and the like, all_gather,
 world_size = 4
 sizes = [1024, 1048576, 67108864]
 seconds = [0.0003, 0.021, 1.3]
-further = [3.5e-05, 0.0201]      # what one more adds while others are under way; for larger ones as much is hidden
+further = [3.5e-05, 0.0201]      # what one more adds while others are in flight; for larger ones as much is hidden
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ KINDS = {
     "all_to_all": shard_exchange_sent,
     "send": as_it_is_sent,
 }
-"""What can be measured, and the bytes one rank sends for it, of (bytes, world size)."""
+"""The operations that can be measured, and the bytes one rank sends for each, from (bytes, world size)."""
 _NAMED_SUM = re.compile(r"all_reduce\(\w{1,100}\)", re.ASCII)
 _LONGEST_S = 86_400.0
 _STARTUP_BYTES = 4096
-"""Smaller messages take as long as empty ones, so a curve that begins here or below says all about those."""
+"""Smaller messages take as long as empty ones, so a curve that begins here or below covers them."""
 _SIZES = Several(Whole(least=1, most=2**50), most=1024)
 _SECONDS = Several(Number(least=0, most=_LONGEST_S), most=1024)
 _PAIRS = Several(Several(Number(least=0, most=1e13), most=4096), most=4096)
 
 
 class Estimate(NamedTuple):
-    """How long something takes, and how well that is known."""
+    """An estimated time, and whether it is within the measured range."""
 
     seconds: float
     inside: bool
-    """Whether the size lies within those measured; if not, the estimate goes by how times grew between the last two."""
+    """Whether the size lies within the measured ones; if not, the estimate is extrapolated from the last two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """How long one kind of operation takes among so many ranks, by size."""
+    """The times of one kind of operation among this many ranks, by size."""
 
     kind: str
     """all_reduce (the backend's own), all_reduce(ring) and the like, all_gather, all_to_all, or send: every rank to the
@@ -59,9 +59,9 @@ class Curve:
     sizes: tuple[int, ...]
     """Bytes, ascending: of the tensor for all_reduce and all_to_all, of one rank's part for all_gather and send."""
     seconds: tuple[float, ...]
-    """For each size, what the slowest rank took."""
+    """For each size, the time of the slowest rank."""
     further: tuple[float, ...] = ()
-    """For the first sizes, what one more adds while others are under way; none: all of start-up is hidden then."""
+    """For the first sizes, the time that one more adds while others are in flight; none: all of start-up is hidden."""
 
     def __post_init__(self) -> None:
         where = f"measured curve {one_line(self.kind, 40)}"
@@ -87,7 +87,7 @@ class Curve:
 
     @property
     def startup_s(self) -> float:
-        """What an operation on nothing takes: on the line through the first two sizes."""
+        """The time of an operation on zero bytes, extrapolated from the first two sizes."""
         if len(self.sizes) == 1:
             return self.seconds[0]
         (low, high), (low_s, high_s) = self.sizes[:2], self.seconds[:2]
@@ -96,20 +96,20 @@ class Curve:
 
     @property
     def plateau_bytes_per_s(self) -> float:
-        """Bytes per second that large sizes come to: between the last two."""
+        """Bytes per second of large sizes: between the last two."""
         return 1 / self._last_byte_s
 
     @property
     def _last_byte_s(self) -> float:
         if len(self.sizes) > 1 and self.seconds[-1] > self.seconds[-2]:
             return (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
-        # Times that do not grow are chance; what the largest size took as a whole is an upper bound.
+        # Times that do not grow are noise; the whole time of the largest size gives an upper bound.
         return self.seconds[-1] / self.sizes[-1]
 
     def estimate(self, nbytes: float) -> Estimate:
-        """How long `nbytes` take: on the line between the nearest sizes, or beyond the last two on theirs.
+        """The time of `nbytes`, interpolated between the nearest sizes, or extrapolated from the last two.
 
-        Below the first, where start-up is all that counts, as long as the first.
+        Below the first size, where only start-up counts, the time of the first.
         """
         if nbytes <= self.sizes[0]:
             return Estimate(self.seconds[0], nbytes == self.sizes[0] or self.sizes[0] <= _STARTUP_BYTES)
@@ -121,18 +121,18 @@ class Curve:
         return Estimate(self.seconds[right - 1] * (1 - share) + self.seconds[right] * share, True)
 
     def moving_s(self, nbytes: float) -> float:
-        """How long bytes of `nbytes` move: at the rate of large ones, or what it takes beyond start-up, if longer."""
+        """The time in which `nbytes` move: at the rate of large sizes, or the time beyond start-up, if longer."""
         return max(nbytes * self._last_byte_s, self.estimate(nbytes).seconds - self.startup_s)
 
     @property
     def issue_s(self) -> float:
-        """The part of start-up that operations have one after the other, however many are under way."""
+        """The part of start-up that cannot overlap, however many operations are in flight."""
         beside, behind = self._issues()
         return beside if self.overlaps else behind
 
     @property
     def overlaps(self) -> bool:
-        """Whether that part goes on while others' bytes move: one more then takes the longer of both, not their sum."""
+        """Whether that part overlaps with bytes of others: one more operation then takes the longer of both."""
         beside, behind = self._issues()
         longer = sum(abs(more - max(beside, moving_s)) for moving_s, more in self._moving_and_further())
         return longer < sum(abs(more - behind - moving_s) for moving_s, more in self._moving_and_further())
@@ -156,13 +156,13 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Everything a probe has found out."""
+    """All measurements of a probe."""
 
     curves: tuple[Curve, ...]
     transport: str = ""
-    """What carried the bytes, in words."""
+    """The transport, in words."""
     pairs_bps: tuple[tuple[float, ...], ...] = ()
-    """Bits per second from each rank (row) to each other (column), measured one pair at a time; empty: not measured."""
+    """Bits per second between rank (row) and rank (column) while all others exchange too; empty: not measured."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transport", Text().read(self.transport, "measured: transport"))
@@ -221,7 +221,7 @@ class Measured:
         )
 
     def to_lines(self, table: str) -> list[str]:
-        """What from_table reads, as the table of that name."""
+        """The inverse of from_table, as the table of that name."""
         lines = [f"[{table}]", f"transport = {Text().write(self.transport)}"]
         if self.pairs_bps:
             lines += ["pairs_bps = [", *(f"  {_PAIRS.of.write(row)}," for row in self.pairs_bps), "]"]

@@ -22,12 +22,12 @@ _TCP_ASSUMED = "the delay of 25 us per link is assumed."
 
 @dataclass(frozen=True)
 class Preset:
-    """A known cluster, of which there may be more or fewer hosts."""
+    """A known cluster, with any number of hosts."""
 
     make: Callable[[int], Cluster]
-    """The cluster with so many hosts."""
+    """Makes the cluster with this many hosts."""
     hosts: int
-    """How many there are if nobody says."""
+    """Number of hosts by default."""
     about: str
     """In a few words."""
 
@@ -96,7 +96,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def cluster(name_or_path: str | Path, hosts: int | None = None) -> Cluster:
-    """The known cluster of that name, or what a .toml file describes; with so many hosts, if said."""
+    """The known cluster of that name, or the cluster in a .toml file; with this many hosts, if given."""
     text = str(name_or_path)
     preset = PRESETS.get(text)
     if preset is not None:

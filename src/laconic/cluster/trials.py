@@ -42,12 +42,13 @@ class Stage:
     def by_turns(self, starts: Sequence[Callable[[], Work]], repeats: int) -> tuple[list[float], float]:
         """Medians over repeats of what the slowest rank took for each; and what all of it took."""
         began_s = self.clock.now()
-        rows = [[self._time(start) for start in starts] for _ in range(1 + repeats)][1:]
+        rows = [[self.time(start) for start in starts] for _ in range(1 + repeats)][1:]
         slowest = self.slowest([*(time_s for row in rows for time_s in row), self.clock.now() - began_s])
         columns = [slowest[index : -1 : len(starts)] for index in range(len(starts))]
         return [statistics.median(column) for column in columns], slowest[-1]
 
-    def _time(self, start: Callable[[], Work]) -> float:
+    def time(self, start: Callable[[], Work]) -> float:
+        """What this rank takes for one operation that all begin together."""
         self._meet()
         began_s = self.clock.now()
         start().wait()

@@ -34,13 +34,11 @@ class Whole:
     most: int = 65_536
 
     def read(self, value: object, where: str) -> int:
-        """See Kind."""
         if not isinstance(value, int) or isinstance(value, bool) or not self.least <= value <= self.most:
             raise UsageError(f"{where} must be a whole number from {self.least} to {self.most}, got {shown(value)}.")
         return value
 
     def write(self, value: object) -> str:
-        """See Kind."""
         return str(value)
 
 
@@ -52,14 +50,12 @@ class Number:
     most: float
 
     def read(self, value: object, where: str) -> float:
-        """See Kind."""
         number = _float(value)
         if number is None or not self.least <= number <= self.most:
             raise UsageError(f"{where} must be a number from {self.least:g} to {self.most:g}, got {shown(value)}.")
         return number
 
     def write(self, value: object) -> str:
-        """See Kind."""
         return repr(value)
 
 
@@ -70,7 +66,6 @@ class Seconds:
     most: float = 10.0
 
     def read(self, value: object, where: str) -> float:
-        """See Kind."""
         number = _float(value)
         seconds = parse_quantity(str(value), "time", where) if number is None else number
         if not 0 <= seconds <= self.most:
@@ -78,7 +73,6 @@ class Seconds:
         return seconds
 
     def write(self, value: object) -> str:
-        """See Kind."""
         assert isinstance(value, int | float)
         return f'"{format_time(value)}"'
 
@@ -88,12 +82,11 @@ class Rate:
     """A bandwidth: text such as 100mbit, or a number of bits per second."""
 
     def read(self, value: object, where: str) -> float:
-        """See Kind; its bounds are those of a Link."""
+        """A number within the bounds of a Link."""
         number = _float(value)
         return parse_quantity(str(value), "rate", where) if number is None else number
 
     def write(self, value: object) -> str:
-        """See Kind."""
         assert isinstance(value, int | float)
         return f'"{format_rate(value)}"'
 
@@ -103,13 +96,11 @@ class Text:
     """Text, which may be empty."""
 
     def read(self, value: object, where: str) -> str:
-        """See Kind."""
         if not isinstance(value, str):
             raise UsageError(f"{where} must be text in quotes, got {shown(value)}.")
         return value
 
     def write(self, value: object) -> str:
-        """See Kind."""
         # JSON's escapes are TOML's, but for one character that TOML does not take as it is.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -123,13 +114,11 @@ class Several(Generic[T_co]):
     most: int = 65_536
 
     def read(self, value: object, where: str) -> tuple[T_co, ...]:
-        """See Kind."""
         if not isinstance(value, list | tuple) or not self.least <= len(value) <= self.most:
             raise UsageError(f"{where} must be a list with {self.least} to {self.most} entries, got {shown(value)}.")
         return tuple(self.of.read(entry, f"{where}[{index}]") for index, entry in enumerate(value))
 
     def write(self, value: object) -> str:
-        """See Kind."""
         assert isinstance(value, tuple)
         return f"[{', '.join(map(self.of.write, value))}]"
 

@@ -50,25 +50,20 @@ class WiredFabric:
 
     @property
     def num_devices(self) -> int:
-        """See Fabric."""
         return self._num_devices
 
     @property
     def capacity_bytes_per_s(self) -> Floats:
-        """See Fabric."""
         return self._capacity_bytes_per_s
 
     @property
     def delay_s(self) -> Floats:
-        """See Fabric."""
         return self._delay_s
 
     def link_name(self, link: int) -> str:
-        """See Fabric."""
         return self._table.name(link)
 
     def routes(self, sources: Indices, destinations: Indices) -> tuple[Indices, Indices]:
-        """See Fabric."""
         sources, destinations = np.asarray(sources, dtype=np.int64), np.asarray(destinations, dtype=np.int64)
         if sources.shape != destinations.shape or sources.ndim != 1:
             raise ValueError(f"as many sources as destinations are needed, got {sources.shape}, {destinations.shape}")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from laconic.collectives.schedule import Collective
+from laconic.collectives.schedule import Collective, renumbered
 from laconic.core.hosts import Hosts
 
 Pattern = Literal["shift", "swap", "inside"]
@@ -63,7 +63,7 @@ class Algorithm:
 
     name: str
     rows: Callable[[Hosts], Collective]
-    """The collective for ranks on these hosts."""
+    """The collective for ranks on these hosts, or in these groups; it takes ranks in the order in which they come."""
     formula: Callable[[int, int], Formula]
     """What it costs among so many ranks, at least two, with so many on each host but maybe the last."""
     by_host: bool = False
@@ -85,5 +85,5 @@ class Algorithm:
 
 
 def anywhere(make: Callable[[int], Collective]) -> Callable[[Hosts], Collective]:
-    """Rows that do not depend on who shares a host."""
-    return lambda hosts: make(sum(map(len, hosts)))
+    """Rows that do not depend on who shares a host, only on the order of ranks."""
+    return lambda hosts: renumbered(make(sum(map(len, hosts))), tuple(rank for host in hosts for rank in host))

@@ -51,7 +51,7 @@ def _check_range(collective: Collective) -> None:
 
 
 def _check_sums(collective: Collective) -> None:
-    """Follow contributions: held[r, c, i] says how often rank r has rank i's in chunk c."""
+    """Follow contributions: held[r, c, i] is the number of times that rank r has rank i's contribution to chunk c."""
     name, size, chunks = collective.algorithm, collective.world_size, collective.num_chunks
     held = np.zeros((size, chunks, size), dtype=np.int16)
     held[range(size), :, range(size)] = 1
@@ -63,7 +63,7 @@ def _check_sums(collective: Collective) -> None:
     for rows in np.split(collective.table, boundaries) if len(collective.table) else ():
         _check_step(name, rows, chunks)
         step, source, destination, chunk, reduce = rows.T
-        # Taken before anything of this step is written: this is what the rows of a step say.
+        # Read before anything of this step is written, as rows of a step are defined.
         arriving, arriving_formed = held[source, chunk], formed[source, chunk]
         adds = reduce.astype(bool)
         np.add.at(held, (destination[adds], chunk[adds]), arriving[adds])
@@ -91,11 +91,11 @@ def _check_sums(collective: Collective) -> None:
 
 
 def _check_step(name: str, rows: Table, chunks: int) -> None:
-    """Nothing that happens in one step depends on the order in which it does."""
+    """The result of a step does not depend on the order of its rows."""
     _, source, destination, chunk, reduce = rows.astype(np.int64).T
     reads, writes = source * chunks + chunk, destination * chunks + chunk
     _, pair, times = np.unique(writes + reads * (writes.max() + 1), return_inverse=True, return_counts=True)
-    _refuse(name, rows, times[pair] > 1, "this is there twice")
+    _refuse(name, rows, times[pair] > 1, "this row occurs twice")
     _refuse(name, rows, np.isin(writes, reads), "the receiver sends this chunk itself in the same step")
     _, target, times = np.unique(writes, return_inverse=True, return_counts=True)
     _refuse(name, rows, (reduce == 0) & (times[target] > 1), "others write to it in the same step")
@@ -104,8 +104,8 @@ def _check_step(name: str, rows: Table, chunks: int) -> None:
 def check_programs(programs: Sequence[Sequence[Turn]], name: str = "programs") -> None:
     """Raise BrokenCollective unless all ranks come to the end of their turns.
 
-    Each rank posts all sends and receives of a turn, and goes on when all are done. The n-th send from a to b meets the
-    n-th receive of b from a, and neither is done before both are posted: less than this no transport promises.
+    Each rank posts all sends and receives of a turn, and continues when all are done. The n-th send from a to b matches
+    the n-th receive of b from a, and neither is done before both are posted: every transport promises at least this.
     """
     position = [0] * len(programs)
     posted: dict[tuple[int, int, bool], list[Message]] = {}
@@ -113,7 +113,7 @@ def check_programs(programs: Sequence[Sequence[Turn]], name: str = "programs") -
     waiting = set(range(len(programs)))
 
     def post(rank: int) -> None:
-        """Post the next turn that has something to do, and remember up to where its queues must be met."""
+        """Post the next turn that is not empty, and record how many messages must be matched for it."""
         turns = programs[rank]
         while position[rank] < len(turns) and not (turns[position[rank]].sends or turns[position[rank]].receives):
             position[rank] += 1
@@ -144,7 +144,7 @@ def check_programs(programs: Sequence[Sequence[Turn]], name: str = "programs") -
             verb = "receive from" if is_send else "send to"
             raise BrokenCollective(
                 f"{name}: step {position[rank]}: rank {rank} waits for ever to {verb} rank {peer}, which never "
-                "comes to that."
+                "reaches that."
             )
         for rank in sorted(ready):
             position[rank] += 1

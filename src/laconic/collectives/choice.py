@@ -1,4 +1,4 @@
-"""Which algorithm is the fastest for a tensor of some size, judging by measured times."""
+"""The fastest algorithm for a tensor of some size, from measured times."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Costs:
     def estimate(self, algorithm: str, nbytes: int) -> float:
         """Seconds `algorithm` takes for `nbytes`.
 
-        On the line between the nearest sizes measured; on that through the last two beyond them, and as long as for the
-        smallest below it.
+        Interpolated between the nearest measured sizes, extrapolated from the last two beyond them, and constant below
+        the smallest.
         """
         times = dict(self.seconds)[algorithm]
         if nbytes <= self.sizes[0] or len(self.sizes) == 1:
@@ -39,8 +39,7 @@ class Costs:
 def fastest(costs: Costs | None, nbytes: int) -> str:
     """The algorithm for a tensor of `nbytes`: the backend's own, unless another one is clearly faster.
 
-    Between two sizes measured, and beyond the last, nothing is known but how times grow: there it must have been
-    clearly faster for both of them as well, or for the largest two.
+    Between two measured sizes it must have been clearly faster for both, and beyond the last for the largest two.
     """
     if costs is None:
         return NATIVE
@@ -63,7 +62,7 @@ def fastest(costs: Costs | None, nbytes: int) -> str:
 
 
 def in_words(costs: Costs) -> str:
-    """What is used from which size on, e.g. "tree from 0 B, native from 1048576 B"."""
+    """The algorithm from each size on, e.g. "tree from 0 B, native from 1048576 B"."""
     # Between two sizes the choice changes at most a few times; a fine scale finds where.
     scale = sorted({0, *(2**power for power in range(8, 33)), *costs.sizes})
     changes: list[str] = []

@@ -1,4 +1,4 @@
-"""Double binary tree: two trees carry half the tensor each, and who is a leaf in one works in the other."""
+"""Double binary tree: two trees carry half the tensor each, and a leaf in one is an inner node in the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def double_tree(world_size: int) -> Collective:
         2 depth + pieces - 1 steps, depth about log2 n;   2 N bytes at most from each rank
 
     A tree of n ranks in order has its leaves at the odd places. The second tree is the first in reverse (n even) or
-    moved by one place (n odd), so that who has two children in one tree has none in the other.
+    shifted by one position (n odd), so that a rank with two children in one tree has none in the other.
 
     Reference: Sanders, Speck & Traeff 2009, doi:10.1016/j.parco.2009.09.001.
     """

@@ -58,7 +58,7 @@ def run(
 
 
 class _Part:
-    """One tensor in chunks, and room for what arrives to be added to it."""
+    """One tensor in chunks, and a buffer for received chunks that are added to it."""
 
     def __init__(self, tensor: torch.Tensor, collective: Collective, turns: Sequence[Turn]) -> None:
         self._flat = tensor.view(-1)
@@ -76,9 +76,9 @@ class _Part:
 
 
 class WholeExchange:
-    """An exchange as one Work: waiting carries out what is left of it.
+    """An exchange as one Work: waiting carries out its remaining steps.
 
-    Whoever can wait step by step takes `steps` instead, so that other exchanges proceed in between.
+    A caller that can wait step by step uses `steps` instead, so that other exchanges proceed in between.
     """
 
     def __init__(self, exchange: Exchange) -> None:

@@ -1,6 +1,8 @@
-"""Sums in two rounds, so that the second can wait: each rank adds up one share, later all get all shares."""
+"""Sums in two rounds, so that the second can wait: each rank sums one share, later all ranks get all shares."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -17,12 +19,12 @@ def halves_sent(nbytes: int, world_size: int) -> int:
 
 
 def share_bytes(nbytes: int, world_size: int) -> int:
-    """Bytes of each rank's share of `nbytes`, the last one filled up."""
+    """Bytes of each rank's share of `nbytes`, the last one padded."""
     return -(-nbytes // (world_size * _ALIGNMENT)) * _ALIGNMENT
 
 
 class Halves:
-    """A group with sums in two rounds; all else is as in the group it is made from."""
+    """A group with sums in two rounds; otherwise like the group it is made from."""
 
     def __init__(self, transport: Transport, group: Group, what: str) -> None:
         self._transport = transport
@@ -31,16 +33,13 @@ class Halves:
 
     @property
     def size(self) -> int:
-        """See Group."""
         return self._group.size
 
     @property
     def rank(self) -> int:
-        """See Group."""
         return self._group.rank
 
     def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
-        """See Group."""
         rows = [self._in_rows(tensor) for tensor in tensors]
         # In place: until the second round comes, nothing but the tensors themselves is kept.
         shares = [row[self.rank] for row in rows]
@@ -57,7 +56,7 @@ class Halves:
                 tensor.view(-1).copy_(row.view(-1)[: tensor.numel()])
 
     def _in_rows(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A row for each rank: the tensor itself if it can be divided so, else a copy that is filled up."""
+        """A row for each rank: the tensor itself if it can be divided so, else a padded copy."""
         width = share_bytes(tensor.nbytes, self.size) // tensor.element_size()
         if self.size * width == tensor.numel() and tensor.is_contiguous():
             return tensor.view(self.size, width)
@@ -66,17 +65,18 @@ class Halves:
         return rows.view(self.size, width)
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
-        """See Group."""
         return self._group.sum(tensors)
 
     def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        """See Group."""
         return self._group.gather(tensor)
 
     def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        """See Group."""
         return self._group.scatter(rows)
 
+    def scatter_uneven(
+        self, messages: Sequence[torch.Tensor], lengths: Sequence[int]
+    ) -> tuple[Work, list[torch.Tensor]]:
+        return self._group.scatter_uneven(messages, lengths)
+
     def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
-        """See Group."""
         return self._group.swap(send, receive, peer)

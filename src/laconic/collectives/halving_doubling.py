@@ -1,4 +1,4 @@
-"""Recursive halving-doubling: pairs at half the distance swap half as much, then all of it backwards."""
+"""Recursive halving-doubling: in each step the distance of pairs and the bytes they swap are halved, then doubled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def halving_doubling(world_size: int) -> Collective:
 
         2 log2(n) steps,   2 (n-1)/n N bytes from each rank
 
-    If n is no power of two, the ranks beyond the largest power p begin by handing everything to rank r - p and end by
-    getting the result from it: two steps and N bytes more.
+    If n is no power of two, each rank r beyond the largest power p first sends everything to rank r - p and in the end
+    gets the result from it: two steps and N bytes more.
 
     Reference: Thakur, Rabenseifner & Gropp 2005, doi:10.1177/1094342005051521.
     """
@@ -33,7 +33,7 @@ def halving_doubling(world_size: int) -> Collective:
 
 
 def _swap(inside: int, half: int, *, reduce: bool) -> Table:
-    """Pairs at distance `half` swap as many chunks: those of the other one's block, or those of their own."""
+    """Pairs at distance `half` swap that many chunks: those of the other one's block, or those of their own."""
     ranks, chunks = np.arange(inside)[:, None], np.arange(half)[None, :]
     peers = ranks ^ half
     block = (peers if reduce else ranks) // half * half

@@ -13,7 +13,7 @@ from laconic.core.hosts import Hosts
 
 @lru_cache(maxsize=64)
 def hierarchical(hosts: Hosts) -> Collective:
-    """Add up inside the host, all-reduce between hosts, hand out inside the host.
+    """Sum inside the host, all-reduce between hosts, distribute inside the host.
 
         equally many ranks k on each of h hosts:  2 (k-1) + 2 (h-1) steps,   2 (n-1)/n N bytes from each rank
         else, over the first rank of each host:   2 ceil(log2 k) + 2 (h-1) steps,   2 (h-1)/h N between hosts
@@ -41,7 +41,7 @@ def to_leaders(hosts: Hosts) -> Collective:
 
 @lru_cache(maxsize=64)
 def from_leaders(hosts: Hosts) -> Collective:
-    """The last part alone: all ranks of a host end with what its first rank has, in every chunk."""
+    """The last part alone: all ranks of a host end with the values of its first rank, in every chunk."""
     table = side_by_side([tree_broadcast(host, range(len(hosts))) for host in hosts])
     return Collective.of("from_leaders", sum(map(len, hosts)), len(hosts), table)
 

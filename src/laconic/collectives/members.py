@@ -1,4 +1,4 @@
-"""Some ranks of a transport as a group: what a compressor needs of one, over send and receive alone."""
+"""Some ranks of a transport as a group for a compressor, over send and receive alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laconic.core.transport import Transport, Work
 class Members:
     """A few ranks among which a compressor exchanges; the others take no part in it.
 
-    Sums go around a ring; what is gathered or scattered goes straight to whom it is for, all of it at once.
+    Sums go around a ring; gathers and scatters send all messages directly, at the same time.
     """
 
     def __init__(self, transport: Transport, ranks: Sequence[int], what: str) -> None:
@@ -25,30 +25,24 @@ class Members:
 
     @property
     def size(self) -> int:
-        """See Group."""
         return len(self._ranks)
 
     @property
     def rank(self) -> int:
-        """See Group."""
         return self._ranks.index(self._transport.rank)
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
-        """See Group."""
         return WholeExchange(run(ring(self.size), self._transport, tensors, what=self._what, members=self._ranks))
 
     def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
-        """See Group."""
         yield self.sum(tensors)
 
     def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        """See Group."""
         rows = tensor.new_empty((self.size, *tensor.shape))
         rows[self.rank] = tensor
         return self._swap_all([tensor.contiguous()] * self.size, rows), rows
 
     def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        """See Group."""
         received = torch.empty_like(rows)
         received[self.rank] = rows[self.rank]
         return self._swap_all(list(rows), received), received
@@ -63,8 +57,36 @@ class Members:
             what=self._what,
         )
 
+    def scatter_uneven(
+        self, messages: Sequence[torch.Tensor], lengths: Sequence[int]
+    ) -> tuple[Work, list[torch.Tensor]]:
+        return messages_among(self._transport, self._ranks, messages, lengths, self._what)
+
     def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
-        """See Group."""
         sends = [] if send is None else [(self._ranks[peer], send)]
         receives = [] if receive is None else [(self._ranks[peer], receive)]
         return self._transport.send_receive(sends, receives, what=self._what)
+
+
+def messages_among(
+    transport: Transport,
+    ranks: Sequence[int],
+    messages: Sequence[torch.Tensor],
+    lengths: Sequence[int],
+    what: str,
+) -> tuple[Work, list[torch.Tensor]]:
+    """Start sending message i to the i-th of `ranks`; what each of them sends here has as many bytes as `lengths` says.
+
+    Empty messages are not sent, and this rank's own message is returned unchanged.
+    """
+    mine = ranks.index(transport.rank)
+    received = [
+        messages[mine] if place == mine else messages[mine].new_empty(length) for place, length in enumerate(lengths)
+    ]
+    others = [(place, rank) for place, rank in enumerate(ranks) if place != mine]
+    work = transport.send_receive(
+        [(rank, messages[place]) for place, rank in others if messages[place].numel()],
+        [(rank, received[place]) for place, rank in others if received[place].numel()],
+        what=what,
+    )
+    return work, received

@@ -1,4 +1,4 @@
-"""What algorithms are put together from: passes around a ring, across a grid, up and down a tree.
+"""The building blocks of algorithms: passes around a ring, across a grid, up and down a tree.
 
 Each gives rows from step 0 on, for members of any ranks and chunks of any numbers.
 """
@@ -21,7 +21,7 @@ def ring_reduce_scatter(members: Sequence[int], pieces: Sequence[Sequence[int]])
 
 
 def ring_all_gather(members: Sequence[int], pieces: Sequence[Sequence[int]]) -> Table:
-    """Everyone ends with what member i has in the chunks pieces[i], after k - 1 steps.
+    """All members end with member i's values in the chunks pieces[i], after k - 1 steps.
 
     In step s member i sends piece i - s to the next one.
     """
@@ -65,7 +65,7 @@ def tree_reduce(members: Sequence[int], chunks: Sequence[int]) -> Table:
 
 
 def tree_broadcast(members: Sequence[int], chunks: Sequence[int]) -> Table:
-    """All end with what the first member has, after ceil(log2 k) steps: tree_reduce backwards."""
+    """All members end with the first one's values, after ceil(log2 k) steps: tree_reduce backwards."""
     depth = _depth(members)
     return side_by_side([_level(members, chunks, level, step=depth - 1 - level, up=False) for level in range(depth)])
 

@@ -1,4 +1,4 @@
-"""What a collective costs, from its rows alone."""
+"""The cost of a collective, from its rows alone."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from laconic.collectives.schedule import Collective, chunk_bounds
 
 @dataclass(frozen=True)
 class Price:
-    """What an all-reduce of one size costs."""
+    """The cost of an all-reduce of one size."""
 
     num_steps: int
     sent_bytes: tuple[int, ...]
-    """What each rank sends."""
+    """Bytes that each rank sends."""
     serial_bytes: int
     """Bytes that cross the busiest rank's link one after the other: the most that any rank sends or receives in a step,
     added up over steps. Times seconds per byte plus steps times latency, this is how long it takes."""
 
     @property
     def busiest_bytes(self) -> int:
-        """What the rank that sends most sends."""
+        """Bytes of the rank that sends most."""
         return max(self.sent_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Ring all-reduce: chunks go around once to be added up, and once more to be handed out."""
+"""Ring all-reduce: chunks go around once to be summed, and once more to be distributed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ring(world_size: int) -> Collective:
 
         2 (n-1) steps,   2 (n-1)/n N bytes from each rank
 
-    The fewest bytes an all-reduce can send, in the most steps; every rank talks to its two neighbours only.
+    The fewest bytes an all-reduce can send, in the most steps; every rank communicates with its two neighbours only.
 
     Reference: Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.
     """
@@ -26,7 +26,7 @@ def ring(world_size: int) -> Collective:
 
 
 def ring_formula(world_size: int, ranks_per_host: int = 1) -> Formula:
-    """As above."""
+    """2 (n-1) messages of N / n bytes, one after the other."""
     return Formula((Leg(2 * (world_size - 1), 2 * (world_size - 1) / world_size),))
 
 

@@ -1,8 +1,8 @@
 """A collective as data: which rank sends which chunk to whom in which step, and whether it is added up there.
 
 A tensor is cut into `num_chunks` chunks of nearly equal size. In every step a rank sends the chunks its rows name, as
-they were when the step began, and takes in what the others send it: added to its own chunk, or in place of it. What is
-proved about the rows (check.py) is what is executed (execution.py) and priced (price.py).
+they were when the step began, and receives chunks from others, which are added to its own chunk or replace it. The same
+rows are proved (check.py), executed (execution.py) and priced (price.py).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ALIGNED_BYTES = 16
 
 
 class Row(NamedTuple):
-    """One chunk on its way from one rank to another."""
+    """One chunk sent from one rank to another."""
 
     step: int
     source: int
     destination: int
     chunk: int
     reduce: bool
-    """Added to what the destination has; else in place of it."""
+    """Whether it is added at the destination; otherwise it replaces the chunk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Collective:
 
     @property
     def num_steps(self) -> int:
-        """How many steps it takes."""
+        """The number of steps."""
         return _num_steps(self.table)
 
     def rows(self) -> Iterator[Row]:
@@ -55,14 +55,14 @@ class Collective:
 
     @classmethod
     def of(cls, algorithm: str, world_size: int, num_chunks: int, table: Table) -> Collective:
-        """A collective of these rows, put in the order of steps; nobody can change them any more."""
+        """A collective of these rows, sorted by steps and made read-only."""
         ordered = table[np.argsort(table[:, 0], kind="stable")]
         ordered.flags.writeable = False
         return cls(algorithm, world_size, num_chunks, ordered)
 
 
 class Message(NamedTuple):
-    """Neighbouring chunks that travel between two ranks in one step."""
+    """Adjacent chunks that are sent between two ranks in one step."""
 
     peer: int
     first: int
@@ -72,7 +72,7 @@ class Message(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What one rank does in one step: all of this at the same time."""
+    """The messages of one rank in one step, all at the same time."""
 
     sends: tuple[Message, ...] = ()
     receives: tuple[Message, ...] = ()
@@ -80,7 +80,7 @@ class Turn(NamedTuple):
 
 @lru_cache(maxsize=512)
 def program(collective: Collective, rank: int) -> tuple[Turn, ...]:
-    """What `rank` does, one turn per step; empty turns where it has nothing to do.
+    """The turns of `rank`, one per step; empty where it has nothing to do.
 
     Messages are in the order of peers, those of one peer in the order of chunks: so both ends of every pair name them
     in the same order, and what is added up on a rank is added up in the order of ranks.
@@ -110,7 +110,7 @@ def _messages(table: Table, peer_column: int) -> dict[int, list[Message]]:
 
 @lru_cache(maxsize=64)
 def halves_of(collective: Collective) -> tuple[Collective, Collective]:
-    """The steps up to the last that adds something up, and those that only hand out the result."""
+    """The steps up to the last addition, and those that only distribute the result."""
     table = collective.table
     sums = table[table[:, 4] == 1]
     middle = _num_steps(sums)
@@ -118,6 +118,16 @@ def halves_of(collective: Collective) -> tuple[Collective, Collective]:
     second[:, 0] -= middle
     name, size, chunks = collective.algorithm, collective.world_size, collective.num_chunks
     return Collective.of(name, size, chunks, first), Collective.of(name, size, chunks, second)
+
+
+@lru_cache(maxsize=64)
+def renumbered(collective: Collective, order: tuple[int, ...]) -> Collective:
+    """The same with rank order[i] in the place of rank i."""
+    if order == tuple(range(collective.world_size)):
+        return collective
+    table = collective.table.copy()
+    table[:, 1:3] = np.array(order, dtype=np.int32)[table[:, 1:3]]
+    return Collective.of(collective.algorithm, collective.world_size, collective.num_chunks, table)
 
 
 @lru_cache(maxsize=4096)

@@ -11,11 +11,11 @@ from laconic.collectives.schedule import Collective, in_turn
 
 @lru_cache(maxsize=64)
 def tree(world_size: int) -> Collective:
-    """Pairs, then pairs of pairs, hand their sum to one of them; the result takes the same way back.
+    """In pairs, then pairs of pairs, one rank sends its sum to the other; the result takes the same way back.
 
         2 ceil(log2 n) steps,   N bytes over one link in each:  2 N ceil(log2 n) one after the other
 
-    The whole tensor moves in every step, so this is for small ones. The tree is binomial: no rank has to take in two
+    The whole tensor moves in every step, so this is for small tensors. The tree is binomial: no rank receives two
     tensors in one step.
 
     Reference: Thakur, Rabenseifner & Gropp 2005, doi:10.1177/1094342005051521.

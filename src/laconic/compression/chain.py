@@ -1,4 +1,4 @@
-"""Code what a sparsifier has selected with another compressor."""
+"""Compress the values that a sparsifier has selected with another compressor."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from laconic.settings import method
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(Wrapper):
-    """Send the values that the wrapped method selects as a second compressor codes them.
+    """Code the values that the wrapped sparsifier selects by a second compressor.
 
         I = places selected by the first,   send I and C2(g[I]),   decoded = C2's values at I, zero elsewhere
 
-    The selected values of each parameter follow each other as one tensor, so blocks of the second never mix parameters.
-    How payloads meet (route) is for the first to say.
+    The selected values of each parameter form one tensor, so blocks of the second compressor never mix parameters. The
+    first compressor decides how payloads are combined (route).
 
     Reference: Basu et al. 2019 (Qsparse-local-SGD), arXiv:1906.02367.
     """
 
     name: ClassVar[str] = "chain"
+    good_for: ClassVar[str] = "sparsifiers whose values can be sent in few bits"
     wraps: ClassVar[type[Compressor]] = Sparsifier
 
     second: Compressor = method(Int8(), wants=Packed)
-    """What codes the selected values."""
+    """The compressor of the selected values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +51,7 @@ class Chain(Wrapper):
             )
 
     def traits_around(self, inner: Traits) -> Traits:
-        """What holds only if it holds for both methods, and what holds if it does for one."""
+        """Traits that need both methods, and traits that need only one."""
         second = self.second.traits
         return replace(
             inner,
@@ -63,7 +64,7 @@ class Chain(Wrapper):
         )
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
-        """As both do, each for what it gets."""
+        """Check both methods, each for its input."""
         both = self._both
         both.sparse.check(tensors, optimizer)
         both.second.check(both.sparse.values_bucket(Bucket(tuple(tensors))).tensors, optimizer)
@@ -87,6 +88,10 @@ class Chain(Wrapper):
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """The values in their places."""
         self._both.decode(payload, out, state)
+
+    def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """The values to what stands in their places."""
+        self._both.add_decoded(payload, out, state)
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """Of both."""
@@ -145,7 +150,8 @@ class _Both(Packed):
 
     def _sum(self, rows: torch.Tensor, like: torch.Tensor, state: BucketState) -> torch.Tensor:
         # In the order of ranks, so that every rank comes to the same bits.
-        total = torch.zeros(like.numel(), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        num_places = self.sparse.entries(state.bucket).numel
+        total = torch.zeros(num_places, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
         for row in rows:
             places, values = self._entries(row, state)
             total[places] += values.to(total.dtype)

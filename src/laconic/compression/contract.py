@@ -1,9 +1,8 @@
-"""What a compressor promises.
+"""The contract of a compressor.
 
-A method whose payloads can simply be added up writes `encode`, `decode` and `rounds`; one whose payload is a run of
-bytes that must be unpacked first extends `Packed` and writes `pack`, `unpack` and `packed_bytes`; one with several
-rounds writes `exchange` and `rounds`. `rounds` prices an exchange without running it, and what it says must equal what
-the transport counts.
+A method whose payloads can be added up implements `encode`, `decode` and `rounds`; one whose payload is packed bytes
+extends `Packed` and implements `pack`, `unpack` and `packed_bytes`; one with several rounds implements `exchange` and
+`rounds`. `rounds` prices an exchange without running it, and must equal the bytes that the transport counts.
 """
 
 from __future__ import annotations
@@ -33,45 +32,54 @@ class Compressor(Method):
 
     axis: ClassVar[str] = "compression"
     on_resize: ClassVar[Mapping[str, Resize]] = {}
-    """What becomes of its fields of state when the number of workers changes; a field not named here is a "sum"."""
+    """How its fields of state are converted when the number of workers changes; a field not named here is a "sum"."""
     scaled_fields: ClassVar[frozenset[str]] = frozenset()
-    """Its fields of state that are in the unit of the gradients: they follow when a GradScaler changes its scale."""
+    """Its fields of state in the unit of the gradients, which are rescaled when a GradScaler changes its scale."""
+    owed_fields: ClassVar[frozenset[str]] = frozenset()
+    """Its fields of state that hold unsent gradients, in the form in which they would be exchanged: another strategy
+    can add them to its next gradients."""
 
     @property
     def traits(self) -> Traits:
-        """What this compressor is like, with its settings and with everything that it wraps."""
+        """The facts about this compressor, with its settings and with everything that it wraps."""
         return Traits()
 
     @property
     def own_traits(self) -> Traits:
-        """What this layer alone is like: of a wrapper, without what comes from the compressor that it wraps."""
+        """The facts about this layer alone: of a wrapper, without those of the compressor that it wraps."""
         return self.traits
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise AttachError if this cannot work, or a setting has no effect, on these parameters or this optimizer."""
 
     def check_length(self, total_steps: int) -> None:
-        """Raise AttachError if training is too short for this to begin."""
+        """Raise AttachError if training ends before this compressor would start."""
 
     def init(self, bucket: Bucket) -> BucketState:
         """The state before the first step."""
         return BucketState(bucket)
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
-        """What this rank sends for `flat`; may update `state`, must not change `flat` unless it is the payload."""
+        """The payload of this rank for `flat`; may update `state`, must not change `flat` unless it is the payload."""
         raise NotImplementedError
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Write what `payload` stands for into `out`."""
+        """Write the decoded `payload` into `out`."""
         raise NotImplementedError
+
+    def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Add the decoded `payload` to `out`: the same bits as decoding and adding."""
+        one = torch.empty_like(out)
+        self.decode(payload, one, state)
+        out += one
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
         """Replace `flat` by its sum over the group, as seen through this compressor.
 
-        own: filled with what this rank contributed to that sum, for a wrapper that needs to know what was lost.
-        As written here: an all-reduce of the payload, whose sum decodes to the sum of the inputs.
+        own: filled with this rank's contribution to the sum, from which a wrapper computes what was lost.
+        By default one all-reduce of the payload, whose sum decodes to the sum of the inputs.
         """
         payload = self.encode(flat, state)
         if own is not None:
@@ -80,7 +88,7 @@ class Compressor(Method):
         self.decode(payload, flat, state)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
-        """What one exchange of `bucket` sends, without running it; an upper bound unless `traits.exact_bytes`."""
+        """The rounds of one exchange of `bucket`, without running it; an upper bound unless `traits.exact_bytes`."""
         raise NotImplementedError
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
@@ -88,19 +96,24 @@ class Compressor(Method):
         return len(self.rounds(bucket, moment))
 
     def back(self) -> Compressor:
-        """How whoever has added up what workers sent sends the sum back: as this does, without what only workers do."""
+        """The compressor for sums that a server sends back: this one, without wrappers that only workers use."""
         return self
 
     def forgetful(self) -> Compressor:
-        """The same without what keeps a residual."""
+        """The same without wrappers that keep a residual."""
         return self
 
     def one_by_one(self) -> Compressor:
-        """The same where each payload is read by itself, so that no sum is compressed and sent back."""
+        """The same where payloads are gathered, so that no sum is compressed and sent back."""
         return self
 
+    @property
+    def between_hosts(self) -> Compressor | None:
+        """The compressor for the sums of a host, where these have one of their own; None: there are no such sums."""
+        return None
+
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
-        """Bytes of what `encode` gives for `bucket`, if it can be read alone."""
+        """Bytes of the payload that `encode` returns for `bucket`, if it can be decoded alone."""
         return sum(size for round in self.rounds(bucket, moment) for size in round.sizes)
 
     def layers(self) -> Iterator[Compressor]:
@@ -109,14 +122,14 @@ class Compressor(Method):
 
 
 def uncompressed(flat: torch.Tensor, group: Group, own: torch.Tensor | None = None) -> Exchange:
-    """Replace `flat` by its sum over the group, sent as it is."""
+    """Replace `flat` by its sum over the group, uncompressed."""
     if own is not None:
         own.copy_(flat)
     yield from group.summed((flat,))
 
 
 def uncompressed_rounds(bucket: Bucket) -> tuple[Round, ...]:
-    """What `uncompressed` sends for the flat tensor of `bucket`."""
+    """The rounds of `uncompressed` for the flat tensor of `bucket`."""
     return (Round("sum", (bucket.nbytes,)),)
 
 
@@ -126,8 +139,9 @@ class Uncompressed(Compressor):
 
     @property
     def traits(self) -> Traits:
-        """Nothing is lost, and complex numbers travel too."""
-        return replace(super().traits, lossless=True, dtypes=(*REAL_DTYPES, torch.complex64, torch.complex128))
+        """Lossless, and complex numbers can be sent too."""
+        dtypes = (*REAL_DTYPES, torch.complex64, torch.complex128)
+        return replace(super().traits, lossless=True, tensor_by_tensor=True, dtypes=dtypes)
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The tensor itself."""
@@ -148,15 +162,16 @@ Route = Literal["gather", "scatter"]
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(Compressor):
-    """A compressor whose payload is a run of bytes that only makes sense unpacked.
+    """A compressor whose payload is packed bytes, which cannot be added up.
 
-    gather: everyone gets every payload, (n-1) B bytes per rank; one round, and nothing is lost on the way.
-    scatter: payloads travel in n shards, each rank adds up one shard, packs it again and sends it to all: about
-    2 (n-1)/n B bytes, whatever n is; what is packed twice loses twice, unless somebody remembers it (`state.owed`).
+    gather: every rank gets every payload, (n-1) B bytes per rank; one round, and sums lose nothing.
+    scatter: payloads are sent in n shards, each rank adds up one shard, packs it again and sends it to all: about
+    2 (n-1)/n B bytes, whatever n is; packing twice loses precision twice, unless the second loss is kept
+    (`state.owed`).
     """
 
     route: str = choice("auto", "gather", "scatter")
-    """How payloads meet; auto takes what sends fewer bytes."""
+    """How payloads are combined; auto takes the route that sends fewer bytes."""
 
     @property
     def traits(self) -> Traits:
@@ -164,15 +179,21 @@ class Packed(Compressor):
         return replace(super().traits, payloads_add_up=False, sends_sums_back=self.route != "gather")
 
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
-        """`packed_bytes` bytes that stand for `flat`, which is left as it is."""
+        """`packed_bytes` bytes that represent `flat`, which is not changed."""
         raise NotImplementedError
 
     def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
-        """Write what `packed` stands for into `out`."""
+        """Unpack `packed` into `out`."""
         raise NotImplementedError
 
+    def add_unpacked(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        """Add what `packed` stands for to `out`."""
+        one = torch.empty_like(out)
+        self.unpack(packed, one, state)
+        out += one
+
     def packed_bytes(self, bucket: Bucket) -> int:
-        """How many bytes `pack` gives; a multiple of 4, so that numbers in them stay aligned in a row of payloads."""
+        """The number of bytes that `pack` returns; a multiple of 4, so that rows of payloads stay aligned."""
         raise NotImplementedError
 
     def one_by_one(self) -> Compressor:
@@ -187,6 +208,10 @@ class Packed(Compressor):
         """Unpack them."""
         self.unpack(payload.tensors[0], out, state)
 
+    def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Unpack them."""
+        self.add_unpacked(payload.tensors[0], out, state)
+
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """The packed bytes."""
         return self.packed_bytes(bucket)
@@ -198,7 +223,9 @@ class Packed(Compressor):
         return "scatter" if 2 * self._row_bytes(bucket, world_size) < self.packed_bytes(bucket) else "gather"
 
     def _row_bytes(self, bucket: Bucket, world_size: int) -> int:
-        return max(self.packed_bytes(shard.bucket) for shard in shards_of(bucket, world_size))
+        # Most of many shards are equal: ranges of one large tensor.
+        alike = {shard.bucket.layout: shard.bucket for shard in shards_of(bucket, world_size)}
+        return max(map(self.packed_bytes, alike.values()))
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """One gather, or a scatter and a gather of shards."""
@@ -222,23 +249,22 @@ class Packed(Compressor):
         flat.copy_(self._sum(rows, flat, state))
 
     def _packed(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
-        """What `pack` gives, if it has the size that all other ranks expect."""
+        """The result of `pack`, if it has the size that all other ranks expect."""
         packed, due = self.pack(flat, state), self.packed_bytes(state.bucket)
         if packed.dtype != torch.uint8 or packed.shape != (due,):
             raise MethodError(
-                f"compression.{self.name}: pack must give {due} bytes, as packed_bytes says for {flat.numel()} "
-                f"elements, and gave {packed.dtype} of shape {tuple(packed.shape)}."
+                f"compression.{self.name}: pack must return {due} bytes, as packed_bytes says for {flat.numel()} "
+                f"elements, but returned {packed.dtype} of shape {tuple(packed.shape)}."
             )
         return packed
 
     def _sum(self, rows: torch.Tensor, like: torch.Tensor, state: BucketState) -> torch.Tensor:
-        """What the payloads of all ranks add up to."""
+        """The sum of the payloads of all ranks."""
         # In the order of ranks, so that every rank comes to the same bits.
-        total, one = torch.empty_like(like), torch.empty_like(like)
+        total = torch.empty_like(like)
         self.unpack(rows[0], total, state)
         for row in rows[1:]:
-            self.unpack(row, one, state)
-            total += one
+            self.add_unpacked(row, total, state)
         return total
 
     def _by_shards(self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None) -> Exchange:
@@ -257,7 +283,7 @@ class Packed(Compressor):
         if owed is not None:
             total += owed
         row = torch.zeros(max(sizes), dtype=torch.uint8, device=flat.device)
-        # Rounded with the same random numbers, what went up once would go up again, and nothing be right on average.
+        # With the same random numbers, a value rounded up once would be rounded up again, which is biased.
         states[group.rank].moment = replace(state.moment, rank=state.moment.rank + group.size)
         row[:size] = self._packed(total, states[group.rank])
         if owed is not None:
@@ -280,14 +306,22 @@ class Packed(Compressor):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Compressor):
-    """Adds something to any compressor; written after a `+`."""
+    """Extends any compressor; written after a `+`."""
 
+    family: ClassVar[str] = "wrapper"
     needs_loss: ClassVar[bool] = False
     """Without effect on a compressor that loses nothing, so it is refused there."""
+    needs_unbiased: ClassVar[bool] = False
+    """Works only around a compressor that is right on average, so it is refused elsewhere."""
+    needs_scale: ClassVar[bool] = False
+    """Adds what is decoded to what it remembers, which directions alone never bring nearer to the input; a compressor
+    that sends only those is refused inside it."""
+    gathers: ClassVar[bool] = False
+    """The payloads of the wrapped compressor are gathered, whatever its `route` is; so setting that is refused."""
     wraps: ClassVar[type[Compressor]] = Compressor
-    """What kind of compressor it can wrap."""
+    """The kind of compressor it can wrap."""
     inner: Compressor = field(kw_only=False)
-    """What it wraps."""
+    """The wrapped compressor."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Compressor):
@@ -298,18 +332,18 @@ class Wrapper(Compressor):
         super().__post_init__()
 
     def traits_around(self, inner: Traits) -> Traits:
-        """What this wrapper makes of the traits of the compressor that it wraps."""
+        """The traits of this wrapper around a compressor with traits `inner`."""
         return inner
 
     @property
     def traits(self) -> Traits:
-        """Those of the inner compressor, as far as the wrapper does not change them."""
-        # A loss was measured for a method by itself.
-        return replace(self.traits_around(self.inner.traits), loss_gap=None)
+        """The traits of the inner compressor, as far as the wrapper does not change them."""
+        # Both are stated for a method by itself.
+        return replace(self.traits_around(self.inner.traits), loss_gap=None, linear=False)
 
     @property
     def own_traits(self) -> Traits:
-        """What the wrapper adds to a compressor with no traits of its own."""
+        """The traits that the wrapper adds by itself."""
         return self.traits_around(Traits())
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
@@ -332,8 +366,12 @@ class Wrapper(Compressor):
         """As the inner compressor."""
         self.inner.decode(payload, out, state)
 
+    def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """As the inner compressor does; a wrapper that has a `decode` of its own has one of these, too."""
+        self.inner.add_decoded(payload, out, state)
+
     def back(self) -> Compressor:
-        """Around what the inner compressor sends back, if that loses something."""
+        """This wrapper around the inner compressor's `for_answers`, if that is lossy."""
         inner = self.inner.back()
         return inner if inner.traits.lossless and self.needs_loss else replace(self, inner=inner)
 
@@ -343,7 +381,7 @@ class Wrapper(Compressor):
         return inner if self.own_traits.keeps_residual else replace(self, inner=inner)
 
     def one_by_one(self) -> Compressor:
-        """Around the inner compressor's."""
+        """This wrapper around the inner compressor's."""
         return replace(self, inner=self.inner.one_by_one())
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
@@ -351,15 +389,15 @@ class Wrapper(Compressor):
         return self.inner.payload_bytes(bucket, moment)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
-        """What the inner compressor sends."""
+        """The rounds of the inner compressor."""
         return self.inner.rounds(bucket, moment)
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
-        """As often as the inner compressor yields."""
+        """As many waits as the inner compressor has."""
         return self.inner.num_waits(bucket, moment)
 
     def layers(self) -> Iterator[Compressor]:
-        """This wrapper, then what it wraps."""
+        """This wrapper, then the layers it wraps."""
         yield self
         yield from self.inner.layers()
 

@@ -1,4 +1,4 @@
-"""Deep gradient compression: very few entries, and everything that makes training bear it."""
+"""Deep gradient compression: very few entries, with momentum correction, clipping and a warm-up."""
 
 from __future__ import annotations
 
@@ -30,37 +30,39 @@ _STAGES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Dgc(Compressor):
-    """Add up velocities on each worker and send the k largest entries of each tensor.
+    """Accumulate velocities on each worker and send the k largest entries of each tensor.
 
         g = g * min(1, clip_norm / (sqrt(n) |g|)),   u = m u + g,   v = v + u
         M = mask of the k largest |v|,   send M v,   u = (1 - M) u,   v = (1 - M) v
 
-    What is not sent stays in v, so it needs no error_feedback; momentum is already in it, so the optimizer must be SGD
-    without momentum. During warm-up more is sent. The norm is that of each parameter by itself: a bucket leaves
-    before the gradient of the whole model is there. What is not finite is sent and not remembered.
+    Unsent entries stay in v, so it needs no error_feedback; momentum is already in it, so the optimizer must be SGD
+    without momentum. During warm-up more is sent. The norm is that of each parameter by itself, because a bucket is
+    sent before all gradients of the model are known. Values that are not finite are sent, and not kept in the state.
 
     Reference: Lin et al. 2018, arXiv:1712.01887.
     """
 
     name: ClassVar[str] = "dgc"
-    # Gradients come scaled by 1/n, so both add up to those of the mean gradient, whoever holds which part.
+    family: ClassVar[str] = "sparsification"
+    good_for: ClassVar[str] = "0.1% of the entries with SGD and momentum"
+    # Gradients are scaled by 1/n, so both add up to those of the mean gradient, whichever worker holds them.
     on_resize: ClassVar[Mapping[str, Resize]] = {_VELOCITY: "sum", _UNSENT: "sum"}
     scaled_fields: ClassVar[frozenset[str]] = frozenset({_VELOCITY, _UNSENT})
 
     density: float = share(0.001)
     """Share of the entries of each tensor that is sent after warm-up; at least one of each."""
     momentum: float = number(0.9, at_least=0.0, at_most=0.999)
-    """How much of the last step's velocity is kept; 0 leaves momentum to the optimizer."""
+    """The share of the last step's velocity that is kept; 0 leaves momentum to the optimizer."""
     clip_norm: float = number(0.0, at_least=0.0)
     """Largest norm of a parameter's mean gradient, of which each of n workers may use 1 / sqrt(n); 0: no clipping."""
     warmup_steps: int = count(0)
     """Steps in which more is sent: 25% of the entries at first, a quarter of that after each quarter of them."""
     indices: str = choice("auto", *CODINGS)
-    """How the places of the entries are coded; auto takes what needs the fewest bytes."""
+    """How the indices of the entries are coded; auto takes the coding with the fewest bytes."""
 
     @property
     def traits(self) -> Traits:
-        """What is not sent stays in the sum; clip_norm is an absolute magnitude."""
+        """Unsent entries stay in the sum; clip_norm is an absolute magnitude."""
         return replace(
             super().traits,
             keeps_residual=True,
@@ -95,7 +97,7 @@ class Dgc(Compressor):
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
-        """Send the largest of what has been added up and forget that much of it."""
+        """Send the largest accumulated entries and remove them from the state."""
         payload = self.encode(flat, state)
         if own is not None:
             self.decode(payload, own, state)
@@ -104,11 +106,11 @@ class Dgc(Compressor):
         flat.copy_(self._entries(state.bucket, state.moment).sum(rows, flat.dtype))
 
     def back(self) -> Compressor:
-        """As it is: momentum is already in what was sent."""
+        """Unchanged: momentum is already in the values that were sent."""
         return Uncompressed()
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
-        """The largest of what has been added up, which is then forgotten."""
+        """The largest accumulated entries, which are then removed from the state."""
         velocity, unsent = state.flat[_VELOCITY], state.flat[_UNSENT]
         entries = self._entries(state.bucket, state.moment)
         if self.clip_norm:
@@ -123,7 +125,7 @@ class Dgc(Compressor):
         return Payload((packed,))
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Zeros, and the values in their places."""
+        """Zeros, and the values at their positions."""
         indices, values = self._entries(state.bucket, state.moment).unpack(payload.tensors[0])
         out.zero_()
         out[indices] = values.to(out.dtype)

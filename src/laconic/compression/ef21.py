@@ -1,4 +1,4 @@
-"""Compress how far the gradient is from what receivers already believe it to be."""
+"""Compress the difference between the gradient and the receivers' estimate of it."""
 
 from __future__ import annotations
 
@@ -21,31 +21,34 @@ _OWED = "ef21.owed"
 
 @dataclass(frozen=True, kw_only=True)
 class Ef21(Wrapper):
-    """Keep an estimate of every worker's gradient on all workers, and send only what corrects it.
+    """Keep an estimate of every worker's gradient, and send only corrections to it.
 
-        c_i = C(g_i - h_i),   h_i <- h_i + c_i,   h <- h + sum_i(c_i),   h takes the place of the gradient
+        c_i = C(g_i - h_i),   h_i <- h_i + c_i,   h <- h + sum_i(c_i),   h replaces the gradient
 
-    An optimizer sees a gradient that lags behind and is never missing: error feedback instead sends what was lost
-    before in bursts, which adaptive optimizers take for large gradients. g is already divided by the number of workers,
-    so h is the mean. A correction that is not finite is seen by everyone in that step, and not remembered.
+    The optimizer gets a gradient that lags behind but has no gaps. Error feedback instead sends lost values later in
+    bursts, which adaptive optimizers take for large gradients. g is already divided by the number of workers, so h is
+    the mean. A correction that is not finite reaches all ranks in that step, and is not kept in the estimates.
 
-    Where ranks add up a part of all payloads each and send the sum compressed again, the one that does so keeps what
-    this loses and adds it to the next sum.
+    Where each rank adds up a shard of all payloads and sends the sum compressed again, it keeps the loss of this second
+    compression and adds it to the next sum.
 
     Reference: Richtarik et al. 2021, arXiv:2106.05203.
     """
 
     name: ClassVar[str] = "ef21"
+    good_for: ClassVar[str] = "biased methods under Adam"
     needs_loss: ClassVar[bool] = True
+    needs_scale: ClassVar[bool] = True
     # Estimates of the workers add up to the common one, whoever holds them.
     on_resize: ClassVar[Mapping[str, Resize]] = {_OWN: "sum", _ALL: "copy", _OWED: "reset"}
     scaled_fields: ClassVar[frozenset[str]] = frozenset({_OWN, _ALL, _OWED})
 
     def traits_around(self, inner: Traits) -> Traits:
-        """What is lost stays between gradient and estimate; a payload means nothing to who does not hold the latter."""
+        """Lost values stay in the difference from the estimate, without which a payload cannot be decoded."""
         return replace(
             inner,
             keeps_residual=True,
+            estimates_all=True,
             wants_error_feedback=False,
             unbiased=False,
             decodes_alone=False,
@@ -54,7 +57,7 @@ class Ef21(Wrapper):
         )
 
     def init(self, bucket: Bucket) -> BucketState:
-        """Estimates of zero, beside the inner state."""
+        """Estimates of zero, and the inner state."""
         state = self.inner.init(bucket)
         for field in (_OWN, _ALL, _OWED) if self.inner.traits.sends_sums_back else (_OWN, _ALL):
             state.flat[field] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
@@ -63,7 +66,7 @@ class Ef21(Wrapper):
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
-        """Exchange the correction, and give the common estimate."""
+        """Exchange the correction, and return the common estimate."""
         own_estimate, estimate = state.flat[_OWN], state.flat[_ALL]
         flat -= own_estimate
         sent = torch.empty_like(flat)

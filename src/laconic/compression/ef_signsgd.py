@@ -22,6 +22,7 @@ class EfSignSgd(Quantizer):
     """
 
     name: ClassVar[str] = "ef_signsgd"
+    good_for: ClassVar[str] = "one bit with any optimizer, if error feedback may cost memory"
     encoder: ClassVar[str] = "scaled_sign"
     decoder: ClassVar[str] = "sign"
 

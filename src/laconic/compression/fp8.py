@@ -16,12 +16,13 @@ class Fp8(Quantizer):
 
         unit = max |g| / 448 over a block,   decoded = unit * e4m3(g / unit)
 
-    Relative errors stay below 1/16 down to 2^-14 of the block's largest value, where int8 has long rounded to zero.
+    Relative errors stay below 1/16 down to 2^-14 of the block's largest value, where int8 already rounds to zero.
 
     Reference: Micikevicius et al. 2022, arXiv:2209.05433.
     """
 
     name: ClassVar[str] = "fp8"
+    good_for: ClassVar[str] = "a quarter of the bytes where magnitudes within a block differ widely"
     encoder: ClassVar[str] = "fp8"
     decoder: ClassVar[str] = "fp8"
 

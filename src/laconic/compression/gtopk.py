@@ -29,29 +29,31 @@ class GTopK(Compressor):
         S_r = topk(g_r),   in round j = 0, 1, ...:  S_r = topk(S_r + S_peer),  peer = r xor 2^j
 
     After log2(n) rounds all ranks have the same k entries of each tensor, for 2 k log2(n) numbers sent where topk
-    sends 2 k (n-1). If n is no power of two, the ranks beyond the largest power p begin by handing their entries
-    to rank r - p and end by getting the result from it.
-    Each rank knows which of its own entries are part of the result, so error_feedback keeps the others.
+    sends 2 k (n-1). If n is no power of two, each rank r beyond the largest power p first sends its entries to rank r -
+    p and in the end gets the result from it. Each rank knows which of its own entries are part of the result, so
+    error_feedback keeps the others.
 
     Reference: Shi et al. 2019, arXiv:1901.04359.
     """
 
     name: ClassVar[str] = "gtopk"
+    family: ClassVar[str] = "sparsification"
+    good_for: ClassVar[str] = "sparse gradients of many workers on links with short delays"
 
     density: float = share(0.01)
     """Share of the entries of each tensor that is sent, and that is in the result; at least one of each."""
     indices: str = choice("auto", *CODINGS)
-    """How the places of the entries are coded; auto takes what needs the fewest bytes."""
+    """How the indices of the entries are coded; auto takes the coding with the fewest bytes."""
 
     @property
     def traits(self) -> Traits:
-        """Pairs of ranks merge their entries, so no payload stands alone."""
+        """Pairs of ranks merge their entries, so no payload can be decoded alone."""
         return replace(
             super().traits, wants_error_feedback=True, decodes_alone=False, payloads_add_up=False, loss_gap=0.234
         )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
-        """What this rank sends: its entries in each merge, and the result to its guest if it has one."""
+        """The rounds of this rank: its entries in each merge, and the result to its guest if it has one."""
         if bucket.numel == 0:
             return ()
         entries, seat = self._entries(bucket), _Seat(moment.rank, moment.world_size)
@@ -61,14 +63,14 @@ class GTopK(Compressor):
         return (merge,) * seat.num_merges + ((Round("send", (_answer_bytes(entries),)),) if seat.has_guest else ())
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
-        """The same on every rank: one that has nothing to do in a round lets it pass."""
+        """The same on every rank: a rank without work in a round waits for nothing."""
         seat = _Seat(moment.rank, moment.world_size)
         return seat.num_merges + 2 * seat.guests_exist if bucket.numel else 0
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
-        """Merge with all others, by pairs; a rank that has no pair leaves that to its host."""
+        """Merge with all others, by pairs; a rank without a pair leaves that to its host."""
         if flat.numel() == 0:
             return
         entries, seat = self._entries(state.bucket), _Seat(group.rank, group.size)
@@ -90,7 +92,7 @@ class GTopK(Compressor):
 
 @dataclass(frozen=True)
 class _Seat:
-    """Where a rank sits: ranks below the largest power of two merge by pairs, the others are guests of one of them."""
+    """The role of a rank: ranks below the largest power of two merge by pairs, the others are guests of one of them."""
 
     rank: int
     world_size: int
@@ -117,14 +119,14 @@ class _Seat:
 
 
 class _Part(NamedTuple):
-    """Entries of a bucket: where they are, in ascending order, and what they are."""
+    """Entries of a bucket: their positions, in ascending order, and their values."""
 
     indices: torch.Tensor
     values: torch.Tensor
 
 
 _Merging = Generator[Work, None, tuple[_Part, torch.Tensor]]
-"""Ends with the result, and with which of this rank's entries are counted in it."""
+"""Returns the result, and which of this rank's entries are counted in it."""
 
 
 def _as_guest(mine: _Part, entries: Entries, seat: _Seat, group: Group) -> _Merging:
@@ -148,7 +150,7 @@ def _by_pairs(mine: _Part, entries: Entries, seat: _Seat, group: Group) -> _Merg
     elif seat.guests_exist:
         yield DoneWork()
     for number in range(seat.num_merges):
-        # An entry that one merge has dropped is not counted, even if other ranks bring its place back.
+        # An entry that one merge has dropped is not counted, even if other ranks bring its position back.
         counted, guest_counted = counted & _is_in(mine, result), guest_counted & _is_in(guest, result)
         packed = entries.pack(*result)
         yield group.swap(packed, received, seat.rank ^ (1 << number))
@@ -179,7 +181,7 @@ def _merged(first: _Part, second: _Part, entries: Entries) -> _Part:
     indices, order = torch.cat((first.indices, second.indices)).sort()
     is_new = torch.ones_like(indices, dtype=torch.bool)
     is_new[1:] = indices[1:] != indices[:-1]
-    # A place occurs twice at most, and the sum of two does not depend on their order: both sides get the same bits.
+    # A position occurs at most twice, and the sum of two does not depend on their order: both sides get the same bits.
     values = torch.cat((first.values, second.values))[order]
     sums = values.new_zeros(values.numel()).index_add_(0, is_new.cumsum(0) - 1, values)
     indices = indices[is_new]

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.families.quantizer import Levels
 from laconic.compression.traits import Traits
 from laconic.settings import choice
 
 
 @dataclass(frozen=True, kw_only=True)
-class Integer(Quantizer):
+class Integer(Levels):
     """Round every value to a whole multiple of a unit that each block has for itself."""
 
     encoder: ClassVar[str] = "integer"
-    decoder: ClassVar[str] = "levels"
     largest: ClassVar[int]
 
     rounding: str = choice("nearest", "stochastic")
@@ -30,9 +29,10 @@ class Integer(Quantizer):
         """The largest code and the rounding."""
         return {"largest": self.largest, "stochastic": self.rounding == "stochastic"}
 
-    def decoder_settings(self) -> dict[str, float]:
+    @property
+    def largest_level(self) -> int:
         """The largest code."""
-        return {"largest": self.largest}
+        return self.largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +45,13 @@ class Int8(Integer):
     """
 
     name: ClassVar[str] = "int8"
+    good_for: ClassVar[str] = "a quarter of the bytes at no cost in loss"
     largest: ClassVar[int] = 127
 
     @property
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=-0.009)
-
-    @property
-    def bits(self) -> int:
-        """Eight."""
-        return 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +64,10 @@ class Int4(Integer):
     """
 
     name: ClassVar[str] = "int4"
+    good_for: ClassVar[str] = "an eighth of the bytes, best with stochastic rounding or error feedback"
     largest: ClassVar[int] = 7
 
     @property
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=0.021)
-
-    @property
-    def bits(self) -> int:
-        """Four."""
-        return 4

@@ -27,24 +27,25 @@ class MomentumCorrection(Wrapper):
 
         u = m u + g,   send C(u)
 
-    With error feedback inside ("topk + error_feedback + momentum_correction") what is not sent now is sent later as
-    part of a velocity, as if there had been no compression; momentum in the optimizer would instead count a value by
-    the step in which it arrives. Error feedback outside is refused: it would take m u, which is not lost, for a loss.
-    The optimizer must have no momentum of its own. A value that is not finite is sent and not remembered.
+    With error feedback inside ("topk + error_feedback + momentum_correction"), unsent values are sent later as part of
+    a velocity, as if there had been no compression; momentum in the optimizer would instead count a value from the step
+    in which it arrives. Error feedback outside is refused: it would take m u, which is not lost, for a loss. The
+    optimizer must have no momentum of its own. A value that is not finite is sent, and not kept in the velocity.
 
     Reference: Lin et al. 2018 (momentum correction in DGC), arXiv:1712.01887.
     """
 
     name: ClassVar[str] = "momentum_correction"
-    # Gradients come scaled by 1/n, so velocities add up to that of the mean gradient, whoever holds which part of it.
+    good_for: ClassVar[str] = "sparsifiers, with an optimizer that has no momentum"
+    # Gradients are scaled by 1/n, so velocities add up to that of the mean gradient, whichever worker holds them.
     on_resize: ClassVar[Mapping[str, Resize]] = {_VELOCITY: "sum"}
     scaled_fields: ClassVar[frozenset[str]] = frozenset({_VELOCITY})
 
     momentum: float = number(0.9, above=0.0, at_most=0.999)
-    """How much of the last step's velocity is kept."""
+    """The share of the last step's velocity that is kept."""
 
     def traits_around(self, inner: Traits) -> Traits:
-        """A velocity arrives, not the gradient."""
+        """The result is a velocity, not the gradient."""
         return replace(inner, accumulates=True, lossless=False, unbiased=False)
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
@@ -53,17 +54,17 @@ class MomentumCorrection(Wrapper):
         super().check(tensors, optimizer)
 
     def init(self, bucket: Bucket) -> BucketState:
-        """A velocity of zero per element, beside the inner state."""
+        """A velocity of zero per element, and the inner state."""
         state = self.inner.init(bucket)
         state.flat[_VELOCITY] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
         return state
 
     def back(self) -> Compressor:
-        """Without momentum: that is already in what was sent."""
+        """Without momentum, which is already in the values that were sent."""
         return self.inner.back()
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
-        """What the inner compressor sends for the velocity."""
+        """The inner compressor's payload for the velocity."""
         velocity = state.flat[_VELOCITY]
         moved = torch.add(flat, velocity, alpha=self.momentum)
         velocity.copy_(torch.where(moved.isfinite(), moved, velocity))

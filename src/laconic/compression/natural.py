@@ -17,18 +17,19 @@ class Natural(Quantizer):
         p = 2^floor(log2 |g|),   decoded = sign(g) * (2 p with probability (|g| - p) / p, else p)
 
     Exponents are counted down from the block's largest: 127 of them. Below the lowest of these, |g| becomes the lowest
-    with probability |g| / lowest and zero otherwise, which is right on average too. Powers below 2^-126 are not used,
-    nor above 2^127: only what exceeds that is always rounded down.
+    with probability |g| / lowest and zero otherwise, which is unbiased too. Powers below 2^-126 or above 2^127 are not
+    used: only values beyond that are always rounded down.
 
     Reference: Horvath et al. 2019, arXiv:1905.10988.
     """
 
     name: ClassVar[str] = "natural"
+    good_for: ClassVar[str] = "magnitudes that differ by many powers of two"
     encoder: ClassVar[str] = "natural"
     decoder: ClassVar[str] = "natural"
 
     block: int = count(1024, at_least=32, at_most=65536)
-    """Values whose exponents are counted from the same; no block holds values of two parameters."""
+    """Values whose exponents have the same base; no block holds values of two parameters."""
 
     @property
     def traits(self) -> Traits:

@@ -1,4 +1,4 @@
-"""Send gradients as they are."""
+"""Send gradients uncompressed."""
 
 from __future__ import annotations
 
@@ -16,3 +16,5 @@ class NoCompression(Uncompressed):
     """
 
     name: ClassVar[str] = "none"
+    family: ClassVar[str] = "uncompressed"
+    good_for: ClassVar[str] = "fast links, and as the baseline for all others"

@@ -12,7 +12,7 @@ from laconic.settings import count
 
 @dataclass(frozen=True, kw_only=True)
 class OneBit(Quantizer):
-    """Send the sign of every value and, per block, what positive and negative values are on average.
+    """Send the sign of every value and, per block, the means of positive and of negative values.
 
         decoded = mean of the g >= 0 where g >= 0,   mean of the g < 0 where g < 0
 
@@ -22,6 +22,7 @@ class OneBit(Quantizer):
     """
 
     name: ClassVar[str] = "onebit"
+    good_for: ClassVar[str] = "one bit where gradients lean to one side"
     encoder: ClassVar[str] = "onebit"
     decoder: ClassVar[str] = "onebit"
     num_scales: ClassVar[int] = 2

@@ -1,4 +1,4 @@
-"""Compress some parameters and leave others alone."""
+"""Compress some parameters and send others uncompressed."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from laconic.settings import count, pattern
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayer(Wrapper):
-    """Send some parameters as they are, by name or size, and the others as the wrapped method does.
+    """Leave some parameters uncompressed, by name or size, and compress the others.
 
         decoded = g  for parameters that are skipped,   decode(C(g))  for the others
 
-    Both kinds travel at the same time: where both have a round, one wait is for both.
+    Both kinds are sent at the same time: where both have a round, one wait covers both.
     """
 
     name: ClassVar[str] = "per_layer"
+    good_for: ClassVar[str] = "parameters unlike the rest, such as embeddings"
     needs_loss: ClassVar[bool] = True
 
     skip: str = pattern("")
-    """Parameters whose name matches one of these patterns are sent as they are."""
+    """Parameters whose name matches one of these patterns stay uncompressed."""
     min_numel: int = count(0)
-    """So are those with fewer elements than this."""
+    """Parameters with fewer elements stay uncompressed."""
     min_dims: int = count(2)
-    """So are those with fewer dimensions than this: biases and normalizations have one."""
+    """Parameters with fewer dimensions stay uncompressed: biases and normalizations have one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,14 +53,14 @@ class PerLayer(Wrapper):
 
     def traits_around(self, inner: Traits) -> Traits:
         """Parameters are chosen by their name and shape."""
-        return replace(inner, needs_whole_tensors=True)
+        return replace(inner, needs_whole_tensors=True, by_name=bool(self.skip), sends_every_value=False)
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise if nothing is left to compress, if no name matches, or if all that match are skipped anyway."""
         if self.skip and not any(_matches(tensor.name, self.skip) for tensor in tensors):
             raise AttachError(
                 f'compression.per_layer.skip="{self.skip}" matches no parameter of this model, whose first is '
-                f'"{tensors[0].name}". Patterns are for whole names: "*norm*" matches wherever "norm" stands.'
+                f'"{tensors[0].name}". Patterns match whole names: "*norm*" matches any name that contains "norm".'
             )
         if self.skip and all(self._is_small(tensor) for tensor in tensors if _matches(tensor.name, self.skip)):
             raise AttachError(
@@ -69,8 +70,8 @@ class PerLayer(Wrapper):
         chosen = [tensor for tensor in tensors if not self._skips(tensor)]
         if not chosen:
             raise AttachError(
-                f'compression "{self}" compresses no parameter of this model: per_layer leaves all {len(tensors)} '
-                'alone. Let it skip fewer, or use "none".'
+                f'compression "{self}" compresses no parameter of this model: per_layer skips all {len(tensors)}. '
+                'Let it skip fewer, or use "none".'
             )
         self.inner.check(chosen, optimizer)
 
@@ -84,12 +85,12 @@ class PerLayer(Wrapper):
         return _split(bucket, tuple(self._skips(tensor) for tensor in bucket.tensors))
 
     def init(self, bucket: Bucket) -> BucketState:
-        """The inner state of what is compressed."""
+        """The inner state of the compressed parameters."""
         chosen = self._split(bucket).chosen
         return BucketState(bucket, parts=[self.inner.init(chosen.bucket)] if chosen else [])
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
-        """One plain sum of what is skipped, and what the inner compressor sends for the rest."""
+        """One plain sum of the skipped parameters, and the inner compressor's rounds for the rest."""
         split = self._split(bucket)
         plain = uncompressed_rounds(split.skipped.bucket) if split.skipped else ()
         return plain + (self.inner.rounds(split.chosen.bucket, moment) if split.chosen else ())
@@ -101,14 +102,14 @@ class PerLayer(Wrapper):
         return max(inner, 1 if split.skipped else 0)
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
-        """What is skipped as one tensor, then the inner payload."""
+        """The skipped parameters as one tensor, then the inner payload."""
         split = self._split(state.bucket)
         skipped = (split.skipped.taken_from(flat),) if split.skipped else ()
         inner = self.inner.encode(split.chosen.taken_from(flat), state.part(0)).tensors if split.chosen else ()
         return Payload(skipped + inner)
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Each part in its places."""
+        """Each part at its positions."""
         split = self._split(state.bucket)
         tensors = payload.tensors
         if split.skipped:
@@ -118,6 +119,12 @@ class PerLayer(Wrapper):
             chosen = torch.empty(split.chosen.bucket.numel, dtype=out.dtype, device=out.device)
             self.inner.decode(Payload(tensors), chosen, state.part(0))
             split.chosen.put_into(out, chosen)
+
+    def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Both parts at once."""
+        one = torch.empty_like(out)
+        self.decode(payload, one, state)
+        out += one
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """Of both parts."""
@@ -154,7 +161,7 @@ class PerLayer(Wrapper):
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of a bucket's tensors as a bucket of their own, and where they lie in the whole one."""
+    """Some of a bucket's tensors as a bucket of their own, and their positions in the whole one."""
 
     bucket: Bucket
     places: tuple[slice, ...]

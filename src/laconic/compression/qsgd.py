@@ -1,17 +1,17 @@
-"""Send each value as a random multiple of its block's norm, right on average."""
+"""Send each value as a random multiple of its block's norm, without bias."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.families.quantizer import Levels
 from laconic.compression.traits import Traits
 from laconic.settings import count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qsgd(Quantizer):
+class Qsgd(Levels):
     """Round |g| / L2(g) at random to one of `levels` steps and send it with its sign.
 
         decoded = L2(g) * sign(g) * l / levels,   l = floor(a) + (1 with probability a - floor(a)),
@@ -24,8 +24,8 @@ class Qsgd(Quantizer):
     """
 
     name: ClassVar[str] = "qsgd"
+    good_for: ClassVar[str] = "4 bits without bias and without a residual to keep"
     encoder: ClassVar[str] = "qsgd"
-    decoder: ClassVar[str] = "levels"
 
     levels: int = count(
         7, at_least=1, at_most=127, advice="2 * levels + 1 codes must fit into 8 bits; for finer steps use fp16."
@@ -40,14 +40,10 @@ class Qsgd(Quantizer):
         return replace(super().traits, unbiased=True, amplifies=4 * self.levels**2 < self.block, loss_gap=0.008)
 
     @property
-    def bits(self) -> int:
-        """Two to eight."""
-        return (2 * self.levels).bit_length()
+    def largest_level(self) -> int:
+        """As many as there are levels."""
+        return self.levels
 
     def encoder_settings(self) -> dict[str, float]:
         """The number of levels."""
         return {"levels": self.levels}
-
-    def decoder_settings(self) -> dict[str, float]:
-        """The number of levels."""
-        return {"largest": self.levels}

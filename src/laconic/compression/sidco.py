@@ -1,4 +1,4 @@
-"""Send the largest entries as a fitted distribution tells them, without a sort."""
+"""Send about the largest entries, by a threshold from a fitted distribution, without a sort."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ class Sidco(Sparsifier):
 
         t_0 = 0,   t_i = t_(i-1) + mean(|g| - t_(i-1) where |g| > t_(i-1)) * log(1 / share_i)
 
-    Each stage keeps a quarter of what passed the one before, the last what is left to k = ceil(density * numel); the
-    means are those of a sample of 16384 magnitudes. Exactly k are sent: of too many, k in a row from a random one on;
-    too few are filled up from those that passed an earlier stage. Of a tensor that is smaller than the sample, that has
-    a value which is not finite, or of which too few passed, the largest are found exactly.
+    Each stage keeps a quarter of the entries that passed the previous one, and the last stage keeps k = ceil(density *
+    numel); the means are those of a sample of 16384 magnitudes. Exactly k entries are sent: of too many, k consecutive
+    ones from a random start; too few are filled up with entries that passed an earlier stage. The largest entries are
+    found exactly for a tensor that is smaller than the sample, has a value that is not finite, or of which too few
+    entries passed.
 
     Reference: M. Abdelmoniem et al. 2021, arXiv:2101.10761.
     """
 
     name: ClassVar[str] = "sidco"
+    good_for: ClassVar[str] = "about topk on a GPU, without a sort"
 
     @property
     def traits(self) -> Traits:

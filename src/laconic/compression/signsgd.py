@@ -15,18 +15,19 @@ from laconic.settings import count
 
 @dataclass(frozen=True, kw_only=True)
 class SignSgd(Quantizer):
-    """Replace the gradient by what most workers say about its sign: one bit there, one bit back.
+    """Replace the gradient by a majority vote on its sign: one bit per value in each direction.
 
         decoded = sign(sum_i sign(g_i)),   zero and a tie count as +1
 
     The result is the vote itself, +1 or -1, not a mean: plain SGD then moves every parameter by the learning rate, so
-    it wants a rate like Adam's. Where gradients are mostly noise, two workers tie half the time: use an odd number.
-    By either route the same vote arrives. One bit cannot say NaN, so each block carries one number that can.
+    it needs a learning rate like Adam's. Where gradients are mostly noise, two workers tie half the time: use an odd
+    number. Both routes give the same vote. One bit cannot represent NaN, so each block carries one number that can.
 
     Reference: Bernstein et al. 2018, arXiv:1810.05291.
     """
 
     name: ClassVar[str] = "signsgd"
+    good_for: ClassVar[str] = "one bit both ways with Adam-like step sizes"
     encoder: ClassVar[str] = "sign"
     decoder: ClassVar[str] = "sign"
 

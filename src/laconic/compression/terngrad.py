@@ -5,47 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.families.quantizer import Levels
 from laconic.compression.traits import Traits
 from laconic.settings import count, number
 
 
 @dataclass(frozen=True, kw_only=True)
-class TernGrad(Quantizer):
+class TernGrad(Levels):
     """Clip each block at 2.5 sigma and send the largest magnitude times a random -1, 0 or 1.
 
         c = g clipped to [-clip * sigma, clip * sigma],   sigma = sqrt(mean g^2),   s = max |c|
         decoded = s * sign(g) * b,   P(b = 1) = |c| / s
 
     Clipping and s are per block, not per layer. sigma is taken about zero and not about the mean, so that a block of
-    one value, or of equal values, is not clipped to nothing. Right on average but for what was clipped.
+    one value, or of equal values, is not clipped to nothing. Unbiased except for clipping.
 
     Reference: Wen et al. 2017, arXiv:1705.07878.
     """
 
     name: ClassVar[str] = "terngrad"
+    good_for: ClassVar[str] = "2 bits without a residual to keep"
     encoder: ClassVar[str] = "terngrad"
-    decoder: ClassVar[str] = "levels"
 
     clip: float = number(2.5, at_least=1.0)
-    """Where values are cut off, in sigmas of their block; a large number cuts nothing off."""
+    """Where values are clipped, in sigmas of their block; a large number clips nothing."""
     block: int = count(1024, at_least=32, at_most=65536)
     """Values that are clipped and scaled together; no block holds values of two parameters."""
 
     @property
     def traits(self) -> Traits:
-        """Biased by what is clipped."""
+        """Biased by clipping."""
         return replace(super().traits, loss_gap=0.018)
 
     @property
-    def bits(self) -> int:
-        """Two."""
-        return 2
+    def largest_level(self) -> int:
+        """Codes reach from -1 to 1."""
+        return 1
 
     def encoder_settings(self) -> dict[str, float]:
         """Where to clip."""
         return {"clip": self.clip}
-
-    def decoder_settings(self) -> dict[str, float]:
-        """Codes reach from -1 to 1."""
-        return {"largest": 1}

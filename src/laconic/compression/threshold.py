@@ -1,4 +1,4 @@
-"""Send what is larger than a threshold."""
+"""Send entries above a threshold."""
 
 from __future__ import annotations
 
@@ -7,91 +7,44 @@ from typing import ClassVar
 
 import torch
 
-from laconic.compression.contract import Compressor
+from laconic.compression.families.counted import CountedEntries
 from laconic.compression.traits import Traits
-from laconic.compression.wire.indices import CODINGS, decode_indices, encode_indices, indices_bytes
-from laconic.core.exchange import Exchange, Group, Round
-from laconic.core.moment import Moment
-from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
-from laconic.core.transport import DoneWork
-from laconic.settings import choice, number
+from laconic.settings import Setting, number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Threshold(Compressor):
+class Threshold(CountedEntries):
     """Send every entry whose magnitude is above tau.
 
         m = |g| > tau,   decoded = m * g
 
-    How many those are depends on the gradient: a first round tells the counts, a second gathers payloads as long as
-    the longest. g comes divided by the number of workers, so tau must be chosen for that. Strom's own variant sends
-    only signs and adds +-tau; here the values travel, as float32. What is not finite is always sent.
+    Their number depends on the gradient: a first round exchanges the counts, a second gathers payloads padded to the
+    longest. g is already divided by the number of workers, so tau must be chosen for that. Strom's own variant sends
+    only signs and adds +-tau; here the values are sent as float32. Values that are not finite are always sent.
 
     Reference: Strom 2015, "Scalable distributed DNN training using commodity GPU cloud computing".
     """
 
     name: ClassVar[str] = "threshold"
+    good_for: ClassVar[str] = "gradients that come in bursts, if tau is known"
 
     tau: float = number(1e-3, above=0.0)
     """Magnitudes above this are sent."""
-    indices: str = choice("auto", *CODINGS)
-    """How the places of the entries are coded; auto takes what needs the fewest bytes."""
+
+    @classmethod
+    def declared(cls) -> dict[str, Setting]:
+        """The threshold first, so that threshold(0.001) means what it says."""
+        declared = super().declared()
+        return {"tau": declared.pop("tau"), **declared}
 
     @property
     def traits(self) -> Traits:
-        """How many entries are sent depends on their values; tau is an absolute magnitude."""
-        return replace(
-            super().traits,
-            wants_error_feedback=True,
-            scale_equivariant=False,
-            decodes_alone=False,
-            payloads_add_up=False,
-            exact_bytes=False,
-            loss_gap=0.107,
-        )
+        """Unsent entries are lost; tau is an absolute magnitude."""
+        return replace(super().traits, wants_error_feedback=True, scale_equivariant=False, loss_gap=0.107)
 
-    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
-        """The counts, and at most every entry with its place."""
-        if bucket.numel == 0:
-            return ()
-        # Bytes grow with the count, but when all entries are sent their places need none.
-        most = max(self._bytes(bucket.numel, count) for count in (bucket.numel - 1, bucket.numel))
-        return Round("gather", (4,)), Round("gather", (most,))
-
-    def exchange(
-        self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
-    ) -> Exchange:
-        """Gather the counts, then the entries."""
-        numel = flat.numel()
-        if numel == 0:
-            return
+    def choose(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
+        """Everything above the threshold."""
         # Not "above", so that NaN is among them.
         indices = (~(flat.abs() <= self.tau)).nonzero().view(-1)
-        values = flat[indices].to(torch.float32)
-        if own is not None:
-            own.zero_()
-            own[indices] = values.to(own.dtype)
-        work, gathered = group.gather(torch.tensor([indices.numel()], dtype=torch.int32, device=flat.device))
-        yield work
-        # On a GPU the host waits here: it must know how much to send.
-        counts: list[int] = gathered.view(-1).tolist()
-        sizes = [self._bytes(numel, count) for count in counts]
-        total = torch.zeros(numel, dtype=torch.promote_types(flat.dtype, torch.float32), device=flat.device)
-        if not max(counts):
-            yield DoneWork()
-        else:
-            row = torch.zeros(max(sizes), dtype=torch.uint8, device=flat.device)
-            row[: sizes[group.rank]] = torch.cat(
-                (encode_indices(indices, numel, self.indices), values.view(torch.uint8))
-            )
-            work, rows = group.gather(row)
-            yield work
-            for received, count, size in zip(rows, counts, sizes, strict=True):
-                split = size - 4 * count
-                places = decode_indices(received[:split], numel, count, self.indices)
-                total[places] += received[split:size].view(torch.float32).to(total.dtype)
-        flat.copy_(total)
-
-    def _bytes(self, numel: int, count: int) -> int:
-        return indices_bytes(numel, count, self.indices) + 4 * count
+        return indices, flat[indices]

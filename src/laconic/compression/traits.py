@@ -1,4 +1,4 @@
-"""What a compressor is like: the facts that rules of legality, attach, the simulator and reports ask about."""
+"""The facts about a compressor that rules of legality, attach, the simulator and reports ask for."""
 
 from __future__ import annotations
 
@@ -16,36 +16,48 @@ class Traits:
     lossless: bool = False
     """Receivers get exactly the tensor that was sent, so there is no error to feed back."""
     unbiased: bool = False
-    """What arrives equals what was sent on average over the compressor's random choices."""
+    """The decoded values equal the input on average over the compressor's random choices."""
     wants_error_feedback: bool = False
-    """Trains worse, or not at all, unless something sends later what is lost now."""
+    """Trains worse, or not at all, without error feedback."""
     keeps_residual: bool = False
-    """Remembers what it did not send and sends it in a later step."""
+    """Keeps the values that it did not send and sends them in a later step."""
     keeps_scale: bool = True
     """False: only a direction is sent, so it can feed an optimizer but not update parameters directly."""
     scale_equivariant: bool = True
     """Twice the input, with its state rescaled, gives twice the output. False where a setting is an absolute magnitude
-    or where only a direction is sent: there a GradScaler changes what the compressor does."""
+    or where only a direction is sent: a GradScaler then changes the result."""
     accumulates: bool = False
-    """Sends a sum over several steps, such as a velocity; so input minus what was sent is not what was lost."""
+    """Sends a sum over several steps, such as a velocity, so input minus output is not the loss of one step."""
     amplifies: bool = False
-    """Enlarges what it sends so that it is right on average; a residual of that would grow without bound."""
+    """Enlarges the values so that they are unbiased; a residual of them would grow without bound."""
     needs_whole_tensors: bool = False
     """Treats a tensor by its shape, its size or its name, so tensors must not be cut into pieces."""
+    tensor_by_tensor: bool = False
+    """The decoded values of a tensor do not depend on the others in its bucket, so encoding several at once changes
+    only the time it takes."""
+    by_name: bool = False
+    """Treats a tensor by its name, so tensors of one shape may be treated differently."""
     decodes_alone: bool = True
     """One rank's payload can be decoded without those of the others: `encode` and `decode` are written."""
     sums_only: bool = False
     """Every round of an exchange is a sum, so a server that only adds can take part without decoding."""
+    linear: bool = False
+    """Every round is a sum, and the decoded values follow from the sum of the inputs alone, with an error relative to
+    that sum: so it can carry a small difference of two large tensors. Not set for wrappers."""
     payloads_add_up: bool = True
     """The sum of the payloads decodes to the sum of the inputs, so one all-reduce, even in two halves, carries them."""
+    sends_every_value: bool = True
+    """One sum has a number for every value of the input."""
     sends_sums_back: bool = False
-    """A rank may add up payloads and compress the sum again, which loses something a second time."""
+    """A rank may add up payloads and compress the sum, which loses precision a second time."""
+    estimates_all: bool = False
+    """All ranks keep the sum of everything sent so far, from which the part of a rank that dies cannot be removed."""
     warms_up: bool = False
-    """Does something else in the first steps than later on."""
+    """Works differently in the first steps."""
     exact_bytes: bool = True
     """`rounds` says exactly how many bytes are sent. False: they depend on the values, and `rounds` is a bound."""
     dtypes: tuple[torch.dtype, ...] = REAL_DTYPES
     """Dtypes of gradients that it can carry."""
     loss_gap: float | None = None
-    """By which share the tiny GPT's loss ends above the uncompressed one, with the method's default settings and error
-    feedback where it is wanted, as docs/results/convergence.md prints it; None: not measured, or nothing is lost."""
+    """The share by which the tiny GPT's loss ends above the uncompressed one, with the method's default settings and
+    error feedback where it is wanted, as docs/results/convergence.md prints it; None: not measured, or lossless."""

@@ -1,1 +1,1 @@
-"""The vocabulary every room shares: what is sent, over what, when, and what is remembered. No algorithm lives here."""
+"""The contracts that all packages share: payloads, transports, plans, events and state. It holds no algorithm."""

@@ -1,6 +1,6 @@
 """Connections that have not shown the job's token yet: few in all, and few from one address.
 
-A new connection is never turned away: when there are too many, the oldest one of the busiest address is closed. A rank
+A new connection is never refused: when there are too many, the oldest one of the busiest address is closed. A rank
 shows its token within milliseconds, so peers that connect and send nothing cannot keep it out.
 """
 
@@ -23,7 +23,7 @@ class Unauthenticated:
         return len(self._hosts)
 
     def add(self, connection: Connection, host: str) -> Connection | None:
-        """Take in a connection from `host`; returns the one to be closed for it, if there are too many."""
+        """Add a connection from `host`; returns the one to be closed for it, if there are too many."""
         per_host = Counter(self._hosts.values())
         busiest: str | None = None
         if per_host[host] >= self._at_most_per_address:
@@ -37,7 +37,7 @@ class Unauthenticated:
         return oldest
 
     def remove(self, connection: Connection) -> bool:
-        """Take out a connection; whether it was here."""
+        """Remove a connection; returns whether it was here."""
         return self._hosts.pop(connection, None) is not None
 
     def all(self) -> list[Connection]:

@@ -29,11 +29,11 @@ _CLOSED = "is no longer called: the connection was closed here"
 
 
 class RequestFailed(CommunicationError):
-    """The listener has answered that it cannot serve this request; the connection goes on."""
+    """The listener has answered that it cannot serve this request; the connection stays open."""
 
 
 class Reply:
-    """The answer to a call, once it is here; a Work."""
+    """The answer to a call, once it has arrived; a Work."""
 
     def __init__(self, caller: Caller, number: int, what: str, timeout_s: float) -> None:
         self.what = what
@@ -54,7 +54,7 @@ class Reply:
         return self._frame
 
     def wait(self) -> None:
-        """Return when the answer is here; CommunicationError if it is an error or late, PeerLost if it cannot come."""
+        """Wait for the answer; CommunicationError if it is an error or late, PeerLost if it cannot come."""
         if not self._come.wait(max(0.0, self._deadline_s - time.monotonic())):
             # An answer that arrives right now is still taken.
             self._caller._give_up(
@@ -108,6 +108,10 @@ class Caller:
             )
         self.rank = rank
         self.peer = peer
+        self.address = address
+        """The address of the listener."""
+        self.local_host = ""
+        """The address of this host's interface that leads there, once connected."""
         self.server = f"{name} at {address[0]}:{address[1]}"
         """Name and address, for messages."""
         self.timeout_s = timeout_s
@@ -138,8 +142,8 @@ class Caller:
     def _join(self, connect: Callable[[float], Connection], timeout_s: float) -> Connection:
         """A connection on which the listener has answered.
 
-        The first frame says which rank calls, and finds out now, not in the first step, whether the listener takes the
-        token. A listener that closes the connection without an answer may have had no place, so it is asked again.
+        The first frame names the calling rank, and checks now, not in the first step, whether the listener accepts the
+        token. A listener that closes the connection without an answer may have been full, so the caller tries again.
         """
         deadline_s = time.monotonic() + timeout_s
         pause_s, attempts = _RETRY_S, 0
@@ -197,8 +201,12 @@ class Caller:
     @property
     def lost(self) -> CommunicationError | None:
         """Why no call can succeed any more, if the connection has ended."""
+        return self.why_lost("communication")
+
+    def why_lost(self, what: str) -> CommunicationError | None:
+        """Why `what` cannot finish, if the connection has ended."""
         with self._lock:
-            return None if self._ended is None else self._failure("communication", self._ended)
+            return None if self._ended is None else self._failure(what, self._ended)
 
     def close(self) -> None:
         """End the connection; calls that are pending fail. Closing twice is fine."""
@@ -222,6 +230,7 @@ class Caller:
                 time.sleep(_RETRY_S)
                 continue
             sock.settimeout(None)
+            self.local_host = sock.getsockname()[0]
             return sock
 
     def _send(
@@ -254,7 +263,7 @@ class Caller:
                 raise FrameRefused(f"an answer has number {frame.number}, but only {self._next_number} were asked for.")
             reply = self._pending.pop(frame.number, None)
         if reply is None:
-            return  # its wait has timed out and said so
+            return  # its wait has timed out and raised
         if frame.kind == ERROR:
             reply._finish(
                 RequestFailed(f"{reply.what} on rank {self.rank} failed at {self.server}: {one_line(frame.note)}.")

@@ -1,4 +1,4 @@
-"""Where time comes from: the wall, or a number the simulator moves."""
+"""Sources of time: the wall clock, or a number that the simulator advances."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Gives the time; nothing else in laconic may."""
+    """The only source of time in laconic."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment; never goes backwards."""
+        """Seconds since a fixed point in time; never goes backwards."""
         ...
 
 
@@ -23,7 +23,7 @@ class WallClock:
 
 
 class VirtualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that advances only when it is told to."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -34,6 +34,6 @@ class VirtualClock:
 
     def advance_to(self, time_s: float) -> None:
         """Move to `time_s`; time never goes backwards."""
-        if not time_s >= self._now_s:  # so, because it also refuses NaN
+        if not time_s >= self._now_s:  # in this form it also refuses NaN
             raise ValueError(f"a clock cannot go back from {self._now_s} to {time_s}")
         self._now_s = time_s

@@ -1,7 +1,7 @@
-"""One connected socket: frames come in on one thread and go out without ever blocking who sends them.
+"""One connected socket: a thread reads frames, and sending a frame never blocks the sender.
 
-A small frame leaves at once, on the thread that sends it, if no other frame is queued; otherwise it is queued for a
-writing thread, which starts with the first of them. On a paced link a frame leaves when it would have arrived.
+A small frame is sent at once, on the calling thread, if no other frame is queued; otherwise it is queued for a writing
+thread, which starts with the first of them. On a paced link a frame is sent when it would have arrived.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from laconic.errors import CommunicationError, FrameRefused
 Address = tuple[str, int]
 LAST_PORT = 65535
 Count = Callable[[int, int], None]
-"""Told payload bytes and overhead bytes of every frame sent; called from any thread."""
+"""Gets payload bytes and overhead bytes of every frame sent; called from any thread."""
 LEFT = "closed the connection"
 """The reason when the other side ended it between two frames: on purpose, or because its process ended."""
 
 _AT_ONCE_BYTES = 2**16
-"""Frames up to this size leave on the thread that sends them: copying them is cheaper than waking another."""
+"""Frames up to this size are sent on the calling thread: copying them is cheaper than waking another."""
 _SLICE_S = 0.5
 """How often the writing thread reads the clock of a paced link."""
 
@@ -34,7 +34,8 @@ class Connection:
     """Frames in, frames out.
 
     `on_frame(connection, frame)` and, once, `on_end(connection, reason, refused)` are called on the reading thread;
-    `reason` reads on after the name of the other side. FrameRefused raised by `on_frame` ends the connection.
+    `reason` completes a sentence that begins with the name of the other side. FrameRefused raised by `on_frame` ends
+    the connection.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class Connection:
         count: Count | None,
         link: PacedLink | None,
     ) -> None:
-        """`first_frame_timeout_s`: how long the peer may take to say who it is; None: as long as it likes.
+        """`first_frame_timeout_s`: how long the peer may take to identify itself; None: no limit.
 
-        `answers_strangers`: a peer with another token or version is told so before the connection ends.
+        `answers_strangers`: a peer with another token or version gets an error before the connection ends.
         """
         _watch_peer(sock, frame_timeout_s)
         self.sender: int | None = None
-        """The rank at the other side, once its first frame has said so."""
+        """The rank at the other side, known from its first frame."""
         self._sock = sock
         self._token = token
         self._limit_bytes = limit_bytes
@@ -78,7 +79,7 @@ class Connection:
         self._reader = threading.Thread(target=self._read, name=f"{name}-read", daemon=True)
 
     def start(self) -> None:
-        """Begin to read; RuntimeError if the system has no thread to give."""
+        """Begin to read; RuntimeError if no thread can be started."""
         try:
             self._reader.start()
         except RuntimeError:
@@ -152,7 +153,7 @@ class Connection:
             self._on_end(self, self._ended, self._refused)
 
     def _answer_stranger(self, refused: StrangerRefused) -> None:
-        """Tell the peer why it is refused, if that takes no waiting."""
+        """Send the peer the reason why it is refused, if that does not block."""
         with contextlib.suppress(OSError):  # it may be gone
             send_some(self._sock, pack(refused.header.error(str(refused).rstrip(".")), refused.token))
 
@@ -183,7 +184,7 @@ class Connection:
             self.end(_broken(exc))
         finally:
             with self._state:
-                self._outgoing.clear()  # lets go of tensors nobody will send
+                self._outgoing.clear()  # drops tensors that will not be sent
 
     def _next_pieces(self) -> deque[memoryview] | None:
         with self._state:
@@ -199,7 +200,7 @@ class Connection:
 
 
 def _watch_peer(sock: socket.socket, timeout_s: float) -> None:
-    """Have the kernel notice within about `timeout_s` that the other host is gone, also while nothing is sent."""
+    """Make the kernel notice within about `timeout_s` that the other host is gone, also while nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(timeout_s / 2)))

@@ -1,7 +1,7 @@
 """One record format for everything that happens: runtime, lab and simulator write it, reports read it.
 
-A record is one JSON object on one line. Five keys are always there: kind, time_s (of the clock in use), rank, step
-and, for things that last, duration_s; what else a kind carries stands beside them.
+A record is one JSON object on one line. It always has kind, time_s (of the clock in use), rank and step, and duration_s
+if the event lasts; each kind adds its own keys.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,15 +18,17 @@ from typing import Protocol, Self
 
 from laconic.errors import LaconicError, one_line
 
+EVENTS_VARIABLE = "LACONIC_EVENTS"
+"""The environment variable with a file to which every session appends its events, beside what its script asks for."""
 Scalar = str | int | float | bool | None
 _FIXED = ("kind", "time_s", "rank", "step", "duration_s")
 _LARGEST_WHOLE = 2**64
-"""No count of ours is larger, and a larger one may not fit into a float."""
+"""The largest count; a larger one may not fit into a float."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened at one time on one rank."""
+    """One event at one time on one rank."""
 
     kind: str
     time_s: float
@@ -58,7 +60,7 @@ class Event:
 
 
 def _check_types(fixed: dict[str, object], data: dict[str, object]) -> None:
-    """Raise TypeError for a value that none of this kind can have; those who use events need not look again."""
+    """Raise TypeError for an invalid value, so that readers of events need not check again."""
     for key, value in (*fixed.items(), *data.items()):
         wanted: tuple[type, ...] = (str, int, float, bool, type(None))
         if key in fixed:
@@ -82,7 +84,7 @@ class EventSink(Protocol):
 
 
 class DiscardEvents:
-    """Keeps nothing."""
+    """Discards all events."""
 
     def write(self, event: Event) -> None:
         """Forget the event."""
@@ -112,7 +114,7 @@ class EventTee:
 
 
 class TaggedEvents:
-    """Adds the same data to every event on its way to another sink."""
+    """Adds the same data to every event and passes it to another sink."""
 
     def __init__(self, sink: EventSink, **data: Scalar) -> None:
         self._sink = sink
@@ -130,7 +132,7 @@ class EventLog:
         self.path = Path(path)
         self._lock = threading.Lock()
         with self._explained():
-            # Line by line: a rank that is killed leaves what it wrote, and two writers never mix within a line.
+            # Line by line: the lines of a killed rank survive, and two writers never mix within a line.
             self._file = self.path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, event: Event) -> None:
@@ -161,6 +163,12 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def log_of_environment(environment: Mapping[str, str]) -> EventLog | None:
+    """The log that the environment names, opened; None: it names none."""
+    path = environment.get(EVENTS_VARIABLE)
+    return EventLog(path) if path else None
 
 
 def read_events(lines: Iterable[str]) -> Iterator[Event]:

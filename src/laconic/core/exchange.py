@@ -6,40 +6,72 @@ so one thread can keep many exchanges in flight and every rank issues them in th
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 
+from laconic.core.hosts import Hosts
 from laconic.core.moment import Moment
-from laconic.core.transport import AllWork, Transport, Work
+from laconic.core.transport import (
+    AllWork,
+    Transport,
+    Work,
+    all_gather_sent,
+    all_reduce_sent,
+    as_it_is_sent,
+    shard_exchange_sent,
+)
 
 RoundKind = Literal["sum", "gather", "scatter", "send"]
-"""sum: everyone gets the sum of all. gather: everyone gets everything. scatter: of n rows, row r goes to rank r. send:
-these bytes go to one other rank."""
+"""sum: every rank gets the sum. gather: every rank gets all contributions. scatter: of n rows, row r goes to rank r.
+send: these bytes go to one other rank."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round of an exchange as data: what every rank contributes, and how the contributions meet."""
+    """One round of an exchange as data: the contribution of every rank, and how contributions are combined."""
 
     kind: RoundKind
     sizes: tuple[int, ...]
     """Bytes of each tensor a rank contributes."""
 
 
-MoveKind = Literal["sum", "scatter_sum", "gather", "scatter", "send", "to_leaders", "from_leaders", "serve", "mix"]
-"""What all ranks do at the same time: the kinds of a round, and
+_SENT = {"sum": all_reduce_sent, "gather": all_gather_sent, "scatter": shard_exchange_sent, "send": as_it_is_sent}
 
-scatter_sum: each rank gets its share of the sum. to_leaders, from_leaders: one rank of each host gets the sum of its
-host, and hands the result out. serve: a server gets these bytes of every rank and answers each. mix: every rank sends
-these bytes to each of its neighbours."""
+
+def round_sent(round: Round, world_size: int) -> int:
+    """Bytes one of n ranks sends for `round`, as the backend's ring sends it."""
+    return sum(_SENT[round.kind](size, world_size) for size in round.sizes) if world_size > 1 else 0
+
+
+MoveKind = Literal[
+    "sum",
+    "scatter_sum",
+    "gather",
+    "scatter",
+    "scatter_inside",
+    "scatter_between",
+    "send",
+    "to_leaders",
+    "from_leaders",
+    "serve",
+    "mix",
+    "aggregate",
+]
+"""Operations of all ranks at the same time: the kinds of a round, and
+
+scatter_sum: each rank gets its share of the sum. scatter_inside: a scatter among the ranks of each host.
+scatter_between: one among the first ranks of all hosts, one among the second ones, and so on. to_leaders, from_leaders:
+one rank of each host gets the sum of its host, and distributes the result. serve: a server gets these bytes of every
+rank and answers each. mix: every rank sends these bytes to each of its neighbours. aggregate: these bytes of every rank
+are added up on the network path, frame by frame, and come back."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """One operation on the network as data, of which an exchange makes one after the other; what a simulator prices."""
+    """One operation on the network as data, which a simulator prices; an exchange makes one or several in sequence."""
 
     kind: MoveKind
     sizes: tuple[int, ...]
@@ -50,16 +82,22 @@ class Move:
     """Neighbours a rank sends to."""
     topology: str = ""
     """The name of the graph that says who these are."""
+    partners: tuple[tuple[int, ...], ...] = ()
+    """Who these are where the graph follows from measured links: the partner of every rank in each round of a cycle."""
     answer_bytes: int = 0
-    """What a server answers each rank."""
+    """Bytes of a server's answer to each rank."""
     among_hosts: bool = False
     """Only one rank of each host takes part."""
     server: int = -1
     """The server that adds up, where that is known; -1: any of them."""
+    slots: int = 0
+    """Frames of a rank that an aggregator can have at a time."""
+    groups: Hosts = ()
+    """What takes the place of hosts, where ranks are grouped and ordered otherwise."""
 
     @property
     def nbytes(self) -> int:
-        """What a rank contributes."""
+        """The bytes that a rank contributes."""
         return sum(self.sizes)
 
 
@@ -71,37 +109,64 @@ class Answer(Work, Protocol):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What the server has answered, once the work is done, on the device of what was sent."""
+        """The server's answer, once the work is done, on the device of the request."""
         ...
 
 
 class Servers(Protocol):
-    """Processes beside the workers that form sums, as an architecture sees them."""
+    """Server processes that form sums, as an architecture sees them."""
 
     def reduce(
         self, bucket: int, tensors: tuple[torch.Tensor, ...], *, decoded: bool, moment: Moment, what: str
     ) -> Answer:
-        """Start sending this rank's tensors to the server of `bucket`, which answers when those of all ranks are there.
+        """Start sending this rank's tensors to the server of `bucket`, which answers once all ranks have sent theirs.
 
-        decoded: the server decodes what each rank has sent, adds that up and answers with an encoded sum; else it adds
-        up the tensors as they are.
+        decoded: the server decodes each rank's payload, sums them and answers with an encoded sum; else it sums the
+        tensors directly.
+        """
+        ...
+
+
+class PartialSum(Work, Protocol):
+    """A sum over all ranks, formed of what has arrived."""
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The sum, once the work is done, in the shape and on the device of what was sent; the same on every rank."""
+        ...
+
+    @property
+    def lost_ratio(self) -> float:
+        """The share of all that ranks sent to this one which is not in the sums that this rank has formed."""
+        ...
+
+
+class PartialMeans(Protocol):
+    """Ranks that send each other datagrams, of which some may be lost, as an architecture sees them."""
+
+    def reduce(self, rows: torch.Tensor, *, what: str) -> PartialSum:
+        """Start adding up a table: rows[r] goes to rank r, which adds up what arrives in time and sends all the sum.
+
+        What is missing of a row counts as the mean of what is there.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Wire:
-    """What one exchange travels over."""
+    """The transport and labels of one exchange."""
 
     transport: Transport
     what: str
-    """In words, for whoever waits for it."""
+    """A description for error messages."""
     bucket: int = 0
     """The number of the bucket in the plan."""
     servers: Servers | None = None
-    """Where the architecture has any."""
+    """The servers, where the architecture has any."""
     halves: bool = False
     """Sums are formed in two rounds: every rank gets its share of the sum, then all get all."""
+    partial_means: PartialMeans | None = None
+    """Where the architecture tolerates that something is lost."""
 
 
 def one_round(work: Work) -> Exchange:
@@ -110,7 +175,7 @@ def one_round(work: Work) -> Exchange:
 
 
 def in_lockstep(*exchanges: Exchange) -> Exchange:
-    """Several exchanges as one: each wait is for one round of all that still have one."""
+    """Several exchanges as one: each wait covers one round of all that still have one."""
     open_exchanges = list(exchanges)
     while open_exchanges:
         works = [(exchange, next(exchange, None)) for exchange in open_exchanges]
@@ -130,7 +195,7 @@ class Group(Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank's place among them."""
+        """This rank's number among them."""
         ...
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
@@ -147,6 +212,15 @@ class Group(Protocol):
 
     def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
         """Start sending row r to rank r; the second value has the row each rank sent here once the work is done."""
+        ...
+
+    def scatter_uneven(
+        self, messages: Sequence[torch.Tensor], lengths: Sequence[int]
+    ) -> tuple[Work, list[torch.Tensor]]:
+        """Start sending message r, of any length, to rank r; the second value has the message of each rank to this one.
+
+        lengths: how many bytes each rank sends here.
+        """
         ...
 
     def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:

@@ -1,4 +1,4 @@
-"""What travels on a socket: a fixed binary header, a table of tensors, a note and raw tensor bytes; never pickle.
+"""The frames on a socket: a fixed binary header, a table of tensors, a note and raw tensor bytes; never pickle.
 
     header    magic, version, kind, token, sender, number, key, note_bytes, num_tensors, payload_bytes     60 bytes
     table     dtype code and numel of each tensor                                                           9 bytes each
@@ -6,8 +6,8 @@
     payload   the bytes of the tensors, little-endian, one after the other
 
 Numbers are in network byte order. The token is checked first, then everything a header announces, before memory is
-taken for it. A refused frame leaves the stream at an unknown place, so whoever catches FrameRefused closes the
-connection.
+allocated for it. A refused frame leaves the stream at an unknown position, so code that catches FrameRefused must close
+the connection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MAX_NOTE_BYTES = 2**27
 """Enough for the names of MAX_TENSORS tensors."""
 LIMIT_BYTES = 2**40
 """Note and payload of one frame, unless the owner of the socket sets another limit. Larger than any bucket: it catches
-sizes that make no sense. It does not protect memory: pages are taken as bytes arrive, from a peer with the token."""
+sizes that make no sense. It does not protect memory: pages are allocated as bytes arrive, from a peer with the
+token."""
 HELLO = 0xFFFE
 """Reserved kind: the first frame of a caller, answered by the listener itself."""
 ERROR = 0xFFFF
@@ -70,13 +71,13 @@ class Frame:
     """One message: numbers, a note and flat tensors on the CPU."""
 
     kind: int
-    """What is asked for; below FIRST_RESERVED_KIND the owner of the socket gives the meaning."""
+    """The kind of request; kinds below FIRST_RESERVED_KIND are defined by the owner of the socket."""
     sender: int
     """The rank that asks; an answer carries the rank it goes to."""
     number: int
     """Matches an answer to its request."""
     key: int = 0
-    """The owner's: a bucket, a shard."""
+    """A key defined by the owner: a bucket, a shard."""
     note: str = ""
     """Short text, JSON by custom."""
     tensors: tuple[torch.Tensor, ...] = ()
@@ -97,8 +98,8 @@ class Frame:
         return replace(self, kind=self.kind if kind is None else kind, note=note, tensors=tuple(tensors))
 
     def error(self, text: str) -> Frame:
-        """The frame that says why this one cannot be answered."""
-        # A text may hold what UTF-8 cannot, such as names of files; it must arrive all the same.
+        """The error answer to this frame, with the reason."""
+        # A text may hold characters that UTF-8 cannot encode, such as names of files; they are replaced.
         return self.answer(note=text.encode(errors="replace").decode(), kind=ERROR)
 
 
@@ -149,7 +150,7 @@ def pack(frame: Frame, token: bytes, *, limit_bytes: int = LIMIT_BYTES) -> deque
 
 
 def send_some(sock: socket.socket, pieces: deque[memoryview]) -> bool:
-    """Send what the socket takes without blocking, and take it off `pieces`; whether nothing is left."""
+    """Send as much as possible without blocking, and remove it from `pieces`; returns whether nothing is left."""
     while pieces:
         try:
             sent = sock.sendmsg(islice(pieces, _BUFFERS_PER_CALL), (), socket.MSG_DONTWAIT)
@@ -185,8 +186,8 @@ def receive_frame(
 ) -> Frame | None:
     """The next frame, or None if the connection ended before one began; FrameRefused for anything else.
 
-    Header, table and note must have come `timeout_s` after the first byte; a payload may take longer, but must not
-    stand still for `timeout_s`. Before the first byte the wait is `idle_timeout_s`, or without limit.
+    Header, table and note must arrive within `timeout_s` of the first byte; a payload may take longer, but must not
+    stall for `timeout_s`. The wait for the first byte is `idle_timeout_s`, or unlimited.
     """
     if idle_timeout_s is not None and not _ready(sock, select.POLLIN, idle_timeout_s):
         raise FrameRefused(f"no frame arrived in {idle_timeout_s:g} s.")
@@ -258,7 +259,7 @@ def _read_tensor(rest: _Rest, dtype: torch.dtype, numel: int) -> torch.Tensor:
 
 
 def _room(nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Memory for bytes to come; not written to before they do, so what is only announced costs next to nothing."""
+    """Memory for incoming bytes; it is not touched before they arrive, so announced bytes cost next to nothing."""
     try:
         return np.empty(nbytes, dtype=np.uint8)
     except MemoryError as exc:
@@ -266,7 +267,7 @@ def _room(nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 
 class _Rest:
-    """What is still to come of a frame that has begun, and how long it may take."""
+    """The rest of a frame that has begun, with its timeouts."""
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         self._sock = sock

@@ -1,8 +1,9 @@
 """Who is to blame when a wait fails: heartbeats, status lines and last words in the job's store.
 
-Every rank writes a beat and what it is doing into the store torch.distributed already has; the first rank that fails
-writes why. One thread does all the talking: a call to a store whose host has frozen never returns, and no wait for
-other ranks may hang on it. Everybody else reads what that thread has learnt, with a time limit of their own.
+Every rank writes a heartbeat and its status into the store that torch.distributed already has; the first rank that
+fails writes why. One thread makes all calls to the store, because a call to a store whose host has frozen never
+returns, and no wait for other ranks may depend on it. Other threads read the results of that thread, with timeouts of
+their own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _LOG = logging.getLogger("laconic")
 _LOOKS = 4
 """Beats that must be missing before a rank counts as silent."""
 _LOOKS_AHEAD = _LOOKS + 2
-"""Beats before the end of a wait from which on others are listened to, so that the silent ones are known by then."""
+"""Beats before the end of a wait at which this rank begins to watch the others, so that silent ones are known in
+time."""
 _NOTHING = "nothing yet"
 _WHY_SILENT = {
     # Ranks that run out of data at different times are the usual reason.
@@ -36,7 +38,7 @@ _WHY_SILENT = {
     _NOTHING: "did not attach: every rank of the process group must call laconic.attach",
 }
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
-"""Between two looks whether the texts of all ranks are there: soon at first, then less and less often."""
+"""Poll interval for the texts of all ranks: short at first, then longer and longer."""
 
 
 class _Texts:
@@ -55,10 +57,10 @@ class _Texts:
 
 
 class Heartbeat:
-    """Heartbeats and last words of one rank, and what it has heard of the others."""
+    """Heartbeats and last words of one rank, and its knowledge of the others."""
 
     def __init__(self, connection: JobStore, place: str, rank: int, world_size: int, timeout_s: float) -> None:
-        """`connection` is this object's own from now on; `place`: where in the store all ranks of this session meet."""
+        """Owns `connection` from now on; `place`: the prefix in the store for all ranks of this session."""
         self.rank = rank
         self.world_size = world_size
         self.status = "attaching"
@@ -68,7 +70,7 @@ class Heartbeat:
         self.period_s = max(0.5, world_size / 200)
         self._timeout_s = timeout_s
         self.group: dist.ProcessGroup | None = None
-        """Aborted when an operation on a GPU is given up."""
+        """The groups to abort when an operation on a GPU is given up."""
         self._connection = connection
         self._store = connection.under(place)
         self._wake = threading.Event()
@@ -82,20 +84,20 @@ class Heartbeat:
         self._looked = threading.Event()
         self._listened_s = 0.0
         self._deadlines: list[float] = []
-        """When waits that last will be given up."""
+        """Deadlines of current waits."""
         self._heard: dict[int, tuple[str, str]] = {}
         self._unchanged: dict[int, int] = {}
-        """For each rank how many looks ago its beat has changed."""
+        """For each rank, the number of checks since its beat changed."""
         self._alive: set[int] = set()
         self._num_texts = 0
         self._texts: _Texts | None = None
         self._watched: deque[tuple[float, str, torch.cuda.Event]] = deque()
         self.lost: CommunicationError | None = None
-        """What is known to make all further communication pointless."""
+        """The error that ends all further communication, if there is one."""
         self._thread = threading.Thread(target=self._run, name="laconic-heartbeat", daemon=True)
         self._thread.start()
 
-    # -- the thread that talks ----------------------------------------------------------------------------------
+    # -- the thread that calls the store -------------------------------------------------------------------------
 
     def _run(self) -> None:
         beat = 0
@@ -109,7 +111,7 @@ class Heartbeat:
                     record = json.loads(self._store.get("failure"))
                     self._failure = (record["rank"], record["reason"])
                 if self._look or self._is_late():
-                    # Not each time the thread comes by: that may be much more often than others beat.
+                    # Not in each iteration: these may be much more frequent than heartbeats.
                     if time.monotonic() - self._listened_s >= 0.9 * self.period_s:
                         self._listened_s = time.monotonic()
                         self._listen()
@@ -128,11 +130,11 @@ class Heartbeat:
                 self._wake.clear()
                 self._watch_over()
         except RuntimeError:
-            self._store_gone = True  # the connection is broken; whoever waits next says so
+            self._store_gone = True  # the connection is broken; the next wait reports it
             self._looked.set()
 
     def _see_others_off(self) -> None:
-        """Rank 0 often hosts the store, and goes last if it can: the others may still have to find out who failed."""
+        """Rank 0 often hosts the store, and leaves last if it can: the others may still have to read who failed."""
         beats = [f"beat/{rank}" for rank in range(1, self.world_size)]
         deadline_s = time.monotonic() + _LOOKS_AHEAD * self.period_s
         poll_s = _FIRST_POLL_S
@@ -166,13 +168,13 @@ class Heartbeat:
         return beat, int(exchange), status
 
     def _gather(self, texts: _Texts) -> None:
-        """Say this rank's text, and look for those of the others."""
+        """Write this rank's text, and read those of the others."""
         keys = [f"texts/{texts.number}/{rank}" for rank in range(self.world_size)]
         if not texts.said:
             texts.said = True
             self._store.set(keys[self.rank], texts.text)
             if texts.number > 1:
-                # All ranks have said those before, so nobody reads the ones before these any more.
+                # All ranks have written the previous texts, so the ones before are no longer read.
                 self._store.delete_key(f"texts/{texts.number - 2}/{self.rank}")
         if self._store.check(keys):
             texts.found = [value.decode() for value in self._store.multi_get(keys)]
@@ -181,7 +183,7 @@ class Heartbeat:
             for rank, key in enumerate(keys):
                 if rank != self.rank and not self._store.check([key]):
                     _, exchange, status = self._hear(rank)
-                    # Asked once more: it may have come, met all others and gone on in between.
+                    # Checked again: it may have arrived, met all others and continued in between.
                     gone = exchange > texts.exchange or status in (DETACHING, DETACHED)
                     if gone and not self._store.check([key]):
                         texts.elsewhere = (rank, status)
@@ -192,12 +194,12 @@ class Heartbeat:
             texts.over.set()
 
     def _watch_over(self) -> None:
-        """Look after operations on a GPU, for which nobody waits on the host."""
+        """Watch operations on a GPU, for which the host does not wait."""
         try:
             while self._watched and self._watched[0][2].query():
                 self._watched.popleft()
         except RuntimeError as exc:
-            # Not the store's doing: the device itself has failed, and from now on says so whatever it is asked.
+            # Not an error of the store: the device itself has failed, and every later call fails as well.
             operation = self._watched[0][1]
             self._watched.clear()
             problem = f"failed on the device: {one_line(exc)}"
@@ -211,21 +213,21 @@ class Heartbeat:
         began_s, operation, _ = self._watched[0]
         late = time.monotonic() - began_s >= self._timeout_s
         if late or self._failure is not None:
-            # In a thread of its own, because finding out who is to blame needs this one.
+            # In another thread, because finding the rank to blame needs this one.
             threading.Thread(target=self._give_up, args=(operation,), name="laconic-watch", daemon=True).start()
             self._watched.clear()
 
     def _give_up(self, operation: str) -> None:
         self.lost = self.explain(operation, f"did not finish in {self._timeout_s:g} s", timed_out=True)
         _LOG.error("%s", self.lost)
-        # Ends the operation, so that a host that waits for the device goes on and meets the error.
+        # Ends the operation, so that a host that waits for the device continues and gets the error.
         if self.group is not None:
             self.group.abort()
 
-    # -- what the others ask ------------------------------------------------------------------------------------
+    # -- called by other threads --------------------------------------------------------------------------------
 
     def watch(self, operation: str, finished: torch.cuda.Event) -> None:
-        """Look after an operation nobody waits for on the host: name the rank that holds it up when time is up."""
+        """Watch an operation that the host does not wait for: name the rank that blocks it at the timeout."""
         self._watched.append((time.monotonic(), operation, finished))
 
     def stop(self) -> None:
@@ -241,7 +243,6 @@ class Heartbeat:
         self._connection.close()
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
-        """See Transport."""
         texts, self._num_texts = _Texts(self._num_texts, text, exchange), self._num_texts + 1
         self._texts = texts
         self._wake.set()
@@ -260,7 +261,7 @@ class Heartbeat:
 
     @contextmanager
     def waiting_until(self, deadline_s: float) -> Iterator[None]:
-        """Inside, this rank waits for others and gives up then; before that it begins to listen to them."""
+        """Inside, this rank waits for others until a deadline; shortly before that it begins to watch them."""
         self._deadlines.append(deadline_s)
         try:
             yield
@@ -268,7 +269,6 @@ class Heartbeat:
             self._deadlines.remove(deadline_s)
 
     def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
-        """See Transport."""
         ended = False
         while not ended:
             deadline_s = heard_s() + self._timeout_s
@@ -280,9 +280,9 @@ class Heartbeat:
                 self.check(what)
 
     def in_time(self, call: Callable[[], _T], what: str) -> _T:
-        """What a call that waits for other ranks returns; an error that names the one to blame if it fails or is late.
+        """The result of a call that waits for other ranks; if it fails or is late, an error names the one to blame.
 
-        The call is made in another thread, which is left behind where it does not come back.
+        The call is made in another thread, which is abandoned if it does not return.
         """
         try:
             with self.waiting_until(time.monotonic() + self._timeout_s):
@@ -303,7 +303,7 @@ class Heartbeat:
             self._stay()
 
     def _stay(self) -> None:
-        """Rank 0 often hosts the store: there it waits, once, until the others have read who failed and why."""
+        """Rank 0 often hosts the store: it waits, once, until the others have read who failed and why."""
         if self.rank == 0 and not self._stayed:
             self._stayed = True
             time.sleep(1.5 * self.period_s)
@@ -318,7 +318,7 @@ class Heartbeat:
             raise self._no_store(operation, "is gone")
 
     def explain(self, operation: str, cause: str, *, timed_out: bool = False) -> CommunicationError:
-        """Find out which rank is to blame for a failed wait, tell the others, and make the error."""
+        """Find the rank to blame for a failed wait, announce it to the others, and make the error."""
         try:
             rank = self.silent_rank(operation)
         except PeerLost as lost:
@@ -330,14 +330,14 @@ class Heartbeat:
             return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.", rank=rank)
         said = ", ".join(f'rank {rank} says "{status}"' for rank, (_, status) in sorted(self._heard.items()))
         said = one_line(said, 400)
-        # With what was seen: this rank only gave up first, another one is to blame.
+        # With the observations: this rank only gave up first, another one is to blame.
         self.fail(self.rank, f"gave up: {operation} {cause}; {said}")
         return CommunicationError(f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; {said}.")
 
     def silent_rank(self, operation: str) -> int | None:
         """The rank that has stopped answering, if one has; raises PeerLost if one is known to have failed.
 
-        Takes a few beats, unless a wait that is about to be given up has made this rank listen before.
+        Takes a few beats, unless a wait near its deadline has already made this rank watch the others.
         """
         self._look = True
         try:
@@ -345,7 +345,7 @@ class Heartbeat:
                 self.check(operation)
                 silent = [rank for rank, looks in sorted(self._unchanged.items()) if looks >= _LOOKS]
                 if silent:
-                    # One that has detached went its way in peace, unless there is no other.
+                    # A detached rank is not to blame, unless there is no other.
                     return min(silent, key=lambda rank: (self._heard[rank][1] == DETACHED, rank))
                 if len(self._alive) == self.world_size - 1:
                     return None
@@ -355,14 +355,14 @@ class Heartbeat:
             self._look = False
 
     def _next_look(self) -> bool:
-        """Wait until the thread has been around once more; False if the store keeps it from coming back."""
+        """Wait until the thread has made one more iteration; False if a call to the store blocks it."""
         self._looked.clear()
         if threading.current_thread() is not self._thread and self._store_answers():
             self._looked.wait(4 * self.period_s)
         return self._looked.is_set() or self._store_answers()
 
     def _store_answers(self) -> bool:
-        """Whether the thread that talks to the store has come back from there lately."""
+        """Whether the thread's calls to the store have returned recently."""
         return time.monotonic() - self._answered_s < 4 * self.period_s
 
     def _no_store(self, operation: str, state: str) -> PeerLost:

@@ -1,4 +1,4 @@
-"""Which ranks share a host: what moves between them does not cross the network."""
+"""The ranks that share a host: traffic between them does not cross the network."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ Hosts = tuple[tuple[int, ...], ...]
 """The ranks of each host, in ascending order; hosts in the order of their first rank."""
 
 
+Pairs = tuple[tuple[float, ...], ...]
+"""Bits per second between rank (row) and rank (column) while all others exchange too; 0 between a rank and itself.
+Empty: not measured."""
+
+
 def hosts_of(names: Sequence[str]) -> Hosts:
-    """Which ranks share a host, from the name each of them has for its own."""
+    """The ranks of each host, from the host name of each rank."""
     found: dict[str, list[int]] = {}
     for rank, name in enumerate(names):
         found.setdefault(name, []).append(rank)
@@ -53,5 +58,5 @@ def name_of_host() -> str:
         try:
             parts.append(read(path).strip())
         except OSError:
-            continue  # not Linux: the machine's name has to do
+            continue  # not Linux: the machine's name must suffice
     return "|".join(parts)

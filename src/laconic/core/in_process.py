@@ -37,7 +37,7 @@ from laconic.errors import AttachError, CommunicationError, LaconicError, PeerLo
 
 Result = TypeVar("Result")
 _SLICE_S = 0.05
-"""How long a wait sleeps before it looks whether a peer has failed."""
+"""Poll interval of a wait for failed peers."""
 
 
 class InProcessCluster:
@@ -55,8 +55,8 @@ class InProcessCluster:
         self._lock = threading.Condition()
         self._meetings: dict[int, _Meeting] = {}
         self._mail: dict[tuple[int, int, int], torch.Tensor] = {}
-        # Letters are numbered per pair of ranks where they are sent and where they are asked for, so that they meet in
-        # that order, whatever the order of waits.
+        # Messages are numbered per pair of ranks when sent and when received, so that they match in that order,
+        # whatever the order of waits.
         self._num_sent: Counter[tuple[int, int]] = Counter()
         self._num_asked: Counter[tuple[int, int]] = Counter()
         self._tallies: Counter[str] = Counter()
@@ -105,7 +105,7 @@ class InProcessCluster:
 
 
 class _Meeting:
-    """One collective: what each rank brought, done once all have come."""
+    """One collective: the tensors of each rank; it is done once all have called it."""
 
     def __init__(self) -> None:
         self.calls: dict[int, str] = {}
@@ -244,7 +244,6 @@ class InProcessTransport:
     def all_reduce(
         self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
     ) -> Work:
-        """See Transport."""
         combine = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[op]
 
         def finish(meeting: _Meeting) -> None:
@@ -258,8 +257,6 @@ class InProcessTransport:
         return self._meet(f"all_reduce({op})", tensor, tensor, finish, sent=sent, purpose=purpose, what=what)
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = "") -> Work:
-        """See Transport."""
-
         def finish(meeting: _Meeting) -> None:
             for rank, output in meeting.outputs.items():
                 if rank != source:
@@ -271,8 +268,6 @@ class InProcessTransport:
     def all_gather(
         self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
     ) -> Work:
-        """See Transport."""
-
         def finish(meeting: _Meeting) -> None:
             for row in meeting.outputs.values():
                 for rank in range(self.world_size):
@@ -284,8 +279,6 @@ class InProcessTransport:
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
     ) -> Work:
-        """See Transport."""
-
         def finish(meeting: _Meeting) -> None:
             for rank, result in meeting.outputs.items():
                 total = meeting.inputs[0][rank].clone()
@@ -299,8 +292,6 @@ class InProcessTransport:
     def all_to_all(
         self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
     ) -> Work:
-        """See Transport."""
-
         def finish(meeting: _Meeting) -> None:
             for rank, result in meeting.outputs.items():
                 for other in range(self.world_size):
@@ -317,12 +308,11 @@ class InProcessTransport:
         purpose: Purpose = "payload",
         what: str = "",
     ) -> Work:
-        """See Transport."""
         operation, cluster = f"send_receive of {what or 'tensors'}", self.cluster
         with cluster._lock:
             for peer, tensor in sends:
                 self.traffic.count(purpose, "send_receive", tensor.nbytes)
-                # A copy, because a receiver may come long after the sender has gone on.
+                # A copy, because the receiver may read it long after the sender has continued.
                 cluster._mail[self.rank, peer, cluster._num_sent[self.rank, peer]] = tensor.clone()
                 cluster._num_sent[self.rank, peer] += 1
             asked: list[tuple[tuple[int, int, int], torch.Tensor]] = []
@@ -333,37 +323,31 @@ class InProcessTransport:
         return _ReceiveWork(self, asked, operation)
 
     def tally(self, name: str, amount: int) -> int:
-        """See Transport."""
         with self.cluster._lock:
             self.cluster._tallies[name] += amount
             return self.cluster._tallies[name]
 
     def drop_tally(self, name: str) -> None:
-        """See Transport."""
         with self.cluster._lock:
             self.cluster._tallies.pop(name, None)
 
     def acquire(self) -> None:
-        """See Transport."""
         if self._taken:
             raise AttachError("this transport already carries a session; detach that one or use another transport.")
         self._taken = True
         self.set_status("attaching", exchange=0)
 
     def release(self) -> None:
-        """See Transport."""
         self._taken = False
         self.set_status(DETACHED)
 
     def set_status(self, status: str, *, exchange: int | None = None) -> None:
-        """See Transport."""
         with self.cluster._lock:
             self.cluster._status[self.rank] = status
             if exchange is not None:
                 self.cluster._begun[self.rank] = exchange
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
-        """See Transport."""
         cluster = self.cluster
         with cluster._lock:
             number, self._num_texts = self._num_texts, self._num_texts + 1
@@ -388,12 +372,11 @@ class InProcessTransport:
                     )
                 cluster._lock.wait(_SLICE_S)
                 waited_s += _SLICE_S
-            # Whoever asks for the next texts has these: all ranks have had those before.
+            # A rank that asks for the next texts has these, so all ranks have read the ones before.
             cluster._texts.pop(number - 1, None)
         return [texts[rank] for rank in range(self.world_size)]
 
     def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
-        """See Transport."""
         while not event.wait(_SLICE_S):
             self.raise_if_peer_failed(what)
             if time.monotonic() - heard_s() >= self.cluster.timeout_s:
@@ -405,16 +388,14 @@ class InProcessTransport:
                 raise CommunicationError(f"{what} on rank {self.rank}: {problem}.")
 
     def waiting_until(self, deadline_s: float) -> AbstractContextManager[None]:
-        """See Transport."""
         return nullcontext()
 
     def silent_rank(self, operation: str) -> int | None:
-        """See Transport; threads of one process do not stop answering."""
+        """None: threads of one process do not stop answering."""
         self.raise_if_peer_failed(operation)
         return None
 
     def known_failure(self, operation: str = "communication") -> CommunicationError | None:
-        """See Transport."""
         failure = self.cluster._failure
         if failure is None:
             return None
@@ -423,17 +404,15 @@ class InProcessTransport:
         )
 
     def raise_if_peer_failed(self, operation: str = "communication") -> None:
-        """See Transport."""
         lost = self.known_failure(operation)
         if lost is not None:
             raise lost
 
     def announce_failure(self, reason: str, *, rank: int | None = None) -> None:
-        """See Transport."""
         with self.cluster._lock:
             if self.cluster._failure is None:
                 self.cluster._failure = (self.rank if rank is None else rank, reason)
             self.cluster._lock.notify_all()
 
     def close(self) -> None:
-        """See Transport."""
+        """Threads hold nothing that must be closed."""

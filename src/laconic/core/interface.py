@@ -1,4 +1,4 @@
-"""Which address of this host the job uses: that of the interface named for Gloo or NCCL, or the way to the master."""
+"""The address of this host that the job uses: by the interface named for Gloo or NCCL, or the route to the master."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def local_address(peer_host: str | None = None, *, environment: Mapping[str, str
     environment = os.environ if environment is None else environment
     for variable in _VARIABLES:
         wanted = environment.get(variable, "").split(",")[0].strip()
-        if wanted and not wanted.startswith("^"):  # exclusions leave too much open to decide by
+        if wanted and not wanted.startswith("^"):  # an exclusion does not determine an interface
             return _address_of(_interface(wanted, variable), variable)
     peer_host = peer_host or environment.get("MASTER_ADDR")
     return _address_towards(peer_host) if peer_host else "127.0.0.1"
 
 
 def _interface(wanted: str, variable: str) -> str:
-    """The interface called exactly so, else the first whose name begins so, as NCCL has it."""
+    """The interface with exactly this name, else the first whose name begins with it, as in NCCL."""
     exact = wanted.removeprefix("=")
     names = [name for _, name in socket.if_nameindex()]
     matches = [name for name in names if name == exact or (exact == wanted and name.startswith(exact))]

@@ -1,7 +1,7 @@
-"""A connection of our own to the store torch.distributed already has, which never keeps anybody waiting for ever.
+"""A connection of our own to the job's store, on which no call blocks for ever.
 
-A call to a store whose host has frozen does not return, and torch gives it no time limit. So calls are made in threads,
-and one that does not come back is ended by shutting down the connection it waits on.
+A call to a store whose host has frozen does not return, and torch gives it no timeout. So calls are made in threads,
+and a call that does not return is ended by shutting down its connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -23,31 +23,41 @@ import torch.distributed as dist
 
 _T = TypeVar("_T")
 _SLICE_S = 0.5
-"""How long a wait sleeps before it looks whether a peer has failed."""
+"""Poll interval of a wait for failed peers."""
 _CONNECTING = threading.Lock()
 _OPEN_FILES = Path("/proc/self/fd")
 
 
 class JobStore:
-    """The job's store, over a connection that nobody else uses."""
+    """The job's store, over a connection that no other code uses.
 
-    def __init__(self, *, timeout_s: float) -> None:
-        with _CONNECTING:  # what is new afterwards is ours
-            _raise_if_refused()
-            before = _sockets()
+    address: of the store; left out: the store of torch.distributed's default group.
+    """
+
+    def __init__(self, *, timeout_s: float, address: tuple[str, int] | None = None) -> None:
+        host, port = address or _address()
+        with _CONNECTING:  # sockets that are new afterwards are ours
+            _raise_if_refused(host, port)
+            before = sockets()
             try:
-                # A blocking call on a shared connection would hold up everybody else's.
+                # A blocking call on a shared connection would block all other callers.
                 self._store = in_time(
-                    lambda: _connect(timeout_s),
+                    lambda: _connect(host, port, timeout_s),
                     timeout_s=timeout_s,
                     thread_name="laconic-store",
-                    look=_raise_if_refused,
+                    look=lambda: _raise_if_refused(host, port),
                 )
             finally:
-                made = [_duplicate(descriptor) for descriptor in sorted(_sockets() - before)]
+                new = [descriptor for number, descriptor in sockets().items() if number not in before]
+                made = [_duplicate(descriptor, port) for descriptor in sorted(new)]
                 self._connections = [sock for sock in made if sock is not None]
                 if sys.exception() is not None:
                     self.cut()
+
+    @property
+    def store(self) -> dist.Store:
+        """All of the store."""
+        return self._store
 
     def under(self, prefix: str) -> dist.Store:
         """The part of the store whose keys begin with `prefix`."""
@@ -62,16 +72,16 @@ class JobStore:
             connection.close()
 
     def close(self) -> None:
-        """Nothing is called here any more; the connection ends when the store is freed."""
+        """No further calls are made; the connection ends when the store is freed."""
         connections, self._connections = self._connections, []
         for connection in connections:
             connection.close()
 
 
 class PatientStore(dist.Store):
-    """A store in which everybody waits for a key until one and the same moment, whatever time limit a caller has.
+    """A store in which all waits for a key end at the same deadline, whatever timeout a caller passes.
 
-    Gloo has a single time limit: for the address of a rank, and for each of its tries to connect to it.
+    Gloo has a single timeout: for the address of a rank, and for each of its attempts to connect to it.
     """
 
     def __init__(self, store: dist.Store, *, timeout_s: float) -> None:
@@ -80,23 +90,22 @@ class PatientStore(dist.Store):
         self._deadline_s = time.monotonic() + timeout_s
 
     def set(self, key: str, value: str) -> None:
-        """See Store."""
+        """Store a value."""
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """See Store."""
+        """The value of a key, waiting as the store does."""
         return self._store.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        """See Store."""
         return self._store.check(keys)
 
     def add(self, key: str, value: int) -> int:
-        """See Store."""
+        """Add to a counter, and return its new value."""
         return self._store.add(key, value)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """See Store; `timeout` is what this class is there to replace."""
+        """Wait until this store's deadline; `timeout` is not used."""
         left_s = max(0.001, self._deadline_s - time.monotonic())
         self._store.wait(keys, timedelta(seconds=left_s))
 
@@ -104,9 +113,9 @@ class PatientStore(dist.Store):
 def in_time(
     call: Callable[[], _T], *, timeout_s: float, thread_name: str, look: Callable[[], None] = lambda: None
 ) -> _T:
-    """What `call` returns or raises; TimeoutError if it takes longer, and then its thread goes on waiting.
+    """Return or raise what `call` does; TimeoutError if it takes longer, and then its thread keeps waiting.
 
-    look: called now and then meanwhile; what it raises is raised.
+    look: called at intervals meanwhile; its exceptions are raised here.
     """
     results: list[_T] = []
     errors: list[BaseException] = []
@@ -119,7 +128,7 @@ def in_time(
                 torch.cuda.set_device(device)  # every thread has its own
             results.append(call())
         except BaseException as exc:  # noqa: BLE001 - raised below, in the thread that asked
-            # Kept for nobody, it would keep this frame, and with it the connection, until the next garbage collection.
+            # If it is not consumed, it keeps this frame, and with it the connection, until the next garbage collection.
             if not given_up.is_set():
                 errors.append(exc)
 
@@ -143,33 +152,36 @@ def _default_store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()
 
 
-def _connect(timeout_s: float) -> dist.Store:
-    host, port = _address()
+def _connect(host: str | None, port: int | None, timeout_s: float) -> dist.Store:
     if host is None or port is None:
         return _default_store().clone()  # pyrefly: ignore[missing-attribute]
-    # Not a clone, which would go on trying to connect for as long as the training script has allowed its own.
+    # Not a clone, which would keep trying to connect for as long as the training script's own timeout.
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
-def _sockets() -> set[int]:
-    """Descriptors of this process that are sockets."""
-    found: set[int] = set()
+def sockets(*, without: Collection[int] = ()) -> dict[int, int]:
+    """The sockets of this process: the number of each in the kernel, and its descriptor, those in `without` left out.
+
+    A descriptor may be reused for another socket between two calls; the inode number of a socket is never reused.
+    """
+    found: dict[int, int] = {}
     if _OPEN_FILES.exists():
-        for entry in _OPEN_FILES.iterdir():
+        for descriptor in {int(entry.name) for entry in _OPEN_FILES.iterdir()} - set(without):
             with suppress(OSError):  # closed since it was listed
-                if stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
-                    found.add(int(entry.name))
+                about = os.fstat(descriptor)
+                if stat.S_ISSOCK(about.st_mode):
+                    found[about.st_ino] = descriptor
     return found
 
 
-def _duplicate(descriptor: int) -> socket.socket | None:
-    """The same socket under a number that stays ours, if it is a connection to the job's store."""
+def _duplicate(descriptor: int, port: int | None) -> socket.socket | None:
+    """A duplicate of the descriptor, if it is a connection to the job's store at this port."""
     try:
         own = socket.socket(fileno=os.dup(descriptor))
     except OSError:
         return None  # closed since it was listed
     try:
-        ours = own.getpeername()[1] == _address()[1]
+        ours = own.getpeername()[1] == port
     except (OSError, IndexError):
         ours = False  # it listens, or is of another kind
     if not ours:
@@ -177,9 +189,8 @@ def _duplicate(descriptor: int) -> socket.socket | None:
     return own if ours else None
 
 
-def _raise_if_refused() -> None:
-    """Raise if nobody hosts the store any more: torch would go on trying to connect."""
-    host, port = _address()
+def _raise_if_refused(host: str | None, port: int | None) -> None:
+    """Raise if the store is gone: torch would keep trying to connect."""
     if host is None or port is None:
         return
     try:
@@ -187,11 +198,11 @@ def _raise_if_refused() -> None:
     except ConnectionRefusedError as exc:
         raise RuntimeError(f"{host}:{port} refuses connections") from exc
     except OSError:
-        return  # too slow to tell; whoever asked waits on
+        return  # too slow to tell; the caller keeps waiting
 
 
 def _address() -> tuple[str | None, int | None]:
-    """Where the job's store is, if it is on the network."""
+    """The address of the job's store, if it is on the network."""
     store: object = _default_store()
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store

@@ -1,8 +1,8 @@
 """The side that is called: a socket on one interface of this host, a thread per connection, a handler for all of them.
 
 A handler may keep `reply` and call it later from any thread, so a barrier or a wait for slow ranks blocks no thread.
-Whatever arrives, the listener goes on: a frame that is refused ends its connection, and an exception of the handler is
-sent to the rank that asked. A connection counts as one of the job's when its first frame has shown the job's token.
+No input ends the listener: a refused frame ends its connection, and an exception of the handler is sent to the calling
+rank. A connection belongs to the job when its first frame has shown the job's token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from laconic.errors import CommunicationError, FrameRefused, LaconicError, one_l
 
 _LOG = logging.getLogger("laconic")
 _JOIN_S = 5.0
-"""How long close() waits for threads that a handler keeps busy."""
+"""How long close() waits for threads that are busy in a handler."""
 _FIRST_FRAME_S = 5.0
 """How long a new connection may take to show the token; a rank sends it at once."""
 _UNAUTHENTICATED = 128
@@ -33,18 +33,18 @@ _LINES_PER_PERIOD = 5
 _PERIOD_S = 10.0
 
 ReplyTo = Callable[[Frame], None]
-"""Sends an answer made by Frame.answer or Frame.error. Its tensors must not change afterwards: they leave uncopied.
-An answer to a connection that has ended goes nowhere; Handler.left has told of it."""
+"""Sends an answer made by Frame.answer or Frame.error. Its tensors must not change afterwards: they are not copied. An
+answer to a connection that has ended is dropped; Handler.left has reported the end."""
 
 
 class Handler(Protocol):
-    """What the owner of a listener provides."""
+    """The handler that the owner of a listener provides."""
 
     def frame(self, frame: Frame, reply: ReplyTo) -> None:
-        """Serve one request and see to it that `reply` is called once, now or later.
+        """Serve one request; `reply` must be called once, now or later.
 
-        Requests of one connection arrive one after the other, those of different connections at the same time. An
-        exception is sent to the rank that asked as the error of this request.
+        Requests of one connection arrive one after the other, those of different connections concurrently. An exception
+        is sent to the calling rank as the error of this request.
         """
         ...
 
@@ -93,7 +93,7 @@ class Listener:
         self._socket = _listening(address, name)
         bound = self._socket.getsockname()
         self.address: Address = (bound[0], bound[1])
-        """Where callers reach it."""
+        """The address for callers."""
         self._acceptor = threading.Thread(target=self._accept, name=f"laconic-{name}-accept", daemon=True)
         self._acceptor.start()
 
@@ -139,7 +139,7 @@ class Listener:
                 continue
             try:
                 self._admit(sock, peer[0], peer[1])
-            except (OSError, RuntimeError) as exc:  # it is gone already, or no thread can be started
+            except (OSError, RuntimeError) as exc:  # the peer is gone already, or no thread can be started
                 sock.close()
                 self._complaints.add(f"{self.name} cannot serve {peer[0]}:{peer[1]}: {one_line(exc)}.")
 
@@ -180,7 +180,7 @@ class Listener:
         if admitted:
             self._serve(connection, frame)
         else:
-            # No answer: the caller tries again for as long as it may, and others may leave meanwhile.
+            # No answer: the caller retries until its timeout, and others may leave meanwhile.
             connection.end(f"was turned away: all {self._max_connections} connections are in use")
 
     def _serve(self, connection: Connection, frame: Frame) -> None:
@@ -215,7 +215,7 @@ class Listener:
                 self._complaints.add(f"{self.name}: {who} {reason}. The connection is closed.")
             if sender is not None and admitted:
                 self._handler.left(sender, reason)
-        except Exception as exc:  # noqa: BLE001 - nobody waits for an answer; the log is all there is
+        except Exception as exc:  # noqa: BLE001 - there is no caller to report to, only the log
             self._complaints.add(f"{self.name} failed when {who} left: {one_line(exc)}.", exc)
         finally:
             with self._lock:
@@ -224,7 +224,7 @@ class Listener:
 
 
 def _listening(address: Address, name: str) -> socket.socket:
-    """A socket that listens there; raises CommunicationError for an address that is not one interface's."""
+    """A listening socket; raises CommunicationError for an address that is not of a single interface."""
     host, port = address
     if not 0 <= port <= LAST_PORT:
         raise CommunicationError(f"{name} cannot listen on port {port}: a port is a number from 0 to {LAST_PORT}.")

@@ -1,4 +1,4 @@
-"""Where the ranks of a session meet: a place in the job's store, and a process group for laconic alone."""
+"""How the ranks of a session meet: a prefix in the job's store, and a process group of laconic's own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from laconic.errors import PeerLost, one_line
 
 _GRACE_S = 1.0
 _GPU_GRACE_S = 60.0
-"""NCCL ends the whole process at its time limit, so it gets a generous one."""
+"""NCCL ends the whole process at its timeout, so it gets a generous one."""
 _GLOO_TRIES = 5
-"""How often Gloo tries to connect to a rank, each time for as long as its time limit."""
+"""The number of times Gloo tries to connect to a rank, each for its whole timeout."""
 
 
 class Meeting:
-    """Two connections to the job's store, and a place in it that all ranks of this session come to."""
+    """Two connections to the job's store, and a prefix in it for the ranks of this session."""
 
     def __init__(self, rank: int, parent: dist.ProcessGroup, timeout_s: float) -> None:
         self._parent = parent
@@ -39,12 +39,12 @@ class Meeting:
         self.place = f"laconic/{parent.group_name}/{number}"
 
     def group(self, config: str, heartbeat: Heartbeat) -> tuple[dist.ProcessGroup, bool]:
-        """A group with the ranks of the parent, and whether it may be destroyed while the job goes on.
+        """A group with the ranks of the parent, and whether it may be destroyed while the job runs.
 
-        Called when all ranks are there.
+        Called when all ranks have arrived.
         """
         backends = {item.split(":", 1)[1] for item in config.split(",")}
-        # When time is up we act, and can say who is to blame; the backend would be second.
+        # Our own timeout comes first, because it can name the rank to blame.
         limit = timedelta(seconds=self._timeout_s + (_GPU_GRACE_S if torch.cuda.is_available() else _GRACE_S))
         if backends == {"gloo"}:
             return heartbeat.in_time(lambda: self._gloo(limit), "attaching"), True
@@ -54,12 +54,12 @@ class Meeting:
         return heartbeat.in_time(lambda: self._other(name, limit), "attaching"), self._parent is dist.group.WORLD
 
     def _gloo(self, limit: timedelta) -> dist.ProcessGroup:
-        """As new_group makes it, but by way of our own connection to the store.
+        """As new_group makes it, but over our own connection to the store.
 
-        Gloo asks that for the addresses of all ranks. Where one of them has just ended, this takes as long as the
-        training script allows its own connection, unless it is one that can be cut. Where one ends a moment later, Gloo
-        tries several times to connect; nobody waits for the thread that does, and it is to end in time too. An address
-        that comes late is waited for all the time there is.
+        Gloo asks the store for the addresses of all ranks. If one of them has just ended, the question blocks for the
+        timeout of the training script's own connection, unless it is made over one that can be shut down. If a rank
+        ends a moment later, Gloo tries several times to connect, in a thread that nothing waits for and that also ends
+        in time. A late address is waited for until the deadline.
         """
         c10d, ranks = dist.distributed_c10d, dist.get_process_group_ranks(self._parent)
         store = PatientStore(self.questions.under(self.place), timeout_s=limit.total_seconds())
@@ -92,7 +92,7 @@ class Meeting:
 
 @contextmanager
 def _naming_the_store(rank: int) -> Iterator[None]:
-    """Inside, the job's store is used while attaching; an error says who hosts it and how long this rank waited."""
+    """For calls to the job's store while attaching; an error says who hosts it and how long this rank waited."""
     began_s = time.monotonic()
     try:
         yield

@@ -1,11 +1,11 @@
-"""Where in the job an exchange takes place: all that a method may depend on beside its input and its state."""
+"""The position of an exchange in the job: all that a method may depend on besides its input and its state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 _LATE_STEP = 2**31
-"""Beyond any warm-up."""
+"""A step after any warm-up."""
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class Moment:
     rank: int = 0
     world_size: int = 1
     round: int = 0
-    """How many times everything was exchanged before; the step itself where that happens in every step."""
+    """The number of earlier exchanges of everything; the step itself where that happens in every step."""
 
     momentum: float = 0.0
-    """betas[0] of the optimizer, for what takes part in its momentum; 0 where nothing does."""
+    """betas[0] of the optimizer, where its momentum is exchanged; otherwise 0."""
 
     @classmethod
     def steady(cls, world_size: int, rank: int = 0) -> Moment:

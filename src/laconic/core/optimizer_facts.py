@@ -1,4 +1,4 @@
-"""What a method may need to know about the user's optimizer before it is attached."""
+"""Facts about the user's optimizer that a method may need before it is attached."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class OptimizerFacts:
     nesterov: bool = False
     """Some parameter group uses Nesterov momentum."""
     first_beta: float = 0.0
-    """The largest betas[0] of its parameter groups: the average over steps that Adam and its kin step along."""
+    """The largest betas[0] of its parameter groups: the decay of the average that Adam and its variants step along."""
 
     @classmethod
     def of(cls, *optimizers: Optimizer) -> OptimizerFacts:
-        """What the parameter groups of these optimizers say now."""
+        """The facts from the current parameter groups of these optimizers."""
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         return cls(
             name=" and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers)),
@@ -36,7 +36,7 @@ class OptimizerFacts:
         )
 
     def check_adam(self, owner: str) -> None:
-        """Raise AttachError unless the optimizer says that it averages gradients as Adam does."""
+        """Raise AttachError unless the optimizer averages gradients as Adam does."""
         if not self.first_beta:
             raise AttachError(
                 f"{owner} exchanges the momentum of Adam, and {self.name} has none (no betas, or betas[0]=0). Train "
@@ -46,8 +46,8 @@ class OptimizerFacts:
     def check_no_momentum(self, owner: str, instead: str) -> None:
         """Raise AttachError if the optimizer adds a second momentum to the one that `owner` keeps.
 
-        instead: what to write to keep the optimizer's. Adam and its kin average gradients too, but divide by their size
-        afterwards, so there it is only doubtful: a warning says so.
+        instead: what to write to keep the optimizer's momentum. Adam and its variants average gradients too, but divide
+        by their size afterwards, so there a second momentum is only doubtful: a warning says so.
         """
         if self.momentum:
             without = "momentum=0, nesterov=False" if self.nesterov else "momentum=0"
@@ -64,7 +64,7 @@ class OptimizerFacts:
 
 
 def _numbers(values: Iterator[object]) -> list[float]:
-    """Those that are numbers: an optimizer of another kind may hold anything under the same name."""
+    """The values that are numbers: other optimizers may hold anything under the same name."""
     return [float(value) for value in values if isinstance(value, int | float | torch.Tensor)]
 
 

@@ -1,4 +1,4 @@
-"""The order in which exchanges are issued: one pure object that the runtime executes and the simulator draws.
+"""The order in which exchanges are issued: one pure object that the runtime executes and the simulator follows.
 
 What comes next depends only on what was submitted and on how many rounds each exchange has, never on which network
 operation happens to finish first. So every rank issues the same operations in the same order, and a simulator can
@@ -21,11 +21,11 @@ WINDOW = 8
 
 
 class Ordered(Protocol):
-    """What the order needs to know of an exchange."""
+    """The properties of an exchange that the order depends on."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes in flight while it is open, where those are limited."""
+        """Its bytes in flight until it is finished, where those are limited."""
         ...
 
     @property
@@ -48,7 +48,7 @@ the first round of an exchange in halves. second_half: issue the second half of 
 
 @dataclass(frozen=True)
 class Action(Generic[E]):
-    """What to do next."""
+    """The next action."""
 
     kind: Kind
     exchange: E
@@ -64,9 +64,9 @@ class _Submitted(Generic[E]):
 class ExchangeOrder(Generic[E]):
     """Which exchange is started or resumed next.
 
-    Whoever executes an action of `next` says what came of it, `issued` or `finished`, before asking again; a parked
-    exchange needs no answer. An exchange whose remaining work is local may be reported as finished at any time: it
-    keeps its place, so that the number of open exchanges does not depend on the network's timing.
+    The caller executes an action of `next` and reports its result, `issued` or `finished`, before asking again; a
+    parked exchange needs no report. An exchange whose remaining work is local may be reported as finished at any time:
+    it keeps its place, so that the number of open exchanges does not depend on the network's timing.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class ExchangeOrder(Generic[E]):
         self._open.append(exchange)
 
     def finished(self, exchange: E) -> None:
-        """Nothing of this exchange remains to be done."""
+        """This exchange is finished."""
         self._unfinished.pop(id(exchange), None)
         self._second_half.discard(id(exchange))
 
@@ -149,5 +149,5 @@ class ExchangeOrder(Generic[E]):
         return [exchange for exchange in self._open if id(exchange) in self._unfinished]
 
     def unfinished(self) -> list[E]:
-        """Every exchange that was submitted and has not finished, whatever was happening to it."""
+        """Every exchange that was submitted and has not finished, in whatever state."""
         return list(self._unfinished.values())

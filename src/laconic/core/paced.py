@@ -1,12 +1,11 @@
-"""A slow link in software: a transport that holds its operations back, for machines that cannot shape a real one.
+"""A slow link in software: a transport that delays its operations, for machines that cannot shape a real link.
 
     due = max(free, now) + 8 * sent / bandwidth          free = due          done at due + delay
 
-`sent` is what this rank sends in the operation, as the transport underneath counts it; operations queue behind each
-other on the rank's one link. Values, order and byte counts stay as they are. What this is not: a rank waits for its
-own link alone, so one that only receives is not held back, and a slow peer is felt in the next operation, not in this
-one; what a script sends past the transport is not held back at all. On a GPU the host waits, where it otherwise
-would only make the stream wait.
+`sent` are the bytes that this rank sends in the operation, as counted by the inner transport; operations queue behind
+each other on the rank's one link. Values, order and byte counts are unchanged. Limits: a rank waits for its own link
+only, so a rank that only receives is not delayed, and a slow peer delays the next operation, not this one; traffic
+outside the transport is not delayed at all. On a GPU the host waits, where otherwise only the stream would.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from laconic.units import format_rate, human_bytes, parse_quantity
 PACE_VARIABLE = "LACONIC_PACE"
 """The environment variable from which attach() takes the rate of this rank's link, e.g. 100mbit."""
 _SLICE_S = 0.5
-"""How long a wait sleeps before it looks whether a peer has failed."""
+"""Poll interval of a wait for failed peers."""
 
 
 class PacedLink:
-    """The link of one rank: says when what is sent now would have left."""
+    """The link of one rank: computes when bytes sent now would have left."""
 
     def __init__(self, bandwidth_bps: float, *, delay_s: float = 0.0, clock: Clock | None = None) -> None:
         if not (math.isfinite(bandwidth_bps) and bandwidth_bps > 0):
@@ -49,7 +48,7 @@ class PacedLink:
         return f"paced at {format_rate(self.bandwidth_bps)}"
 
     def reserve(self, nbytes: int) -> float:
-        """Queue `nbytes` behind what is on its way; the time at which they have arrived."""
+        """Queue `nbytes` behind those in flight; returns the time at which they arrive."""
         with self._lock:
             now_s = self.clock.now()
             if not nbytes:
@@ -59,7 +58,7 @@ class PacedLink:
 
 
 def link_from_environment(environment: Mapping[str, str]) -> PacedLink | None:
-    """The link LACONIC_PACE asks for, if it does."""
+    """The link that LACONIC_PACE describes, if it is set."""
     text = environment.get(PACE_VARIABLE)
     if text is None:
         return None
@@ -74,47 +73,40 @@ def link_from_environment(environment: Mapping[str, str]) -> PacedLink | None:
 
 
 class PacedTransport:
-    """Any transport, behind a link that is slow by agreement."""
+    """Any transport behind a paced link."""
 
     def __init__(self, inner: Transport, link: PacedLink, *, timeout_s: float = 300.0) -> None:
         self.inner = inner
         self.link = link
         self.timeout_s = timeout_s
-        """An operation that the link would keep for longer raises, as it would on a real one."""
+        """An operation that takes longer than this on the link raises, as it would on a real link."""
 
     @property
     def rank(self) -> int:
-        """See Transport."""
         return self.inner.rank
 
     @property
     def world_size(self) -> int:
-        """See Transport."""
         return self.inner.world_size
 
     @property
     def traffic(self) -> Traffic:
-        """See Transport."""
         return self.inner.traffic
 
     @property
     def description(self) -> str:
-        """See Transport."""
         return f"{self.inner.description}, {self.link}"
 
     @property
     def hosts(self) -> Hosts:
-        """See Transport."""
         return self.inner.hosts
 
     @property
     def control_device(self) -> torch.device:
-        """See Transport."""
         return self.inner.control_device
 
     @property
     def in_process(self) -> bool:
-        """See Transport."""
         return self.inner.in_process
 
     def _hold(self, start: Callable[[], Work], operation: str, what: str) -> Work:
@@ -122,19 +114,17 @@ class PacedTransport:
         work = start()
         if isinstance(work, DoneWork):
             return work
-        # One thread sends, so the difference is what this operation puts on the wire.
+        # One thread sends, so the difference is the wire bytes of this operation.
         return _PacedWork(work, self, self.traffic.total_bytes - before, f"{operation} of {what or 'a tensor'}")
 
     def all_reduce(
         self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
     ) -> Work:
-        """See Transport."""
         return self._hold(
             lambda: self.inner.all_reduce(tensor, op=op, purpose=purpose, what=what), f"all_reduce({op})", what
         )
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = "") -> Work:
-        """See Transport."""
         return self._hold(
             lambda: self.inner.broadcast(tensor, source=source, purpose=purpose, what=what),
             f"broadcast({source})",
@@ -144,13 +134,11 @@ class PacedTransport:
     def all_gather(
         self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
     ) -> Work:
-        """See Transport."""
         return self._hold(lambda: self.inner.all_gather(output, tensor, purpose=purpose, what=what), "all_gather", what)
 
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
     ) -> Work:
-        """See Transport."""
         return self._hold(
             lambda: self.inner.reduce_scatter(output, tensor, purpose=purpose, what=what), "reduce_scatter", what
         )
@@ -158,7 +146,6 @@ class PacedTransport:
     def all_to_all(
         self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
     ) -> Work:
-        """See Transport."""
         return self._hold(lambda: self.inner.all_to_all(output, tensor, purpose=purpose, what=what), "all_to_all", what)
 
     def send_receive(
@@ -169,66 +156,54 @@ class PacedTransport:
         purpose: Purpose = "payload",
         what: str = "",
     ) -> Work:
-        """See Transport."""
         return self._hold(
             lambda: self.inner.send_receive(sends, receives, purpose=purpose, what=what), "send_receive", what
         )
 
     def tally(self, name: str, amount: int) -> int:
-        """See Transport; a few bytes to the job's store, which the link does not hold up."""
+        """A few bytes to the job's store are not paced."""
         return self.inner.tally(name, amount)
 
     def drop_tally(self, name: str) -> None:
-        """See Transport."""
         self.inner.drop_tally(name)
 
     def acquire(self) -> None:
-        """See Transport."""
         self.inner.acquire()
 
     def release(self) -> None:
-        """See Transport."""
         self.inner.release()
 
     def set_status(self, status: str, *, exchange: int | None = None) -> None:
-        """See Transport."""
         self.inner.set_status(status, exchange=exchange)
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
-        """See Transport; too small to be held back."""
+        """Texts are too small to be paced."""
         return self.inner.gather_texts(text, what=what, exchange=exchange, advice=advice)
 
     def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
-        """See Transport."""
         self.inner.wait_for(event, what, heard_s=heard_s)
 
     def waiting_until(self, deadline_s: float) -> AbstractContextManager[None]:
-        """See Transport."""
         return self.inner.waiting_until(deadline_s)
 
     def silent_rank(self, operation: str) -> int | None:
-        """See Transport."""
         return self.inner.silent_rank(operation)
 
     def known_failure(self) -> CommunicationError | None:
-        """See Transport."""
         return self.inner.known_failure()
 
     def raise_if_peer_failed(self) -> None:
-        """See Transport."""
         self.inner.raise_if_peer_failed()
 
     def announce_failure(self, reason: str, *, rank: int | None = None) -> None:
-        """See Transport."""
         self.inner.announce_failure(reason, rank=rank)
 
     def close(self) -> None:
-        """See Transport."""
         self.inner.close()
 
 
 class _PacedWork:
-    """Done when the work underneath is, but not before its bytes would have left."""
+    """Done when the inner work is done, but not before its bytes would have left."""
 
     def __init__(self, work: Work, transport: PacedTransport, sent: int, operation: str) -> None:
         self._work = work

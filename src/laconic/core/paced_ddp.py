@@ -5,8 +5,8 @@
     if link is not None:
         pace_ddp(ddp, link)
 
-A communication hook does what DDP does without one, bit for bit - multiply by 1/n, all-reduce - and lets the bucket
-arrive no earlier than it would over the link. Only gradients are held back: DDP's start values and buffers are not.
+A communication hook repeats DDP's own arithmetic bit for bit - multiply by 1/n, all-reduce - and delays the bucket
+until it would have arrived over the link. Only gradients are paced: DDP's initial values and buffers are not.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from laconic.errors import LaconicError
 
 @dataclass(frozen=True)
 class _Pace:
-    """What DDP keeps as the state of the hook."""
+    """The state of the hook, kept by DDP."""
 
     group: dist.ProcessGroup
     link: PacedLink
 
 
 def pace_ddp(model: DistributedDataParallel, link: PacedLink) -> None:
-    """Hold `model`'s all-reduces back by `link`; DDP keeps the hook for good."""
+    """Pace `model`'s all-reduces by `link`; DDP keeps the hook for good."""
     if model._comm_hooks:
         raise LaconicError("this DistributedDataParallel model already has a communication hook; it can have only one.")
     group = model.process_group
@@ -48,7 +48,7 @@ def pace_ddp(model: DistributedDataParallel, link: PacedLink) -> None:
 # Without annotations: DDP compares those of a hook with its own classes, and here they would be text.
 def _communicate(pace, bucket):
     """Average a bucket as DDP would, and not sooner than the link allows."""
-    # Multiplied, not divided: that is what DDP does without a hook, bit for bit.
+    # Multiplied, not divided: the same operation as DDP without a hook, bit for bit.
     flat = bucket.buffer().mul_(1.0 / pace.group.size())
     work = dist.all_reduce(flat, group=pace.group, async_op=True).get_future()
     due_s = pace.link.reserve(all_reduce_sent(flat.nbytes, pace.group.size()))

@@ -1,4 +1,4 @@
-"""What a schedule decides: which tensors travel together, in which order, and when each group may leave.
+"""The decision of a schedule: the tensors of each bucket, the order of buckets, and when each may be launched.
 
 The runtime executes a Plan and the simulator prices the same object.
 """
@@ -6,6 +6,7 @@ The runtime executes a Plan and the simulator prices the same object.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
@@ -16,7 +17,7 @@ from laconic.core.tensor import TensorSpec
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors, or pieces of them, of one dtype on one device that travel as one flat tensor, in this order."""
+    """Tensors, or pieces of them, of one dtype on one device that are exchanged as one flat tensor, in this order."""
 
     tensors: tuple[TensorSpec, ...]
 
@@ -30,7 +31,7 @@ class Bucket:
         """The one device of all its tensors."""
         return self.tensors[0].device
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of the flat tensor."""
         return sum(tensor.numel for tensor in self.tensors)
@@ -39,6 +40,16 @@ class Bucket:
     def nbytes(self) -> int:
         """Bytes of the flat tensor, uncompressed."""
         return self.numel * self.dtype.itemsize
+
+    @property
+    def moment(self) -> str:
+        """The one name that all its tensors have in the optimizer's state; empty for parameters and gradients."""
+        return self.tensors[0].moment
+
+    @cached_property
+    def layout(self) -> tuple[object, ...]:
+        """The properties that its wire bytes depend on, unless a compressor selects by name."""
+        return tuple((tensor.shape, tensor.dtype, tensor.moment, tensor.whole_bytes) for tensor in self.tensors)
 
     def segments(self) -> list[tuple[TensorSpec, slice]]:
         """Each tensor with its place in the flat tensor."""
@@ -53,20 +64,21 @@ Launch = Literal["ready", "after_backward"]
 class Plan:
     """Buckets in the order in which every rank exchanges them.
 
-    launch = "ready": a bucket leaves as soon as all its gradients are there and its predecessors have left.
-    launch = "after_backward": nothing leaves before the backward pass has ended.
+    launch = "ready": a bucket is launched as soon as all its gradients are ready and its predecessors are launched.
+    launch = "after_backward": no bucket is launched before the backward pass has ended.
     """
 
     buckets: tuple[Bucket, ...]
     launch: Launch = "ready"
     deferred: bool = False
-    """The outcome is needed only when a layer is about to be used again, not when the backward pass has ended."""
+    """Whether updates are deferred: results are needed when a layer is used next, not at the end of the backward
+    pass."""
     halves: bool = False
     """Sums are formed in two halves: each rank gets its share of the sum when the bucket is exchanged, and all get the
     rest after the backward pass, last bucket first."""
     credit_bytes: int = 0
-    """Bytes that may be under way at a time; 0: a few buckets, whatever their size."""
+    """Bytes that may be in flight at a time; 0: a few buckets, whatever their size."""
     layout: tuple[str, ...] = ()
-    """The order of tensors in memory; buckets are runs of it. Empty: as they come in the buckets."""
+    """The order of tensors in memory; buckets are ranges of it. Empty: the order of the buckets."""
     weights: tuple[Bucket, ...] = ()
-    """Where each rank holds a shard of every parameter: those that are put together at one time, in forward order."""
+    """Where each rank holds a shard of every parameter: those that are gathered together, in forward order."""

@@ -1,4 +1,4 @@
-"""State that can be seen, saved and put back."""
+"""State that can be inspected, saved and restored."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from laconic.core.eight_bits import EightBits
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 
@@ -28,44 +29,57 @@ ParameterState = dict[str, dict[str, torch.Tensor]]
 """parameter name -> field -> tensor: the form in which state is saved, whatever the buckets were."""
 
 Resize = Literal["sum", "copy", "reset"]
-"""What becomes of a field when the number of workers changes.
+"""How a field is converted when the number of workers changes.
 
-sum: the ranks' values add up to what counts; those of a rank that goes away are added to a survivor's, and a new rank
-starts from zero. copy: all ranks hold the same, and so do new ones. reset: it starts anew.
+sum: only the sum over ranks counts; the values of a rank that leaves are added to a survivor's, and a new rank starts
+from zero. copy: all ranks hold the same, and so do new ones. reset: it starts anew.
 """
+
+
+CARRIED = "carried.gradient"
+"""The field with the residual of an earlier strategy of the session: added to the next exchange, then removed."""
 
 
 @dataclass
 class BucketState:
-    """What a compressor remembers about one bucket between steps.
+    """The state of a compressor for one bucket between steps.
 
-    `flat` fields hold one value per element of the bucket and can be cut by parameter; `whole` fields belong to one
-    parameter each (field -> parameter name -> tensor). Field names start with the name of the method that owns them.
+    `flat` fields hold one value per element of the bucket and can be cut by parameter, `packed` ones do so in eight
+    bits each; `whole` fields belong to one parameter each (field -> parameter name -> tensor). Field names start with
+    the name of the method that owns them.
     """
 
     bucket: Bucket
     flat: dict[str, torch.Tensor] = field(default_factory=dict)
     whole: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    packed: dict[str, EightBits] = field(default_factory=dict)
     parts: list[BucketState] = field(default_factory=list)
     """States of other buckets that together hold this one's tensors, for a method that treats tensors differently."""
     moment: Moment = field(default_factory=Moment)
-    """The exchange that is about to take place; set by whoever runs it, never saved."""
+    """The coming exchange; set by the code that runs it, never saved."""
     owed: torch.Tensor | None = None
-    """Per element, what was lost when sums were sent back by this rank and is to be added to the next ones; None: it is
-    forgotten. Set by whoever remembers it, around an exchange; never saved from here."""
+    """Per element, the loss of the sums that this rank has sent back, to be added to the next ones; None: it is
+    dropped. Set by error feedback around an exchange; never saved from here."""
     tables: dict[Hashable, Any] = field(default_factory=dict)
-    """What follows from the bucket alone and is kept to save time; never saved."""
+    """A cache of values that follow from the bucket alone; never saved."""
     measure: bool = False
-    """Whether somebody wants to know `metrics` of the exchange that is about to take place."""
+    """Whether `metrics` of the coming exchange are requested."""
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What was measured in the last exchange that asked for it: scalars, still on the bucket's device."""
+    """Measurements of the last exchange for which they were requested: scalars, still on the bucket's device."""
 
     def per_element(self) -> frozenset[str]:
         """Names of the fields that hold one value per element."""
-        return frozenset(self.flat).union(*(part.per_element() for part in self.parts))
+        return frozenset({*self.flat, *self.packed}).union(*(part.per_element() for part in self.parts))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all fields, here and in the parts."""
+        own = [*self.flat.values(), *self.packed.values()]
+        own += [value for values in self.whole.values() for value in values.values()]
+        return sum(value.nbytes for value in own) + sum(part.nbytes for part in self.parts)
 
     def part(self, index: int) -> BucketState:
-        """One of the parts, made ready for the exchange this state is ready for."""
+        """One of the parts, prepared for the same exchange as this state."""
         part = self.parts[index]
         part.moment, part.measure, part.metrics = self.moment, self.measure, self.metrics
         return part
@@ -74,17 +88,30 @@ class BucketState:
         """Multiply the values of these fields by `ratio`, here and in the parts."""
         for name in self.flat.keys() & set(fields):
             _multiply(self.flat[name], ratio)
+        for name in self.packed.keys() & set(fields):
+            values = self.packed[name].read()
+            _multiply(values, ratio)
+            self.packed[name].write(values)
         for name in self.whole.keys() & set(fields):
             for value in self.whole[name].values():
                 _multiply(value, ratio)
         for part in self.parts:
             part.rescale(ratio, fields)
 
+    def start_anew(self, fields: Collection[str], fresh: BucketState) -> None:
+        """Reset these fields to their initial values."""
+        for name in self.flat.keys() & set(fields):
+            self.flat[name].copy_(fresh.flat[name])
+        for name in self.packed.keys() & set(fields):
+            self.packed[name].write(fresh.packed[name].read())
+
     def by_parameter(self) -> ParameterState:
         """The same state keyed by parameter name, independent of how tensors were grouped."""
         saved: ParameterState = {}
+        # bfloat16 holds packed values exactly.
+        per_element = self.flat | {name: packed.read().to(torch.bfloat16) for name, packed in self.packed.items()}
         for tensor, place in self.bucket.segments():
-            fields = {name: flat[place].reshape(tensor.shape) for name, flat in self.flat.items()}
+            fields = {name: flat[place].reshape(tensor.shape) for name, flat in per_element.items()}
             fields |= {name: values[tensor.name] for name, values in self.whole.items() if tensor.name in values}
             if fields:
                 saved[tensor.name] = fields
@@ -94,15 +121,19 @@ class BucketState:
         return saved
 
     def restore(self, saved: ParameterState) -> None:
-        """Take over the values saved for this bucket's parameters; fields that were not saved keep theirs."""
+        """Load the values saved for this bucket's parameters; fields that were not saved keep theirs."""
+        unpacked = {name: packed.read() for name, packed in self.packed.items()}
+        per_element = self.flat | unpacked
         for tensor, place in self.bucket.segments():
             for name, value in saved.get(tensor.owner, {}).items():
-                if name in self.flat:
+                if name in per_element:
                     part = value.reshape(-1)[tensor.start : tensor.start + tensor.numel]
                     assert part.numel() == tensor.numel, f"{name} of {tensor.name} has another size"
-                    self.flat[name][place].copy_(part)
+                    per_element[name][place].copy_(part)
                 elif name in self.whole:
                     self.whole[name][tensor.name] = value.detach().to(self.bucket.device, copy=True)
+        for name, values in unpacked.items():
+            self.packed[name].write(values)
         for part in self.parts:
             part.restore(saved)
 

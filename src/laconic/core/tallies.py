@@ -1,4 +1,4 @@
-"""Counters that all ranks of a job share, kept in its store: a rank can tell the others something none waits for."""
+"""Counters that all ranks of a job share, kept in its store, for information that no rank waits for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Tallies:
         self._heartbeat = heartbeat
 
     def add(self, name: str, amount: int) -> int:
-        """Add to a counter and return its value; when this returns, the others find the sum."""
-        # The store answers, unlike after `set`: what it has answered, it tells everyone who asks later.
+        """Add to a counter and return its value; when this returns, the others can read the sum."""
+        # The store answers, unlike after `set`, so later readers get at least this value.
         return self._heartbeat.in_time(lambda: self._store.add(name, amount), f'counter "{name}"')
 
     def drop(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What is known about a tensor without having its values."""
+"""The description of a tensor without its values."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ class TensorSpec:
     whole_bytes: int = 0
     """Where each rank of a group holds a shard: bytes of all shards together; 0 if it is not sharded."""
     ready_with: str = ""
-    """Tensors in which this is the same get their gradients at one moment; empty: each by itself."""
+    """Tensors with the same value here get their gradients at the same time; empty: each by itself."""
     gathers: int = 2
-    """Where shards are put together for each pass: how often a step does so. 1: it stays whole between the passes."""
+    """Where shards are gathered for each pass: gathers per step. 1: it stays unsharded between the passes."""
+    moment: str = ""
+    """For a tensor of the optimizer's state: its name there, such as exp_avg. Empty for a parameter and its
+    gradient."""
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> TensorSpec:
@@ -47,13 +50,17 @@ class TensorSpec:
         """The name of the whole tensor."""
         return self.part_of or self.name
 
-    def shard(self, index: int, count: int) -> TensorSpec:
-        """What rank `index` of `count` holds of it where the first dimension is cut into chunks of one length.
+    def moment_of(self, moment: str) -> TensorSpec:
+        """The optimizer's state of this parameter under a name."""
+        return replace(self, name=f"{moment} of {self.name}", moment=moment)
 
-        So FSDP2 does it: the last chunks are shorter, or empty.
+    def shard(self, index: int, count: int) -> TensorSpec:
+        """The shard of rank `index` of `count` where the first dimension is cut into chunks of one length.
+
+        As in FSDP2, the last chunks are shorter, or empty.
         """
         if not self.shape:
-            raise ValueError(f"{self.name} is a scalar, of which nothing can be cut off")
+            raise ValueError(f"{self.name} is a scalar, which cannot be cut")
         length = -(-self.shape[0] // count)
         rows = max(0, min(length, self.shape[0] - index * length))
         return replace(self, shape=(rows, *self.shape[1:]), whole_bytes=self.nbytes)
@@ -64,11 +71,21 @@ class TensorSpec:
             return self
         first = self.start + begin
         name = f"{self.owner}[{first}:{first + end - begin}]"
-        return replace(self, name=name, shape=(end - begin,), part_of=self.owner, start=first, whole_bytes=0)
+        # Written out: many thousand pieces are cut for many ranks, and replace() takes several times as long.
+        return TensorSpec(
+            name,
+            (end - begin,),
+            self.dtype,
+            self.device,
+            part_of=self.owner,
+            start=first,
+            ready_with=self.ready_with,
+            gathers=self.gathers,
+            moment=self.moment,
+        )
 
     def shard_piece(self, index: int, count: int) -> TensorSpec:
         """The elements that rank `index` of `count` holds of it, as `shard` says, as a piece."""
-        rest = math.prod(self.shape[1:])
-        length = -(-self.shape[0] // count)
-        begin, end = (min(row * length, self.shape[0]) * rest for row in (index, index + 1))
-        return self.piece(begin, end)
+        rows, rest = self.shape[0], math.prod(self.shape[1:])
+        length = -(-rows // count)
+        return self.piece(min(index * length, rows) * rest, min((index + 1) * length, rows) * rest)

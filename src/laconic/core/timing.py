@@ -1,4 +1,4 @@
-"""How long things take, as far as a schedule wants to know."""
+"""The times that a schedule may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """When gradients become ready, and what it costs to exchange them.
+    """When gradients become ready, and the cost of exchanging them.
 
     t(M) = startup_s + byte_s M
     """
@@ -15,10 +15,10 @@ class Timing:
     ready_s: tuple[float, ...]
     """For each tensor, in the order of the list it belongs to: seconds after the first gradient; never decreasing."""
     startup_s: float
-    """a: what an exchange of nothing takes."""
+    """a: the time of an exchange of zero bytes."""
     byte_s: float
-    """b: what each further byte takes."""
+    """b: the time of each further byte."""
 
     def exchange_s(self, nbytes: float) -> float:
-        """How long an exchange of so many bytes takes."""
+        """The time of an exchange of this many bytes."""
         return self.startup_s + self.byte_s * nbytes

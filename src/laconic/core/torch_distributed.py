@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from laconic.core.group_operations import GroupOperations, Issue
 from laconic.core.heartbeat import Heartbeat
 from laconic.core.hosts import Hosts, hosts_of, name_of_host
 from laconic.core.job_store import JobStore
@@ -22,33 +23,17 @@ from laconic.core.meeting import Meeting
 from laconic.core.tallies import Tallies
 from laconic.core.transport import (
     DETACHED,
-    DoneWork,
     Purpose,
-    ReduceOp,
     Traffic,
     Work,
-    all_gather_sent,
-    all_reduce_sent,
-    broadcast_sent,
-    shard_exchange_sent,
 )
 from laconic.errors import AttachError, CommunicationError, one_line
 
 _SLICE_S = 0.5
-"""How long a wait sleeps before it looks whether a peer has failed."""
-_GLOO_SEGMENT_BYTES = 1024 * 1024
-"""The largest piece in which Gloo's ring sends."""
-_LARGE_ROW_BYTES = 256 * 1024
-"""From here on rows between ranks go faster as messages than in Gloo's all-to-all."""
-
-# torch 2.13 renamed these; the old names warn there and the new ones do not exist in 2.11.
-_all_gather_flat: Callable[..., dist.Work] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_flat: Callable[..., dist.Work] = (
-    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-)
+"""Poll interval of a wait for failed peers."""
 
 
-class TorchTransport:
+class TorchTransport(GroupOperations):
     """One rank of a torch.distributed process group."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, timeout_s: float = 300.0) -> None:
@@ -86,7 +71,7 @@ class TorchTransport:
         self._questions, place = meeting.questions, meeting.place
         self._heartbeat = Heartbeat(meeting.beats, f"{place}/beats", self.rank, self.world_size, timeout_s)
         try:
-            # Before a group is made: who does not come is named here.
+            # Before a group is made: a missing rank is named here.
             advice = "every rank of the process group must call laconic.attach"
             names = self._heartbeat.gather_texts(name_of_host(), what="attaching", exchange=0, advice=advice)
             self.hosts = hosts_of(names)
@@ -99,7 +84,7 @@ class TorchTransport:
 
     def _start(
         self,
-        issue: Callable[[dist.ProcessGroup], dist.Work | Sequence[dist.Work] | None],
+        issue: Issue,
         device: torch.device,
         *,
         operation: str,
@@ -108,7 +93,6 @@ class TorchTransport:
         what: str,
         peers: bool = False,
     ) -> Work:
-        """peers: `issue` sends and receives between pairs of ranks."""
         if self._group is None or self._heartbeat is None:
             raise CommunicationError("the transport is closed; attach again to communicate.")
         label = f"{operation} of {what or 'a tensor'}"
@@ -124,136 +108,11 @@ class TorchTransport:
             return _PeerWork(started, label, self._heartbeat, self.timeout_s)
         return _HostWork(started, label, self._heartbeat, self.timeout_s)
 
-    def all_reduce(
-        self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
-    ) -> Work:
-        """See Transport."""
-        if self.world_size == 1:
-            return DoneWork()
-        kind = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op]
-        return self._start(
-            lambda group: dist.all_reduce(tensor, op=kind, group=group, async_op=True),
-            tensor.device,
-            operation=f"all_reduce({op})",
-            sent=all_reduce_sent(tensor.nbytes, self.world_size),
-            purpose=purpose,
-            what=what,
-        )
-
-    def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose = "payload", what: str = "") -> Work:
-        """See Transport."""
-        if self.world_size == 1:
-            return DoneWork()
-        return self._start(
-            lambda group: dist.broadcast(tensor, group=group, group_src=source, async_op=True),
-            tensor.device,
-            operation=f"broadcast({source})",
-            sent=broadcast_sent(tensor.nbytes, self.world_size, (self.rank - source) % self.world_size),
-            purpose=purpose,
-            what=what,
-        )
-
-    def all_gather(
-        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
-    ) -> Work:
-        """See Transport."""
-        if self.world_size == 1:
-            output[0].copy_(tensor)
-            return DoneWork()
-        return self._start(
-            lambda group: _all_gather_flat(output.view(-1), tensor.reshape(-1), group=group, async_op=True),
-            tensor.device,
-            operation="all_gather",
-            sent=all_gather_sent(tensor.nbytes, self.world_size),
-            purpose=purpose,
-            what=what,
-        )
-
-    def reduce_scatter(
-        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
-    ) -> Work:
-        """See Transport."""
-        if self.world_size == 1:
-            output.copy_(tensor[0])
-            return DoneWork()
-        if self._backends.get(tensor.device.type) != "gloo":
-            return self._start(
-                lambda group: _reduce_scatter_flat(output.view(-1), tensor.reshape(-1), group=group, async_op=True),
-                tensor.device,
-                operation="reduce_scatter",
-                sent=shard_exchange_sent(tensor.nbytes, self.world_size),
-                purpose=purpose,
-                what=what,
-            )
-        # Gloo's own reduce-scatter sends as much as an all-reduce; shards summed here cost half of that.
-        shards = torch.empty_like(tensor)
-        work = self._swap_rows(shards, tensor.contiguous(), "reduce_scatter", purpose, what)
-        return _ThenSum(work, shards, output, self.rank)
-
-    def all_to_all(
-        self, output: torch.Tensor, tensor: torch.Tensor, *, purpose: Purpose = "payload", what: str = ""
-    ) -> Work:
-        """See Transport."""
-        if self.world_size == 1:
-            output.copy_(tensor)
-            return DoneWork()
-        return self._swap_rows(output, tensor, "all_to_all", purpose, what)
-
-    def _swap_rows(
-        self, output: torch.Tensor, tensor: torch.Tensor, operation: str, purpose: Purpose, what: str
-    ) -> Work:
-        """Fill row r of `output` with row `rank` of rank r's `tensor`."""
-        device = tensor.device
-        as_messages = (
-            device.type == "cpu" and self._backends.get("cpu") == "gloo" and tensor[0].nbytes >= _LARGE_ROW_BYTES
-        )
-
-        def issue(group: dist.ProcessGroup) -> dist.Work | Sequence[dist.Work] | None:
-            if not as_messages:
-                return dist.all_to_all_single(output, tensor, group=group, async_op=True)
-            output[self.rank].copy_(tensor[self.rank])
-            distances = range(1, self.world_size)
-            places = [((self.rank + far) % self.world_size, (self.rank - far) % self.world_size) for far in distances]
-            return _messages(group, [(to, tensor[to]) for to, _ in places], [(of, output[of]) for _, of in places])
-
-        return self._start(
-            issue,
-            device,
-            operation=operation,
-            sent=shard_exchange_sent(tensor.nbytes, self.world_size),
-            purpose=purpose,
-            what=what,
-            peers=as_messages,
-        )
-
-    def send_receive(
-        self,
-        sends: Sequence[tuple[int, torch.Tensor]],
-        receives: Sequence[tuple[int, torch.Tensor]],
-        *,
-        purpose: Purpose = "payload",
-        what: str = "",
-    ) -> Work:
-        """See Transport."""
-        if not sends and not receives:
-            return DoneWork()
-
-        return self._start(
-            lambda group: _messages(group, sends, receives),
-            next(tensor for _, tensor in (*sends, *receives)).device,
-            operation="send_receive",
-            sent=sum(tensor.nbytes for _, tensor in sends),
-            purpose=purpose,
-            what=what,
-            peers=True,
-        )
-
     def tally(self, name: str, amount: int) -> int:
-        """See Transport; asks the job's store."""
+        """The count is kept in the job's store."""
         return self._open_tallies().add(name, amount)
 
     def drop_tally(self, name: str) -> None:
-        """See Transport."""
         self._open_tallies().drop(name)
 
     def _open_tallies(self) -> Tallies:
@@ -262,26 +121,23 @@ class TorchTransport:
         return self._tallies
 
     def acquire(self) -> None:
-        """See Transport."""
         if self._taken:
             raise AttachError("this transport already carries a session; detach that one or use another transport.")
         self._taken = True
         self.set_status("attaching", exchange=0)
 
     def release(self) -> None:
-        """See Transport."""
         self._taken = False
         self.set_status(DETACHED)
 
     def set_status(self, status: str, *, exchange: int | None = None) -> None:
-        """See Transport."""
         if self._heartbeat is not None:
             self._heartbeat.status = status
             if exchange is not None:
                 self._heartbeat.exchange = exchange
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
-        """See Transport; by way of the job's store."""
+        """The texts go through the job's store."""
         if self.world_size == 1:
             return [text]
         if self._heartbeat is None:
@@ -289,34 +145,27 @@ class TorchTransport:
         return self._heartbeat.gather_texts(text, what=what, exchange=exchange, advice=advice)
 
     def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
-        """See Transport."""
         if self._heartbeat is not None:
             self._heartbeat.wait_for(event, what, heard_s=heard_s)
 
     def waiting_until(self, deadline_s: float) -> AbstractContextManager[None]:
-        """See Transport."""
         return nullcontext() if self._heartbeat is None else self._heartbeat.waiting_until(deadline_s)
 
     def silent_rank(self, operation: str) -> int | None:
-        """See Transport."""
         return None if self._heartbeat is None else self._heartbeat.silent_rank(operation)
 
     def known_failure(self) -> CommunicationError | None:
-        """See Transport."""
         return self._heartbeat.lost if self._heartbeat is not None else None
 
     def raise_if_peer_failed(self) -> None:
-        """See Transport."""
         if self._heartbeat is not None:
             self._heartbeat.check("communication")
 
     def announce_failure(self, reason: str, *, rank: int | None = None) -> None:
-        """See Transport."""
         if self._heartbeat is not None:
             self._heartbeat.fail(self.rank if rank is None else rank, reason)
 
     def close(self) -> None:
-        """See Transport."""
         self._tallies = None
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
@@ -330,7 +179,7 @@ class TorchTransport:
 
 
 class _DeviceWork:
-    """Operations the device carries out: waiting makes the current stream wait, not the host."""
+    """Operations that run on the device: waiting makes the current stream wait, not the host."""
 
     def __init__(self, works: list[dist.Work], operation: str, heartbeat: Heartbeat) -> None:
         self._works = works
@@ -383,7 +232,7 @@ class _HostWork:
                         ) from exc
 
     def _end_of(self, work: dist.Work) -> None:
-        """Return if a completed operation went well, which it may have done just after a slice had ended."""
+        """Return if the operation has succeeded, which may have happened just after a slice had ended."""
         try:
             work.wait()
         except RuntimeError as exc:
@@ -396,8 +245,8 @@ class _HostWork:
 class _PeerWork:
     """Sends and receives between two ranks, which the host waits for in one piece.
 
-    Gloo closes all connections when the time given to such a wait is up, so it cannot be had in slices. A peer that
-    ends is noticed at once, because its connections break; one that stands still, when the time is up.
+    Gloo closes all connections when such a wait times out, so it cannot be divided into slices. A peer that ends is
+    noticed at once, because its connections break; one that stalls is noticed at the timeout.
     """
 
     def __init__(self, works: list[dist.Work], operation: str, heartbeat: Heartbeat, timeout_s: float) -> None:
@@ -424,56 +273,5 @@ class _PeerWork:
         self._waited = True
 
     def done(self) -> bool:
-        # Gloo knows only once somebody has waited.
+        # Gloo knows only after a wait.
         return self._waited
-
-
-class _ThenSum:
-    """Shards that are added up once they are there, in the order of Gloo's own ring, so that every bit is as there."""
-
-    def __init__(self, work: Work, shards: torch.Tensor, output: torch.Tensor, rank: int) -> None:
-        self._work = work
-        self._shards = shards
-        self._output = output
-        self._rank = rank
-
-    def wait(self) -> None:
-        self._work.wait()
-        rows, total = self._shards.view(len(self._shards), -1), self._output.view(-1)
-        for begin, end, last in _ring_chunks(rows.shape[1], total.element_size(), self._rank, len(rows)):
-            part = total[begin:end]
-            part.copy_(rows[last - 1, begin:end])
-            for far in range(2, len(rows) + 1):
-                part += rows[(last - far) % len(rows), begin:end]
-
-    def done(self) -> bool:
-        return self._work.done()
-
-
-def _ring_chunks(numel: int, element_bytes: int, rank: int, world_size: int) -> Iterator[tuple[int, int, int]]:
-    """How Gloo's ring adds up row `rank` of n rows: from element to element, and the rank whose values come last.
-
-    A ring goes around n chunks of the whole, each of which is added up from the rank before its own backwards. Chunks
-    are whole numbers of segments, so their borders are not quite those of the rows.
-    """
-    total_bytes = world_size * numel * element_bytes
-    most_bytes = element_bytes * max(1, _GLOO_SEGMENT_BYTES // element_bytes)
-    num_segments = max(-(-total_bytes // most_bytes), 2 * world_size)
-    per_rank = -(-num_segments // world_size)
-    segment_bytes = -(-total_bytes // (per_rank * world_size))
-    chunk = per_rank * -(-segment_bytes // element_bytes)
-    begin = rank * numel
-    while begin < (rank + 1) * numel:
-        end = min((begin // chunk + 1) * chunk, (rank + 1) * numel)
-        yield begin - rank * numel, end - rank * numel, begin // chunk
-        begin = end
-
-
-def _messages(
-    group: dist.ProcessGroup, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
-) -> Sequence[dist.Work]:
-    # Receives first: Gloo tells the sender that a receive is posted over the same socket, where that would queue behind
-    # a large send, and what two ranks swap would go one way after the other.
-    operations = [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for peer, tensor in receives]
-    operations += [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]
-    return dist.batch_isend_irecv(operations)

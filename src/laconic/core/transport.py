@@ -1,12 +1,12 @@
 """How tensors move between ranks, and the one place where bytes are counted.
 
-Counted is what a rank sends. For n ranks and N bytes per rank:
+Bytes that a rank sends are counted. For n ranks and N bytes per rank:
 
     all_reduce      2 (n-1)/n N        reduce_scatter   (n-1)/n N       all_to_all   (n-1)/n N
     all_gather      (n-1) N            broadcast        N per child in a binomial tree
     send_receive    the bytes of the sends
 
-These are what ring, pairwise and tree algorithms put on the wire, without the headers of lower layers.
+These are the bytes of ring, pairwise and tree algorithms, without the headers of lower layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from laconic.core.paced import PacedLink
 
 Purpose = Literal["payload", "buffers", "control"]
-"""payload: gradients, parameters and what stands for them; buffers: module buffers; control: agreement among ranks."""
+"""payload: gradients, parameters and their encoded forms; buffers: module buffers; control: agreement among ranks."""
 
 ReduceOp = Literal["sum", "max", "min"]
 
@@ -35,7 +35,7 @@ DETACHING, DETACHED = "detaching", "detached"
 
 
 def will_not_come(what: str, rank: int, status: str, advice: str) -> str:
-    """The reason why a rank that is in `what` gives up: another one is elsewhere."""
+    """The reason why a rank that is in `what` gives up: another one is in a different operation."""
     where = "has detached" if status in (DETACHING, DETACHED) else f'is in "{status}"'
     return f"is in {what}, while rank {rank} {where}. {advice.rstrip('.')}"
 
@@ -133,7 +133,7 @@ class Transport(Protocol):
 
     @property
     def description(self) -> str:
-        """What carries the bytes, in words."""
+        """The transport in words."""
         ...
 
     @property
@@ -143,15 +143,15 @@ class Transport(Protocol):
 
     @property
     def link(self) -> PacedLink | None:
-        """The slow link in software that holds back what this rank sends, also past the transport; None: there is none.
+        """The simulated link that paces this rank; None: there is none.
 
-        Connections of this rank's own, to servers and to neighbours, take it too.
+        Connections of this rank to servers and neighbours are paced by it too.
         """
         ...
 
     @property
     def control_device(self) -> torch.device:
-        """Where small tensors must live for this transport to carry them."""
+        """The device that small tensors must be on for this transport."""
         ...
 
     @property
@@ -211,44 +211,44 @@ class Transport(Protocol):
         ...
 
     def drop_tally(self, name: str) -> None:
-        """Forget a counter that nobody will ask for again."""
+        """Forget a counter that no rank will ask for again."""
         ...
 
     def acquire(self) -> None:
-        """Take the transport for one session; raise AttachError if another has it: two would mix their operations."""
+        """Reserve the transport for one session; raise AttachError if another has it."""
         ...
 
     def release(self) -> None:
-        """Give it back."""
+        """End the reservation."""
         ...
 
     def set_status(self, status: str, *, exchange: int | None = None) -> None:
-        """Say what this rank is doing, for the error message of a rank that waits for it.
+        """Set the status of this rank, for the error message of a rank that waits for it.
 
-        exchange: the number of the exchange it begins, counted alike on every rank.
+        exchange: the number of the exchange it begins, counted equally on every rank.
         """
         ...
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
-        """The text of every rank, sent apart from all tensors: it cannot meet an exchange of another size.
+        """The text of every rank, sent apart from tensors, so that it cannot collide with an exchange.
 
-        Raises as soon as another rank has begun an exchange numbered above `exchange`, or has detached: it will not
-        come. what: what this rank is doing, in words. advice: what to do then, as sentences.
+        Raises as soon as another rank has begun an exchange numbered above `exchange`, or has detached, because it will
+        not take part. what: the operation of this rank, in words. advice: what the user should do, as sentences.
         """
         ...
 
     def wait_for(self, event: threading.Event, what: str, *, heard_s: Callable[[], float]) -> None:
-        """Return when `event` is set; raise, naming the rank to blame, when nothing was heard for `timeout_s`.
+        """Return when `event` is set; raise, naming the rank to blame, after `timeout_s` without a message.
 
-        For waits that other ranks end in a way of their own. heard_s: when one of them was last heard of, by
+        For waits outside the transport's operations. heard_s: the time of the last message from other ranks, by
         time.monotonic().
         """
         ...
 
     def waiting_until(self, deadline_s: float) -> AbstractContextManager[None]:
-        """Inside, this rank waits for others in a way of its own, until then by time.monotonic().
+        """Inside, this rank waits for others outside the transport's operations, until a deadline by time.monotonic().
 
-        Before that it begins to listen to them, so that it knows by then who has stopped answering.
+        Shortly before the deadline it begins to watch them, so that it then knows which rank has stopped answering.
         """
         ...
 
@@ -257,7 +257,7 @@ class Transport(Protocol):
         ...
 
     def known_failure(self) -> CommunicationError | None:
-        """A failure that is already known here, without asking anybody."""
+        """A failure that is already known here, without communication."""
         ...
 
     def raise_if_peer_failed(self) -> None:
@@ -265,16 +265,16 @@ class Transport(Protocol):
         ...
 
     def announce_failure(self, reason: str, *, rank: int | None = None) -> None:
-        """Tell the other ranks that this one, or another `rank`, has failed, so that none of them waits for it."""
+        """Announce to the other ranks that this one, or another `rank`, has failed, so that none waits for it."""
         ...
 
     def close(self) -> None:
-        """Release what the transport holds; closing twice is fine."""
+        """Release all resources; closing twice is fine."""
         ...
 
 
 class DoneWork:
-    """Work that needed nothing: one rank, or nothing to send."""
+    """Work that is already done: one rank, or nothing to send."""
 
     def wait(self) -> None:
         """Return at once."""

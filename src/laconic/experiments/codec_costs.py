@@ -1,12 +1,12 @@
-"""Measure what a compressor costs on a device: random gradients of several sizes, and a line through the times.
+"""Measures the cost of a compressor on a device: random gradients of several sizes, and a line fitted to the times.
 
     t(M) = a + b M,   a, b >= 0,   with the least sum of squares of (t(M) - measured) / measured
 
-Relative to what was measured, because otherwise the largest bucket would say everything and a nothing.
+Errors are relative, because otherwise the largest bucket would dominate and a would be undetermined.
 
-A method whose payloads can be read alone is timed by its `encode` and `decode`. One with several rounds makes its whole
-exchange with another rank that has the same gradient and answers at once: what comes before the last round is encoding,
-what comes after it is decoding, and rounds themselves do not count.
+A method whose payloads can be decoded alone is timed by its `encode` and `decode`. A method with several rounds makes
+its whole exchange with a simulated rank that has the same gradient and answers at once: the time before the last round
+is encoding, the time after it is decoding, and rounds themselves do not count.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from laconic.workload import CodecCost
 from laconic.workload.device_time import DeviceTime, Mark
 
 SIZES_BYTES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
-"""Of the buckets, uncompressed: powers of two, so that a matrix that is nearly square has so many bytes."""
+"""Sizes of the buckets, uncompressed: powers of two, so that a nearly square matrix has exactly that size."""
 GPU_SIZES_BYTES = (*SIZES_BYTES, 64 * MIB, 256 * MIB)
-"""Below these, a GPU takes as long for every size, and nothing could be said about a byte."""
+"""Sizes for a GPU: below these, every size takes the same time, which would not give a cost per byte."""
 _REPEATS = 11
 _WARMUP_REPEATS = 3
-"""In which kernels are compiled."""
+"""Runs during which kernels are compiled."""
 _WORLD_SIZE = 2
 _SHORTEST_S = 1e-9
-"""What took no time that the clock could tell."""
+"""The value for times below the clock's resolution."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one bucket took: medians."""
+    """The times of one bucket: medians."""
 
     nbytes: int
     encode_s: float
@@ -60,7 +60,7 @@ def measured_codec(
     sizes_bytes: Sequence[int] | None = None,
     clock: Clock | None = None,
 ) -> CodecCost:
-    """Time the compressor on gradients of these sizes, or of those usual for the device, and draw the line."""
+    """Time the compressor on gradients of these sizes, or of the device's default sizes, and fit the line."""
     if dtype not in compressor.traits.dtypes:
         raise UsageError(f"{compressor} cannot carry gradients of {str(dtype).removeprefix('torch.')}.")
     device = torch.device(device)
@@ -78,13 +78,13 @@ def measured_codec(
         source=(
             f"Measured on {timer.in_words}, torch {torch.__version__.partition('+')[0]}, random gradients of "
             f"{human_bytes(sizes_bytes[0])} to {human_bytes(sizes_bytes[-1])} in {str(dtype).removeprefix('torch.')}; "
-            f"the line is within {encode_error:.0%} of what encoding took and within {decode_error:.0%} of decoding."
+            f"the line is within {encode_error:.0%} of the measured encoding and within {decode_error:.0%} of decoding."
         ),
     )
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], float]:
-    """Startup a and slope b of the line through (bytes, seconds), and its largest relative distance from any."""
+    """Start-up a and slope b of the line through (bytes, seconds), and its largest relative error."""
     points = [(x, max(t, _SHORTEST_S)) for x, t in points]
     weights = [t**-2 for _, t in points]
 
@@ -118,7 +118,7 @@ def _trial(compressor: Compressor, gradient: torch.Tensor, timer: DeviceTime) ->
     flat = gradient.flatten()
     taken: list[tuple[list[tuple[Mark, Mark]], tuple[Mark, Mark]]] = []
     for _ in range(_WARMUP_REPEATS + _REPEATS):
-        # What was decoded lies in the bucket; encoding that again would not be the same work.
+        # The bucket holds the decoded values; encoding them again would not be the same work.
         flat.copy_(gradient.view(-1))
         timer.settle()
         taken.append(once(compressor, flat, state, timer))
@@ -134,7 +134,7 @@ def _trial(compressor: Compressor, gradient: torch.Tensor, timer: DeviceTime) ->
 def _payload(
     compressor: Compressor, flat: torch.Tensor, state: BucketState, timer: DeviceTime
 ) -> tuple[list[tuple[Mark, Mark]], tuple[Mark, Mark]]:
-    """Encode and decode: when each began and ended."""
+    """The start and end times of encoding and decoding."""
     began = timer.mark()
     payload = compressor.encode(flat, state)
     encoded = timer.mark()
@@ -147,7 +147,7 @@ def _payload(
 def _exchange(
     compressor: Compressor, flat: torch.Tensor, state: BucketState, timer: DeviceTime
 ) -> tuple[list[tuple[Mark, Mark]], tuple[Mark, Mark]]:
-    """All parts of an exchange before its last round, and what follows that."""
+    """The times of an exchange before its last round, and after it."""
     parts: list[tuple[Mark, Mark]] = []
     exchange = compressor.exchange(flat, state, _Echo())
     while True:
@@ -161,41 +161,42 @@ def _exchange(
 
 
 class _Echo:
-    """A Group of two in which the other rank has the same, and answers at once: what it answers takes no time here."""
+    """A Group of two whose other rank has the same data and answers at once, without taking time here."""
 
     size = _WORLD_SIZE
     rank = 0
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
-        """See Group; what was to be summed is left as it is, which costs the same to go on with."""
+        """Leaves the tensor unchanged: decoding it costs the same as decoding a sum."""
         return DoneWork()
 
     def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
-        """See Group."""
         yield self.sum(tensors)
 
     def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        """See Group."""
         rows = tensor.new_empty((self.size, *tensor.shape))
         return _Fill(rows, tensor), rows
 
     def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        """See Group."""
         received = torch.empty_like(rows)
         return _Fill(received, rows[self.rank]), received
 
+    def scatter_uneven(
+        self, messages: Sequence[torch.Tensor], lengths: Sequence[int]
+    ) -> tuple[Work, list[torch.Tensor]]:
+        return DoneWork(), [messages[self.rank]] * self.size
+
     def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
-        """See Group."""
         return DoneWork() if send is None or receive is None else _Fill(receive, send)
 
 
 class _Fill(DoneWork):
-    """Fills in the answer while somebody waits for it."""
+    """Fills in the answer during the wait."""
 
     def __init__(self, answer: torch.Tensor, sent: torch.Tensor) -> None:
         self._answer = answer
         self._sent = sent
 
     def wait(self) -> None:
-        """The answer is what was sent."""
+        """Answers with the tensor that was sent."""
         self._answer.copy_(self._sent)

@@ -1,4 +1,4 @@
-"""What to compare: a task, strategies, and settings of the links."""
+"""The description of a comparison: a task, strategies, and settings of the links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laconic.errors import UsageError, did_you_mean, one_line
 from laconic.experiments.tasks import TaskConfig
 from laconic.lab.mps import MpsChoice
 from laconic.lab.pacing import LinksChoice
-from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
+from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS, TORCH_HSDP
 from laconic.strategy import PRESETS, Strategy
 from laconic.units import format_rate
 
@@ -26,14 +26,23 @@ DEFAULT_STRATEGIES: tuple[str, ...] = (
     "demo-int4",
     "streaming_diloco(period=16) / all_reduce / int4 + error_feedback / fusion",
 )
-"""One of each family: what DDP does, fewer bits, few entries, low rank, momentum instead of gradients, local steps."""
+"""One of each family: DDP's own, fewer bits, few entries, low rank, momentum instead of gradients, local steps."""
+SHARDED_STRATEGIES: tuple[str, ...] = (
+    "bsp / all_reduce / none / fusion",
+    "bsp / all_reduce / int8 + error_feedback / fusion",
+    "bsp / all_reduce / int4 + error_feedback / fusion",
+    "bsp / sharded(weights=int8) / int4 + error_feedback / fusion",
+    "streaming_diloco(period=16) / all_reduce / int4 + error_feedback / fusion",
+)
+"""The same where the ranks of a host share one model; the fourth shards it over all hosts instead."""
 DEFAULT_STEPS = 36
 """Two rounds of the one that exchanges most rarely."""
 
 
-def default_strategies(steps: int | None) -> tuple[str, ...]:
-    """Those of DEFAULT_STRATEGIES that have a round in so many steps."""
-    rules = {text: Strategy.parse(text).synchronization for text in DEFAULT_STRATEGIES}
+def default_strategies(steps: int | None, *, sharded: bool = False) -> tuple[str, ...]:
+    """The DEFAULT_STRATEGIES or SHARDED_STRATEGIES that exchange within this many steps."""
+    texts = SHARDED_STRATEGIES if sharded else DEFAULT_STRATEGIES
+    rules = {text: Strategy.parse(text).synchronization for text in texts}
     return tuple(text for text, rule in rules.items() if steps is None or steps >= rule.interval + rule.delay)
 
 
@@ -43,14 +52,14 @@ class Network:
 
     name: str
     cluster: Cluster | None
-    """None: ranks side by side on this machine, nothing held back."""
+    """None: ranks on this machine, with unlimited links."""
 
 
 UNLIMITED = "unlimited"
 
 
 def uniform_network(num_hosts: int, bandwidth_bps: float) -> Network:
-    """Hosts that all have the same link."""
+    """Hosts with equal links."""
     return Network(
         name=format_rate(bandwidth_bps), cluster=Cluster.uniform(num_hosts, Link(bandwidth_bps=bandwidth_bps))
     )
@@ -58,36 +67,39 @@ def uniform_network(num_hosts: int, bandwidth_bps: float) -> Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What to compare; complete, so that the same Comparison gives the same run."""
+    """A complete description of a comparison, so that the same Comparison gives the same run."""
 
     kind: Literal["compare", "replay"] = "compare"
     task: TaskConfig = field(default_factory=TaskConfig)
     strategies: tuple[str, ...] = DEFAULT_STRATEGIES
     hosts: int = 4
+    ranks_per_host: int = 1
+    sharded: bool = False
+    """Whether FSDP2 shards one model over the ranks of each host; the baseline is then PyTorch's HSDP."""
     networks: tuple[Network, ...]
-    """One contest on each."""
+    """The networks; there is one contest on each."""
     links: LinksChoice = "auto"
     device: Literal["cpu", "cuda"] = "cpu"
     mps: MpsChoice = "auto"
-    """Whether ranks on a GPU run side by side through NVIDIA's Multi-Process Service; auto: where it can be used."""
+    """Whether ranks on a GPU run in parallel through NVIDIA's Multi-Process Service; auto: where it can be used."""
     steps: int | None = DEFAULT_STEPS
     seconds: float | None = None
     """Training time of each strategy, instead of `steps`."""
     torch_hooks: tuple[str, ...] = ()
-    """torch DDP's own communication hooks to run beside it: fp16, powersgd."""
+    """torch DDP's own communication hooks to compare with: fp16, powersgd."""
     torch_ddp: bool = True
-    """Whether torch DDP runs beside the strategies."""
+    """Whether the baseline runs as well: torch DDP, or HSDP where models are sharded."""
     no_communication: bool = False
-    """Also train every replica alone: as fast as a step can be."""
+    """Also train every replica alone, which is the fastest possible step."""
     target_loss: float | None = None
-    """None: the loss torch DDP has after four fifths of its steps."""
+    """None: torch DDP's loss after four fifths of its steps."""
     timeout_s: float = 1800.0
     """How long the contest on one link may take."""
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
             raise UsageError(f"{self.kind}: give steps or seconds, one of the two.")
-        for name, least in (("hosts", 1), ("steps", 1), ("timeout_s", 1)):
+        for name, least in (("hosts", 1), ("ranks_per_host", 1), ("steps", 1), ("timeout_s", 1)):
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise UsageError(f"{self.kind}: {name} must be >= {least}, got {value}.")
@@ -107,6 +119,8 @@ class Comparison:
                 )
         if self.kind == "replay" and self.target_loss is not None:
             raise UsageError("replay: target_loss has no effect; replayed compute learns nothing.")
+        if self.sharded:
+            self._check_sharded()
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UsageError("device cuda: torch finds no GPU here. Use cpu.")
         if self.device == "cpu" and self.mps != "auto":
@@ -118,8 +132,22 @@ class Comparison:
                 shown = one_line(hook, 40)
                 raise UsageError(f'torch DDP has no hook "{shown}" here. {did_you_mean(hook, TORCH_HOOKS)}')
 
+    def _check_sharded(self) -> None:
+        if self.ranks_per_host < 2 or self.hosts < 2:
+            raise UsageError(
+                f"{self.kind}: sharded models are shared by the ranks of a host and averaged between hosts. Give "
+                f"--hosts 2 or more and --ranks-per-host 2 or more, got {self.hosts} and {self.ranks_per_host}."
+            )
+        if self.torch_hooks:
+            raise UsageError(f"{self.kind}: torch's communication hooks belong to DDP, which does not run sharded.")
+
     def _check_rounds(self, strategy: Strategy) -> None:
         rule = strategy.synchronization
+        if rule.deadline_s is not None:
+            raise UsageError(
+                f'{self.kind}: rounds of "{strategy}" end by time, and contenders are compared by steps, of which all '
+                "ranks make the same number. Give a period instead."
+            )
         if self.steps is not None and self.steps < rule.interval + rule.delay:
             raise UsageError(
                 f'{self.kind}: "{strategy}" exchanges something every {rule.interval} steps, so in {self.steps} steps '
@@ -134,12 +162,12 @@ class Comparison:
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """Torch DDP and the strategies in full; two spellings of one strategy are one contender."""
+        """The baseline and the strategies in full; two spellings of one strategy are one contender."""
         beside = [TORCH_HOOKS[hook] for hook in self.torch_hooks] + [NO_COMMUNICATION] * self.no_communication
-        beside = [TORCH_DDP] * self.torch_ddp + beside
+        beside = [TORCH_HSDP if self.sharded else TORCH_DDP] * self.torch_ddp + beside
         return tuple(dict.fromkeys([*beside, *(str(Strategy.parse(text)) for text in self.strategies)]))
 
 
 def short_name(strategy: str) -> str:
-    """The preset's name, where a preset says the same."""
+    """The name of an equal preset, if there is one."""
     return next((name for name, (text, _) in PRESETS.items() if str(Strategy.parse(text)) == strategy), strategy)

@@ -3,6 +3,8 @@
 kind = "compare"
 strategies = ["bsp / all_reduce / bf16 / fusion"]
 hosts = 4
+ranks_per_host = 1
+sharded = false
 links = "auto"
 device = "cpu"
 steps = 20                       # or seconds = 60.0
@@ -17,7 +19,7 @@ seed = 0
 
 [[network]]
 name = "100mbit"
-[network.cluster]                # as in a cluster file; without it nothing is held back
+[network.cluster]                # as in a cluster file; without it links are unlimited
 bandwidth = "100mbit"
 hosts = 4
 """
@@ -38,7 +40,7 @@ from laconic.strategy.toml import write_value
 
 
 def to_toml(comparison: Comparison) -> str:
-    """The whole comparison; what is None is left out."""
+    """The whole comparison; fields that are None are left out."""
     plain = {field.name: getattr(comparison, field.name) for field in fields(comparison)}
     networks, task = plain.pop("networks"), plain.pop("task")
     lines = [f"# Repeat this run with: laconic {comparison.kind} --config FILE\n"]
@@ -56,7 +58,7 @@ def _pairs(table: Mapping[str, object]) -> list[str]:
 
 
 def load(path: str, kind: str) -> Comparison:
-    """Read what to_toml wrote; `kind` is the command that asks."""
+    """Read a file that to_toml wrote; `kind` is the calling command."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         table = tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""One model under one strategy, trained a turn at a time beside the others of a contest."""
+"""One model under one strategy, trained in turns with the others of a contest."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from laconic.core.paced import link_from_environment
 from laconic.core.paced_ddp import pace_ddp
 from laconic.core.tensor import TensorSpec
 from laconic.experiments.rank_messages import Progress, tell
+from laconic.experiments.sharded_model import ShardGrid
 from laconic.experiments.step_timer import StepTimer
 from laconic.experiments.tasks import Task
-from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
+from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS, is_torchs_own
 from laconic.runtime import Session, attach
 from laconic.runtime.stopwatch import Mark
 from laconic.strategy import Strategy
@@ -35,9 +36,10 @@ class Contender:
     """One model under one strategy.
 
     number: its place among the contenders of the contest.
-    link: what the link is called in the events.
-    total_steps: how many steps it will make, if that is known.
-    timer: makes what times its steps.
+    grid: which ranks shard the model; None: every rank has a whole model.
+    link: the name of the link in the events.
+    total_steps: the number of steps it will make, if known.
+    timer: makes the timer of its steps.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Contender:
         strategy: str,
         task: Task,
         device: torch.device,
+        grid: ShardGrid | None = None,
         *,
         link: str,
         total_steps: int | None = None,
@@ -63,19 +66,30 @@ class Contender:
         events = TaggedEvents(self._buffer, strategy=strategy, link=link)
         self._timer = timer(device, events, dist.get_rank())
         self._model = task.model().to(device)
-        ours = strategy not in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values())
-        directions = ours and not Strategy.parse(strategy).synchronization.keeps_scale
+        self._lone: nn.Module | None = None
+        """The same model without communication between hosts, where this one cannot switch it off: FSDP2 would add
+        unsent gradients to those of the next step, and zero_grad() does not clear them."""
+        among = None
+        if grid is not None:
+            among = grid.shard(self._model, strategy)
+            if among is not grid.between and strategy != NO_COMMUNICATION:
+                self._lone = task.model().to(device)
+                grid.shard(self._lone, NO_COMMUNICATION)
+        parsed = None if is_torchs_own(strategy) else Strategy.parse(strategy)
+        directions = parsed is not None and not parsed.synchronization.keeps_scale
         self._optimizer = task.optimizer(self._model, directions=directions)
         self._session: Session | None = None
         self._forward: nn.Module = self._model
-        if not ours and strategy != NO_COMMUNICATION:
+        if strategy in (TORCH_DDP, *TORCH_HOOKS.values()):
             self._forward = _torch_ddp(self._model, strategy)
-        elif ours:
+        elif parsed is not None:
             self._session = attach(
                 self._model,
                 self._optimizer,
                 strategy,
-                init_sync=False,
+                process_group=among,
+                # The seed makes models equal; shards are not compared when attaching.
+                init_sync=parsed.architecture.holds_shards,
                 timeout_s=_TIMEOUT_S,
                 total_steps=total_steps,
                 events=events,
@@ -86,24 +100,24 @@ class Contender:
         self._wire_bytes: int | None = None
 
     def rehearse(self) -> None:
-        """Make the first steps until all has been exchanged once, and take them back.
+        """Make the first steps until everything has been exchanged once, and undo them.
 
-        Kernels are then compiled, here and on servers, connections are open and memory is there before the clock
-        starts; model, optimizer, session and random numbers are as before.
+        Before the clock starts, kernels are then compiled, here and on servers, connections are open and memory is
+        allocated; model, optimizer, session and random numbers are restored.
         """
         if self.strategy == TORCH_HOOKS["powersgd"]:
-            return  # what this hook remembers cannot be taken back, and it compiles nothing
+            return  # this hook's state cannot be restored, and it compiles nothing
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-            # The session first: where replicas part ways, the model's parameters are complete after that only.
+            # The session first: where replicas differ, the model's parameters are complete only after that.
             session = None if self._session is None else self._session.state_dict()
-            # Replayed parameters never change; a copy of theirs would be the only one in memory.
+            # Replayed parameters never change, and a copy would need real memory.
             model = copy.deepcopy(self._model.state_dict()) if self._task.learns else None
             optimizer = copy.deepcopy(self._optimizer.state_dict())
             for _ in range(self._steps_to_exchange_all()):
                 self._step(0)
             self._settle()
             if self._session is not None:
-                self._session.state_dict()  # applies what has arrived and was held back for the next forward pass
+                self._session.state_dict()  # makes deferred updates
             if model is not None:
                 self._model.load_state_dict(model)
             self._optimizer.load_state_dict(optimizer)
@@ -120,10 +134,10 @@ class Contender:
         return max(1, rule.interval + rule.delay)
 
     def turn(self, num_steps: int) -> list[Event]:
-        """Some steps; what happened in them."""
+        """Make some steps and return what happened in them."""
         dist.barrier()
         self._alone()
-        # What the kernel sent is read while nobody sends.
+        # The kernel's counters are read while no rank sends.
         self._settle()
         dist.barrier()
         began_s, kernel_before, counted_before = self._now(), _kernel_sent_bytes(), self._counted_bytes()
@@ -133,7 +147,7 @@ class Contender:
         for _ in range(num_steps):
             losses.append(self._iteration())
             self._progress(seconds_before + self._now() - began_s)
-        self._settle()  # the next one must not share the link with what this one has left on its way
+        self._settle()  # the next contender must not share the link with exchanges still in flight
         wall_s = self._now() - began_s if self._timer.runs_behind else None
         if wall_s is not None:
             self.seconds = seconds_before + wall_s
@@ -163,20 +177,20 @@ class Contender:
         return [*recorded, Event("turn", began_s, dist.get_rank(), self.num_steps, ended_s - began_s, about)]
 
     def finish(self) -> list[Event]:
-        """Take every hook off; what came to light after the last turn."""
+        """Remove every hook; return events recorded after the last turn."""
         if self._session is not None:
             self._session.detach()
         return self._buffer.events
 
     def _counts(self, event: Event) -> bool:
-        """Whether it is no part of the rehearsal."""
+        """Whether it does not belong to the warm-up."""
         return event.time_s >= self._rehearsed_s or event.kind == "attach"
 
     def _now(self) -> float:
         return time.perf_counter()
 
     def _settle(self) -> None:
-        """Wait until nothing of this contender is on its way, neither on the network nor on a GPU."""
+        """Wait until this contender has nothing in flight, neither on the network nor on a GPU."""
         if self._session is not None:
             self._session.wait()
         self._timer.settle()
@@ -186,32 +200,37 @@ class Contender:
         return inputs.to(self._device), targets.to(self._device)
 
     def _without_communication(self) -> AbstractContextManager[object]:
+        if self._lone is not None:
+            return nullcontext()
         if isinstance(self._forward, DistributedDataParallel):
             return self._forward.no_sync()
         return nullcontext() if self._session is None else self._session.accumulate()
 
     def _alone(self) -> None:
-        """One forward and backward pass without communication, for what the others take beyond it."""
+        """One forward and backward pass without communication, from which exposed communication is computed."""
         inputs, targets = self._batch(0)
         began = self._timer.mark()
         with self._without_communication():
-            self._task.loss(self._forward(inputs), targets).backward()
+            self._task.loss((self._lone or self._forward)(inputs), targets).backward()
         self._timer.note("alone", self.num_steps, began, self._timer.mark())
-        self._optimizer.zero_grad()
+        (self._lone or self._optimizer).zero_grad()
 
     def _step(self, number: int) -> tuple[torch.Tensor, list[Mark]]:
-        """One training step; its loss on this rank, and the ends of forward, backward and optimizer."""
+        """One training step; returns its loss on this rank, and the ends of forward, backward and optimizer."""
         inputs, targets = self._batch(number)
         loss = self._task.loss(self._forward(inputs), targets)
         marks = [self._timer.mark()]
         loss.backward()
         marks.append(self._timer.mark())
+        if self._session is not None and self._session.strategy.synchronization.asks_for_loss:
+            # What is replayed learns nothing: a loss that stays the same changes no decision.
+            self._session.report_loss(loss if self._task.learns else 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.detach(), [*marks, self._timer.mark()]
 
     def _iteration(self) -> torch.Tensor:
-        """One recorded training step; its loss on this rank."""
+        """One recorded training step; returns its loss on this rank."""
         counted = self._counted_bytes()
         # A step begins where the last one ended: steps then add up to the time of the turn.
         began = self._until
@@ -229,14 +248,14 @@ class Contender:
         return loss
 
     def _progress(self, seconds: float) -> None:
-        """Take the time; rank 0 tells it."""
+        """Measure the time; all ranks get rank 0's."""
         took_ms = (seconds - self.seconds) * 1e3
         self.seconds = seconds
         if dist.get_rank() == 0:
             tell(Progress(self._number, self.num_steps, took_ms, self._loss, self._wire_bytes, seconds))
 
     def _mean_losses(self, losses: list[torch.Tensor]) -> list[float | None]:
-        """Of every step, over all ranks."""
+        """The mean loss of every step, over all ranks."""
         summed = torch.stack(losses).to(torch.float64)
         dist.all_reduce(summed)
         # JSON has no NaN.
@@ -244,7 +263,7 @@ class Contender:
         return [loss if self._task.learns and math.isfinite(loss) else None for loss in means]
 
     def _agree_on_seconds(self) -> None:
-        """The longest of all ranks: the same on every rank, because it decides who goes on."""
+        """The longest time of all ranks: the same on every rank, because it decides who continues."""
         longest = torch.tensor(self.seconds, dtype=torch.float64, device=self._device)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         self.seconds = longest.item()
@@ -253,7 +272,7 @@ class Contender:
         return self._session.traffic.sent_bytes() if self._session is not None else 0
 
     def _predicted_bytes(self) -> int | None:
-        """Bytes a step should send; torch DDP's from the strategy that says the same, its hooks' from none."""
+        """Predicted bytes of a step; torch DDP's from the equal strategy, none for its hooks."""
         if self._session is not None:
             return self._session.predicted_bytes_per_step()
         if self.strategy == NO_COMMUNICATION:
@@ -265,15 +284,15 @@ class Contender:
 
 
 def _torch_ddp(model: nn.Module, name: str) -> DistributedDataParallel:
-    """Torch's own, as it comes or with one of its communication hooks."""
+    """Torch's own DDP, plain or with one of its communication hooks."""
     if name == TORCH_HOOKS["powersgd"]:
-        # With more than one bucket this hook issues operations in whatever order they finish, and Gloo mixes them up.
+        # With more than one bucket this hook issues operations in the order in which they finish, which breaks Gloo.
         wrapped = DistributedDataParallel(model, init_sync=False, bucket_cap_mb=1 << 20)
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return wrapped
     wrapped = DistributedDataParallel(model, init_sync=False)
-    link = link_from_environment(os.environ)  # attach looks there by itself
+    link = link_from_environment(os.environ)  # attach reads it by itself
     if name == TORCH_HOOKS["fp16"]:
         wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif link is not None:
@@ -282,12 +301,12 @@ def _torch_ddp(model: nn.Module, name: str) -> DistributedDataParallel:
 
 
 def _kernel_sent_bytes() -> int | None:
-    """Bytes sent through this rank's own network interface, if it has one."""
+    """Bytes sent through the network interface of this rank's host, if it has one; divided among its ranks."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface is None:
         return None
     for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
         name, colon, numbers = line.partition(":")
         if colon and name.strip() == interface:
-            return int(numbers.split()[8])
+            return int(numbers.split()[8]) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return None

@@ -1,7 +1,7 @@
 """One rank of one contest: the same task under torch DDP and under laconic strategies, taking turns in one job.
 
-Started once per rank as `python -m laconic.experiments.contest CONFIG.json`. All it finds out it writes as events; what
-they mean is for laconic.report to say. What the starting process should know at once it prints (rank_messages.py).
+Started once per rank as `python -m laconic.experiments.contest CONFIG.json`. All measurements are written as events,
+which laconic.report evaluates; live messages to the starting process are printed (rank_messages.py).
 """
 
 from __future__ import annotations
@@ -22,35 +22,39 @@ from laconic.core.event import Event, EventLog
 from laconic.errors import AttachError, LaconicError, StrategyError, UnsupportedGradient, one_line
 from laconic.experiments.contender import Contender
 from laconic.experiments.rank_messages import Failure, Refusal, tell
+from laconic.experiments.sharded_model import ShardGrid
 from laconic.experiments.tasks import TaskConfig, make_task
-from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS
+from laconic.report.results import is_torchs_own
 from laconic.strategy import Strategy
 
 BLOCK_STEPS = 5
-"""Steps of one contender before the next has its turn: a drift of the machine then favours none."""
+"""Steps of one contender before the next one's turn, so that a drift of the machine favours none."""
 _GPU_BLOCK_STEPS = 20
-"""A GPU is timed by whole turns, at whose ends nothing overlaps: longer ones, so that this counts for little."""
+"""Steps of a turn on a GPU, which is timed by whole turns: longer, because nothing overlaps at the end of a turn."""
 _DETAILED_STEPS = 200
-"""Later on, what happens inside a step is recorded for every tenth step only, so that files stay small."""
+"""After these, events inside a step are recorded for every tenth step only, to keep files small."""
 _DETAILS = frozenset({"forward", "backward", "optimizer", "wait", "encode", "decode", "exchange"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContestConfig:
-    """What every rank of a contest is told."""
+    """The configuration of every rank of a contest."""
 
     task: TaskConfig
     contenders: tuple[str, ...]
-    """Strategy texts, or TORCH_DDP; all train the same model on the same batches."""
+    """Strategy texts, or PyTorch's own; all train the same model on the same batches."""
     steps: int | None
-    """For each contender; None: as many as fit in `seconds`."""
+    """Steps of each contender; None: as many as fit in `seconds`."""
     seconds: float | None
     """Training time of each contender; None: as long as `steps` take."""
     link: str
-    """What the link is called in the events."""
+    """The name of the link in the events."""
     events: str
     """The file every rank appends its events to."""
     device: Literal["cpu", "cuda"]
+    ranks_per_host: int = 1
+    sharded: bool = False
+    """Whether the ranks of a host share one model."""
 
     def write(self, path: Path) -> None:
         """Save for the ranks to read."""
@@ -65,7 +69,7 @@ class ContestConfig:
 
 
 def hold(config: ContestConfig, log: EventLog) -> None:
-    """Let all contenders train in the current process group, taking turns."""
+    """Train all contenders in the current process group, in turns."""
     contenders = _contenders(config, log)
     for contender in contenders:
         contender.rehearse()
@@ -81,7 +85,7 @@ def hold(config: ContestConfig, log: EventLog) -> None:
 
     first = 0
     while any(steps_left(contender) for contender in contenders):
-        # Another one begins each time, so that nobody always follows the same neighbour.
+        # Another one begins each time, so that none always follows the same neighbour.
         for number in [(first + turn) % len(contenders) for turn in range(len(contenders))]:
             due = steps_left(contenders[number])
             if due:
@@ -92,14 +96,15 @@ def hold(config: ContestConfig, log: EventLog) -> None:
 
 
 def _contenders(config: ContestConfig, log: EventLog) -> list[Contender]:
-    """All that can take part; what cannot be attached to this model is reported and left out."""
+    """All contenders that can take part; a strategy that cannot be attached to this model is reported and left out."""
     device = torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device("cpu")
     task = make_task(config.task)
+    grid = ShardGrid.make(device.type, dist.get_world_size(), config.ranks_per_host) if config.sharded else None
     contenders: list[Contender] = []
     refusals: list[Refusal] = []
     for number, strategy in enumerate(config.contenders):
         try:
-            made = Contender(number, strategy, task, device, link=config.link, total_steps=config.steps)
+            made = Contender(number, strategy, task, device, grid, link=config.link, total_steps=config.steps)
             contenders.append(made)
         except (StrategyError, AttachError, UnsupportedGradient) as exc:
             refusals.append(Refusal(number, one_line(exc, 500)))
@@ -108,7 +113,7 @@ def _contenders(config: ContestConfig, log: EventLog) -> list[Contender]:
     ranks = refused.clone()
     dist.all_reduce(ranks)
     if not torch.equal(ranks, refused * dist.get_world_size()):
-        raise LaconicError("some ranks could attach strategies that others could not; see what each of them says.")
+        raise LaconicError("some ranks could attach strategies that others could not; see the output of each rank.")
     if dist.get_rank() == 0:
         for refusal in refusals:
             tell(refusal)
@@ -118,12 +123,12 @@ def _contenders(config: ContestConfig, log: EventLog) -> list[Contender]:
 
 
 def _block_steps(contenders: Sequence[str], least: int) -> tuple[int, int]:
-    """Steps in a turn, and how many more in the first one.
+    """Steps in a turn, and additional steps in the first one.
 
-    A turn is a whole period of whoever has the longest, and ends when nothing of theirs is on its way: a neighbour's
-    turn must not pay for it, nor anybody's step be spared it.
+    A turn is a whole number of the longest period, and ends when nothing is in flight: otherwise the next contender's
+    turn would pay for it.
     """
-    ours = [name for name in contenders if name not in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values())]
+    ours = [name for name in contenders if not is_torchs_own(name)]
     rules = [Strategy.parse(name).synchronization for name in ours]
     period = max((rule.interval for rule in rules), default=0)
     return max(least, period), max((rule.delay + 1 for rule in rules if rule.delay), default=0)
@@ -159,7 +164,7 @@ def main() -> int:
 
 
 def _fail(error: str) -> int:
-    """Say why this rank ends, before the processes it has started say that they end."""
+    """Report why this rank ends, before its child processes report that they end."""
     tell(Failure(int(os.environ["RANK"]), time.monotonic(), one_line(error, 500)))
     return 2
 

@@ -1,4 +1,4 @@
-"""What the ranks of a contest tell the process that started them: one JSON object per line of their output."""
+"""Messages from the ranks of a contest to the process that started them: one JSON object per line of output."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Progress:
     contender: int
     step: int
     step_ms: float
-    """As the host of rank 0 saw it; a GPU may be behind."""
+    """The time as seen by the host of rank 0; a GPU may lag behind."""
     loss: float | None
-    """Of the latest finished turn, mean over ranks; None before there is one, and where nothing is learnt."""
+    """Loss of the latest finished turn, averaged over ranks; None before the first, and for replayed compute."""
     wire_bytes: int | None
-    """Sent per step in the latest finished turn, as the kernel counted or else the transport."""
+    """Bytes per step in the latest finished turn, as counted by the kernel or else by the transport."""
     seconds: float
     """Training time of this contender so far."""
 
@@ -43,7 +43,8 @@ class Failure:
 
     rank: int
     time_s: float
-    """Of the machine's monotonic clock, which all ranks share: the earliest failure is the cause of the others."""
+    """A time of the machine's monotonic clock, which all ranks share: the earliest failure is the cause of the
+    others."""
     error: str
 
 

@@ -1,10 +1,10 @@
 """A workload as a model: every layer's compute is slept, its gradients are real tensors.
 
-Communication then meets the sizes and the timing of a job on a GPU, on a machine that could not compute it. Sleeping
-lets other threads run, so that exchanges go on meanwhile. The host sleeps also when the parameters are on a GPU: the
-GPU has nothing to do but what communication asks of it.
+Communication then has the sizes and the timing of a job on a GPU, on a machine that could not compute it. Sleeping lets
+other threads run, so that exchanges continue meanwhile. The host also sleeps when the parameters are on a GPU, which
+then works only for communication.
 
-Values mean nothing: all gradients are views of one buffer of noise, parameters never change.
+Values are meaningless: all gradients are views of one buffer of noise, and parameters never change.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from laconic.errors import UsageError, one_line
 from laconic.workload import Layer, Workload
 
 _SHORTEST_WAIT_S = 1e-4
-"""A thread that stood still for less was held up by the scheduler, not by communication."""
+"""A thread that was blocked for less time was delayed by the scheduler, not by communication."""
 _LONGEST_OVERHEAD_S = 1e-3
 """Python between two layers may take this much more than a tiny layer and still count as part of the compute."""
 _READY_AT_ONCE = 2
-"""autograd keeps no order among many gradients of one node; of two, the first is ready first."""
+"""Gradients per autograd node: among many there is no defined order; of two, the first is ready first."""
 
 
 class SleptCompute:
-    """One thread's pretence of computing: slots of time, one after another, each slept to its end.
+    """The simulated compute of one thread: consecutive slots of time, each slept to its end.
 
         start = end of the previous slot + time spent waiting since,   end = start + duration
 
-    What Python itself needs between two slots, and what a sleep is too long, thus comes out of the next slots and does
-    not add up. Time in which the thread stood still for something else (a hook that waits for communication) is no
-    compute and moves the slots that follow; so does work of other kinds where it outlasts the slot it delays.
+    The time that Python needs between two slots, and the excess of a sleep, are thus taken from the next slots and do
+    not accumulate. Time in which the thread was blocked (a hook that waits for communication) is not compute and delays
+    the slots that follow; so does other work that lasts longer than the slot it delays.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SleptCompute:
     def spend(self, duration_s: float) -> None:
         """Sleep until the end of a slot of this length."""
         if threading.get_ident() != self._thread:
-            self.restart()  # autograd has a thread per GPU; another thread's time cannot be told into work and waiting
+            self.restart()  # autograd has a thread per GPU; another thread's time cannot be split into work and waiting
         gap_s = self._clock.now() - self._left_s
         waited_s = gap_s - (self._busy_s() - self._left_busy_s)
         if waited_s <= _SHORTEST_WAIT_S:
@@ -79,7 +79,7 @@ class SleptCompute:
 
 
 class _Memory:
-    """The two tensors everything in a model is a view of."""
+    """The two tensors that all tensors of a model are views of."""
 
     def __init__(self, parameters: torch.Tensor, noise: torch.Tensor) -> None:
         self.parameters = parameters
@@ -88,14 +88,14 @@ class _Memory:
     def gradient(self, parameter: nn.Parameter) -> torch.Tensor:
         """Noise in the parameter's shape."""
         if parameter.grad is not None and parameter.grad.untyped_storage().data_ptr() == self.noise.data_ptr():
-            # A second pass before zero_grad() would add the noise to itself, in place.
+            # A second pass before zero_grad() would add the noise to itself in place.
             parameter.grad = None
-        # Not kept anywhere: autograd takes a gradient that nobody else holds as .grad, without a copy.
+        # Not stored: autograd uses a gradient without other references as .grad, without a copy.
         return self.noise[: parameter.numel()].view(parameter.shape)
 
 
 class ReplayedLayer(nn.Module):
-    """One layer; its parameters are called as its tensors, with / for every dot."""
+    """One layer; its parameters have the names of its tensors, with / for every dot."""
 
     def __init__(self, layer: Layer, memory: _Memory, compute: SleptCompute, start: int) -> None:
         super().__init__()
@@ -110,7 +110,9 @@ class ReplayedLayer(nn.Module):
                     f'tensor "{one_line(tensor.name, 80)}" cannot be replayed: torch has another use for the parameter '
                     f'name "{one_line(name, 80)}", or another tensor of its layer has it. Rename the tensor.'
                 )
-            self.register_parameter(name, nn.Parameter(view))
+            # .data has a version counter of its own. Views share that of their memory: a write to one parameter, also
+            # to one of another contender, would pass for a write to all of them.
+            self.register_parameter(name, nn.Parameter(view.data))
 
     def _views(self) -> Iterable[torch.Tensor]:
         start = self._start
@@ -119,7 +121,7 @@ class ReplayedLayer(nn.Module):
             start += tensor.numel
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
-        """Take the layer's time; the token only carries the order of layers."""
+        """Sleep the layer's time; the token only carries the order of layers."""
         parameters = list(self._parameters.values())
         # What comes first in the forward pass comes last in the backward pass.
         for start in reversed(range(_READY_AT_ONCE, len(parameters), _READY_AT_ONCE)):
@@ -128,14 +130,14 @@ class ReplayedLayer(nn.Module):
         return _Slot.apply(self, *times_s, token, *parameters[:_READY_AT_ONCE])
 
     def view_parameters(self) -> None:
-        """Let the parameters view the model's memory, after that has moved."""
+        """Make the parameters views of the model's memory, after that has moved."""
         for parameter, view in zip(self._parameters.values(), self._views(), strict=True):
             assert parameter is not None
             parameter.data = view
 
 
 class _Slot(torch.autograd.Function):
-    """Sleeps the forward time on the way there and the backward time on the way back."""
+    """Sleeps the forward time in the forward pass and the backward time in the backward pass."""
 
     @staticmethod
     def forward(
@@ -146,14 +148,14 @@ class _Slot(torch.autograd.Function):
         token: torch.Tensor,
         *parameters: nn.Parameter,
     ) -> torch.Tensor:
-        """The token again."""
+        """Returns the token."""
         ctx.layer, ctx.backward_s, ctx.parameters = layer, backward_s, parameters
         layer.compute.spend(forward_s)
         return token.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Noise for every parameter that wants a gradient."""
+        """Noise for every parameter that requires a gradient."""
         layer: ReplayedLayer = ctx.layer
         layer.compute.spend(ctx.backward_s)
         wanted = zip(ctx.parameters, ctx.needs_input_grad[4:], strict=True)
@@ -165,11 +167,11 @@ class ReplayedModel(nn.Module):
     """A model whose passes take as long as the workload says and whose gradients have its shapes.
 
     storage: a model of this process, made from the same workload, whose memory this one uses too: parameters do not
-        change, so contenders of one comparison need no copies. Device and noise are then as there.
+        change, so contenders of one comparison need no copies. Device and noise are then those of that model.
     device: where parameters and gradients are; the CPU if left out.
     seed: of the noise; 0 if left out.
 
-    Clear gradients with set_to_none=True, torch's default: they are the noise itself as long as nobody copies them.
+    Clear gradients with set_to_none=True, torch's default: gradients are the noise itself, not copies.
     """
 
     def __init__(
@@ -199,21 +201,21 @@ class ReplayedModel(nn.Module):
 
     @property
     def tensor_names(self) -> dict[str, str]:
-        """The workload's name of each parameter, by the name the parameter has here."""
+        """The workload's name of each parameter, by its name in this model."""
         tensors = (tensor.name for layer in self.workload.layers for tensor in layer.tensors)
         return dict(zip((name for name, _ in self.named_parameters()), tensors, strict=True))
 
     def forward(self, batch: torch.Tensor | None = None) -> torch.Tensor:
         """A number whose backward() takes the backward time; any batch takes the same."""
         self._compute.restart()
-        # A leaf that wants a gradient: so layers without parameters have a backward pass too.
+        # A leaf that requires a gradient, so that layers without parameters have a backward pass too.
         token = torch.zeros((), device=self._memory.noise.device, requires_grad=True)
         for layer in self.layers:
             token = layer(token)
         return token
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ReplayedModel:
-        """Move or cast, as .to() asks, the memory with the parameters."""
+        """Move or cast the memory together with the parameters, as .to() requests."""
         super()._apply(fn, recurse)
         self._memory.parameters, self._memory.noise = fn(self._memory.parameters), fn(self._memory.noise)
         for layer in self.layers:
@@ -236,7 +238,7 @@ def _share(storage: ReplayedModel, workload: Workload) -> _Memory:
             f'a model of workload "{one_line(workload.name, 80)}" cannot use the storage of one of '
             f'"{one_line(storage.workload.name, 80)}": their tensors differ. Share among models of one workload.'
         )
-    # An object of its own: moving one model must not move the other's gradients.
+    # A separate object: moving one model must not move the other's gradients.
     return _Memory(storage._memory.parameters, storage._memory.noise)
 
 
@@ -261,7 +263,7 @@ class NoUpdate(Optimizer):
             return closure()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let go of all gradients."""
+        """Drop all gradients."""
         if not set_to_none:
             raise UsageError(
                 "replayed gradients are views of shared noise: set_to_none=False would zero that. Use True."

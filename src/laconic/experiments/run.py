@@ -1,7 +1,7 @@
-"""Run a comparison link by link and keep everything in a folder.
+"""Runs a comparison link by link and keeps everything in a folder.
 
 One job per link; the contenders take turns in it (contest.py). The ranks write events; rows, curves, trace and page
-are made from those, also when a run ends early: what was measured until then is kept.
+are made from those, also when a run ends early, so measurements until then are kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from laconic.report.run_folder import RunFolder
 
 
 class Watcher(Protocol):
-    """Sees a comparison while it runs."""
+    """Receives the progress of a comparison."""
 
     def begin(self, link: str, links: Links) -> None:
         """A contest starts."""
@@ -50,15 +50,15 @@ class Watcher(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Something else worth knowing."""
+        """Any other message."""
         ...
 
 
 def run_comparison(comparison: Comparison, watcher: Watcher, out: str | None = None) -> tuple[Results, RunFolder]:
-    """Hold every contest and write the files of the folder `out`; raises after writing what there is if one fails."""
-    title = make_task(comparison.task).title  # here, so that a missing file is found before anything is started
+    """Run every contest and write the files of the folder `out`; if one fails, write the results so far and raise."""
+    title = make_task(comparison.task).title  # here, so that a missing file is noticed before anything starts
     capabilities = detect_capabilities()
-    _kind_of_links(comparison, capabilities)  # raises, before there is a folder, if they cannot be had
+    _kind_of_links(comparison, capabilities)  # raises, before there is a folder, if they are not possible
     folder = RunFolder.create(comparison.kind, out)
     folder.write_text("config.toml", to_toml(comparison))
     folder.write_text("env.json", json.dumps(describe_environment(capabilities), indent=2) + "\n")
@@ -79,7 +79,7 @@ def run_comparison(comparison: Comparison, watcher: Watcher, out: str | None = N
     else:
         if problem is None:
             return results, folder
-        watcher.note(f"what was measured until then is in {folder.path}")
+        watcher.note(f"the measurements until then are in {folder.path}")
     raise problem
 
 
@@ -88,10 +88,12 @@ def _kind_of_links(comparison: Comparison, capabilities: Capabilities) -> Links:
     if not clusters:
         return "unlimited"
     if len(clusters) < len(comparison.networks):
-        raise UsageError(f"{comparison.kind}: {UNLIMITED} stands alone; compare with limited links in another run.")
+        raise UsageError(f"{comparison.kind}: {UNLIMITED} cannot be combined with others; use another run for those.")
     links = choose_links(comparison.links, capabilities)
     if links == "paced" and comparison.torch_hooks:
         raise UsageError("torch's communication hooks cannot be paced; they need shaped links, or none.")
+    if links == "paced" and comparison.sharded:
+        raise UsageError("FSDP2 cannot be paced; sharded models need shaped links, or --bandwidth unlimited.")
     if links == "shaped":
         for cluster in clusters:
             check_possible(cluster, capabilities)
@@ -99,7 +101,7 @@ def _kind_of_links(comparison: Comparison, capabilities: Capabilities) -> Links:
 
 
 class _Run:
-    """One comparison on its way."""
+    """A running comparison."""
 
     def __init__(
         self, comparison: Comparison, capabilities: Capabilities, folder: RunFolder, watcher: Watcher, *, title: str
@@ -115,7 +117,7 @@ class _Run:
         self._sharing: GpuSharing | None = None
 
     def hold(self) -> None:
-        """One contest after the other; on a GPU with a daemon that lets ranks share it, if there can be one."""
+        """One contest after the other; on a GPU with an MPS daemon, if possible."""
         if self._comparison.device == "cpu":
             self._hold()
             return
@@ -125,15 +127,16 @@ class _Run:
             self._hold()
 
     def _hold(self) -> None:
+        gpu, each = self._comparison.device == "cuda", self._comparison.ranks_per_host
         for network in self._comparison.networks:
             self._watcher.begin(network.name, self._links)
             if network.cluster is None:
-                self._contest(network, places_here(self._comparison.hosts))
+                self._contest(network, places_here(self._comparison.hosts * each))
             elif self._links == "paced":
-                self._contest(network, places_paced(network.cluster, gpu=self._comparison.device == "cuda"))
+                self._contest(network, places_paced(network.cluster, ranks_per_host=each, gpu=gpu))
             else:
                 with VirtualHosts(network.cluster, self._capabilities) as hosts:
-                    self._contest(network, places_on(hosts, gpu=self._comparison.device == "cuda"))
+                    self._contest(network, places_on(hosts, ranks_per_host=each, gpu=gpu))
 
     def _contest(self, network: Network, places: Sequence[Place]) -> None:
         with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
@@ -146,6 +149,8 @@ class _Run:
                 link=network.name,
                 events=str(self._folder.events_path.resolve()),
                 device=self._comparison.device,
+                ranks_per_host=self._comparison.ranks_per_host,
+                sharded=self._comparison.sharded,
             ).write(config_path)
 
             failures: list[Failure] = []
@@ -162,14 +167,14 @@ class _Run:
                     [sys.executable, "-m", "laconic.experiments.contest", str(config_path)],
                     places,
                     timeout_s=self._comparison.timeout_s,
-                    # One thread per rank: ranks that fight for cores would measure the scheduler, not the strategy.
+                    # One thread per rank: ranks that compete for cores would measure the scheduler, not the strategy.
                     environment={"OMP_NUM_THREADS": "1", **(self._sharing.environment if self._sharing else {})},
                     on_line=on_line,
                 )
             except RankFailed as exc:
                 if not failures:
                     raise
-                # Other ranks fail because the first did; it says why, and they only that it is gone.
+                # Other ranks fail because the first did; only its error names the cause.
                 first = min(failures, key=lambda failure: failure.time_s)
                 raise LaconicError(f"rank {first.rank} of {len(places)} failed: {first.error}") from exc
 
@@ -179,8 +184,15 @@ class _Run:
         else:
             self._watcher.refuse(link, message)
 
+    def _where(self) -> str:
+        hosts, each = self._comparison.hosts, self._comparison.ranks_per_host
+        if each == 1:
+            return f"{hosts} {'hosts' if self._links == 'shaped' else 'ranks'}"
+        sharing = " that share one model" if self._comparison.sharded else ""
+        return f"{hosts} hosts of {each} ranks{sharing}"
+
     def results(self, problem: str | None) -> Results:
-        """What the events say that are there."""
+        """The results from the events so far."""
         comparison = self._comparison
         found = measures.recordings(self._folder.events())
         refused = measures.refusals(self._folder.events())
@@ -189,8 +201,7 @@ class _Run:
         rows = measures.rows(found, links=self._links, target_loss=target, names=names)
         return Results(
             kind=comparison.kind,
-            title=f"{self._title}, {comparison.hosts} {'hosts' if self._links == 'shaped' else 'ranks'}"
-            + (f" {self._sharing}" if self._sharing else ""),
+            title=f"{self._title}, {self._where()}" + (f" {self._sharing}" if self._sharing else ""),
             began=self._began,
             seconds=time.monotonic() - self._began_s,
             problem=problem,
@@ -217,7 +228,7 @@ class _Run:
 
 
 def describe_environment(capabilities: Capabilities) -> dict[str, object]:
-    """What env.json holds."""
+    """The contents of env.json."""
     packages = ("torch", "numpy", "numba", "triton", "pyroute2")
     return {
         "versions": versions(packages),

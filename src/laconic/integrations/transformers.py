@@ -211,7 +211,7 @@ def _check_arguments(trainer: Trainer) -> None:
         )
     if args.auto_find_batch_size:
         raise AttachError(
-            "auto_find_batch_size=True begins anew on a rank that runs out of memory, while the other ranks go on. "
+            "auto_find_batch_size=True starts again on a rank that runs out of memory, while the other ranks continue. "
             "Choose per_device_train_batch_size yourself."
         )
     for name, instead in _DDP_SETTINGS.items():

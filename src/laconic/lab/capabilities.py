@@ -1,8 +1,8 @@
-"""What this machine allows for virtual hosts, found by trying it in a child process that leaves nothing behind.
+"""What this machine allows for virtual hosts, tried out in a child process that leaves nothing behind.
 
-The child enters a network namespace of its own (as root directly, otherwise inside a new user namespace), makes there
-what the lab needs, and exits; the kernel then removes the namespace with everything in it. This file is run as a
-script in the child, so it imports nothing but the standard library until it knows that it may go on.
+The child enters a network namespace of its own (as root directly, otherwise inside a new user namespace), makes the
+parts of a lab there, and exits; the kernel then removes the namespace with everything in it. The child runs this file
+as a script, so it imports only the standard library until it knows that it may continue.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Capabilities:
 
 
 def detect_capabilities(*, timeout_s: float = 20.0) -> Capabilities:
-    """Try everything in a child process; whatever goes wrong there ends up in `reason`."""
+    """Try everything in a child process; any problem there is described in `reason`."""
     if not sys.platform.startswith("linux"):
         return Capabilities(privilege="none", reason=f"network namespaces need Linux, this is {sys.platform}")
     # By path and with -P: `-m laconic.lab.capabilities` would spend seconds importing torch, and without -P the
@@ -98,7 +98,7 @@ def _try_here() -> Capabilities:
 
 
 def _enter_network_namespace() -> tuple[Privilege, str]:
-    """Leave the host's network for an empty one; how that was possible, or why it was not."""
+    """Enter an empty network namespace; return how that was possible, or why it was not."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) == 0:
         return "root", ""
@@ -118,10 +118,10 @@ def _enter_network_namespace() -> tuple[Privilege, str]:
 
 
 def _attempt(routes: Any, name: str) -> str | None:
-    """Make one thing and see that it is there; None, or why not."""
+    """Make one object and check that it exists; None, or why not."""
     from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415  as above
 
-    # `routes` is an IPRoute, whose methods pyroute2 makes at run time, where no type checker sees them.
+    # `routes` is an IPRoute, whose methods pyroute2 makes at run time, invisible to type checkers.
     try:
         if name == "veth":
             routes.link("add", ifname="laconic0", kind="veth", peer={"ifname": "laconic1"})
@@ -139,7 +139,7 @@ def _attempt(routes: Any, name: str) -> str | None:
             routes.tc("replace", name, device, **settings)
             kinds = [discipline.get_attr("TCA_KIND") for discipline in routes.get_qdiscs(device)]
             if name not in kinds:
-                return "accepted by the kernel, but not there afterwards"
+                return "accepted by the kernel, but missing afterwards"
     except NetlinkError as exc:
         # ENOENT: no such queueing discipline; EOPNOTSUPP: no such kind of interface.
         missing = exc.code in (errno.ENOENT, errno.EOPNOTSUPP)

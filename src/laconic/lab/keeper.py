@@ -1,13 +1,14 @@
 """The process that holds the virtual hosts: one network namespace each, and one for the switches between them.
 
-Run as a script by virtual_hosts.py, which talks to it over its standard input and output, one JSON line each way:
+Run as a script by virtual_hosts.py, which communicates with it over standard input and output, one JSON line each way:
 
-    -> the cluster                      <- {"pid", "as_user", "hosts": [{"namespace", "address", "interface"}]}
-    -> {"ask": "counters"}              <- {"hosts": [{"sent_bytes", "received_bytes"}]}
+    -> the cluster        <- {"pid", "as_user", "hosts": [{"namespace", "address", "interface"}], "switch": its address}
+    -> {"ask": "counters"}    <- {"hosts": [{"sent_bytes", "received_bytes"}]}
+    -> {"shape": links}       <- {}, once every host's link is as given
 
 Namespaces have no names. They exist as long as this process or a process in them does, and this process ends when its
-input is closed, however the other end dies: nothing can be left behind. It imports nothing of laconic, so it starts
-in a tenth of a second and runs in an image without torch.
+input is closed, however the other end dies: nothing can be left behind. It does not import laconic, so it starts in a
+tenth of a second and runs in an image without torch.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ _QUEUE_MS = 100
 _LARGEST_32_BITS = 2**32 - 1
 _INTERFACE = "eth0"
 _NETWORK, _PREFIX_LENGTH = "10.77.0.0/24", 24
+SWITCH_ADDRESS = "10.77.0.254"
+"""An address above that of the last host."""
 
 
 class KeeperProblem(Exception):
-    """Something the kernel or pyroute2 refused."""
+    """The kernel or pyroute2 refused a request."""
 
 
 def _call(name: str, *arguments: int) -> None:
@@ -43,7 +46,7 @@ def _call(name: str, *arguments: int) -> None:
 
 
 def _enter_namespaces(as_user: bool) -> None:
-    """Leave the machine's network for one of our own; a normal user becomes root in a user namespace for that."""
+    """Enter a network namespace of our own; a normal user becomes root in a user namespace for that."""
     if not as_user:
         _call("unshare", _NEW_NET)
         return
@@ -65,13 +68,16 @@ class Fabric:
         from pyroute2 import IPRoute
 
         _teach_fast_rates()
-        # pyroute2 makes its methods at run time, where no type checker sees them.
+        # pyroute2 makes its methods at run time, invisible to type checkers.
         self._open: Callable[[], Any] = IPRoute
         self._home = _own_namespace()
         self._links: Any = IPRoute()
         self.hosts: list[int] = []
+        self._ports: list[tuple[int, int]] = []
+        """Of each host, the index of its interface at the switch and of its own."""
         uplinks = spec["uplinks"]
         core = self._bridge("core")
+        self._give_address(core)
         racks = [self._rack(number, uplink, core) for number, uplink in enumerate(uplinks)] or [core]
         for host, link in enumerate(spec["links"]):
             rack = spec["rack_of"][host] if uplinks else 0
@@ -82,6 +88,10 @@ class Fabric:
         index = self._links.link_lookup(ifname=name)[0]
         self._links.link("set", index=index, state="up")
         return index
+
+    def _give_address(self, switch: int) -> None:
+        """Give the switch an address, so that hosts can reach an aggregator on the switch itself, which has no link."""
+        self._links.addr("add", index=switch, address=SWITCH_ADDRESS, prefixlen=_PREFIX_LENGTH)
 
     def _rack(self, number: int, uplink: dict[str, float], core: int) -> int:
         """A switch with a cable to the core, shaped in both directions."""
@@ -98,7 +108,7 @@ class Fabric:
         _call("unshare", _NEW_NET)
         namespace = _own_namespace()
         _call("setns", self._home, _NEW_NET)
-        name = f"host{number}"
+        name = port(number)
         self._links.link("add", ifname=name, kind="veth", peer={"ifname": _INTERFACE, "net_ns_fd": namespace})
         index = self._links.link_lookup(ifname=name)[0]
         self._links.link("set", index=index, master=switch, state="up")
@@ -107,10 +117,18 @@ class Fabric:
             for interface in inside.get_links():
                 inside.link("set", index=interface["index"], state="up")
                 if interface.get_attr("IFLA_IFNAME") == _INTERFACE:
+                    self._ports.append((index, interface["index"]))
                     inside.addr("add", index=interface["index"], address=address(number), prefixlen=_PREFIX_LENGTH)
                     _choose_congestion_control(inside, interface["index"], number)
                     _shape(inside, interface["index"], link)
         return namespace
+
+    def shape(self, links: list[dict[str, float]]) -> None:
+        """Give hosts other links while they are in use; what waits in a queue is lost, as on a real line."""
+        for namespace, (port, own), link in zip(self.hosts, self._ports, links, strict=True):
+            _shape(self._links, port, link, "replace")
+            with self._inside(namespace), self._open() as inside:
+                _shape(inside, own, link, "replace")
 
     @contextmanager
     def _inside(self, namespace: int) -> Iterator[None]:
@@ -125,11 +143,16 @@ class Fabric:
         statistics = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in self._links.get_links()}
         return [
             {
-                "sent_bytes": statistics[f"host{number}"]["rx_bytes"],
-                "received_bytes": statistics[f"host{number}"]["tx_bytes"],
+                "sent_bytes": statistics[port(number)]["rx_bytes"],
+                "received_bytes": statistics[port(number)]["tx_bytes"],
             }
             for number in range(len(self.hosts))
         ]
+
+
+def port(host: int) -> str:
+    """The interface of the switch that a host's cable ends at."""
+    return f"host{host}"
 
 
 def address(host: int) -> str:
@@ -138,10 +161,10 @@ def address(host: int) -> str:
 
 
 def _choose_congestion_control(links: Any, index: int, host: int) -> None:
-    """Let TCP find the speed of the links the way most of Linux does, whatever this machine prefers.
+    """Choose the default congestion control of Linux, whatever this machine uses.
 
-    bbr takes the burst of a token bucket for the link's rate; with it, runs differed by up to 16%. It is said on the
-    route to the other hosts, because a namespace's own setting takes only what the machine allows.
+    bbr takes the burst of a token bucket for the link's rate; with it, runs differed by up to 16%. It is set on the
+    route to the other hosts, because a namespace's own setting accepts only what the machine allows.
     """
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -163,7 +186,7 @@ def _choose_congestion_control(links: Any, index: int, host: int) -> None:
 
 
 def _teach_fast_rates() -> None:
-    """Let pyroute2's token bucket also send the kernel's 64-bit rate: the 32-bit one ends at 34 Gbit/s."""
+    """Make pyroute2's token bucket also send the kernel's 64-bit rate: the 32-bit one ends at 34 Gbit/s."""
     from pyroute2.netlink.rtnl.tcmsg import plugins, sched_tbf
     from pyroute2.netlink.rtnl.tcmsg.common import get_rate_parameters
 
@@ -183,6 +206,7 @@ def _teach_fast_rates() -> None:
 
         @staticmethod
         def get_parameters(wanted: dict[str, Any]) -> dict[str, Any]:
+            """The parameters that pyroute2 computes, with rates of more than 32 bits."""
             parameters = get_rate_parameters(wanted)
             rate = parameters["rate"]
             # The queue's length is 32 bits too; above 330 Gbit/s it holds less than _QUEUE_MS, which is still plenty.
@@ -195,16 +219,16 @@ def _teach_fast_rates() -> None:
     kinds["tbf"] = TokenBucket
 
 
-def _shape(links: Any, index: int, link: dict[str, float]) -> None:
+def _shape(links: Any, index: int, link: dict[str, float], how: str = "add") -> None:
     """Give what leaves through this interface the link's bandwidth, and its delay and loss if it has any."""
     rate = max(1, int(link["bandwidth_bps"] / 8))
     # The bucket must hold a few milliseconds of traffic, or fast links starve between timer ticks.
     burst = max(_BURST_BYTES, rate // 250)
     if link["delay_s"] or link["loss_ratio"]:
-        links.tc("add", "netem", index, handle="1:", delay=int(link["delay_s"] * 1e6), loss=link["loss_ratio"] * 100)
-        links.tc("add", "tbf", index, parent="1:", handle="10:", rate=rate, burst=burst, latency=f"{_QUEUE_MS}ms")
+        links.tc(how, "netem", index, handle="1:", delay=int(link["delay_s"] * 1e6), loss=link["loss_ratio"] * 100)
+        links.tc(how, "tbf", index, parent="1:", handle="10:", rate=rate, burst=burst, latency=f"{_QUEUE_MS}ms")
     else:
-        links.tc("add", "tbf", index, rate=rate, burst=burst, latency=f"{_QUEUE_MS}ms")
+        links.tc(how, "tbf", index, rate=rate, burst=burst, latency=f"{_QUEUE_MS}ms")
 
 
 def _answer(value: dict[str, Any]) -> None:
@@ -212,8 +236,16 @@ def _answer(value: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def _shaped(fabric: Fabric, links: list[dict[str, float]]) -> dict[str, Any]:
+    try:
+        fabric.shape(links)
+    except Exception as exc:  # noqa: BLE001 - as in main
+        return {"error": f"{type(exc).__name__}: {exc}"}
+    return {}
+
+
 def main() -> int:
-    """Build what the first line asks for, then answer until the input is closed."""
+    """Build the cluster in the first line, then answer until the input is closed."""
     line = sys.stdin.readline()
     if not line:
         return 0
@@ -221,17 +253,20 @@ def main() -> int:
     try:
         _enter_namespaces(spec["as_user"])
         fabric = Fabric(spec)
-    except Exception as exc:  # noqa: BLE001 - whatever pyroute2 or the kernel says is for the other side to report
+    except Exception as exc:  # noqa: BLE001 - the other side reports any error
         _answer({"error": f"{type(exc).__name__}: {exc}"})
         return 1
     hosts = [
         {"namespace": namespace, "address": address(number), "interface": _INTERFACE}
         for number, namespace in enumerate(fabric.hosts)
     ]
-    _answer({"pid": os.getpid(), "as_user": spec["as_user"], "hosts": hosts})
+    _answer({"pid": os.getpid(), "as_user": spec["as_user"], "hosts": hosts, "switch": SWITCH_ADDRESS})
     for line in sys.stdin:
-        if json.loads(line) == {"ask": "counters"}:
+        request = json.loads(line)
+        if request == {"ask": "counters"}:
             _answer({"hosts": fabric.counters()})
+        elif set(request) == {"shape"}:
+            _answer(_shaped(fabric, request["shape"]))
         else:
             _answer({"error": f"unknown request {line.strip()[:80]}"})
     return 0

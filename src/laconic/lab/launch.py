@@ -1,40 +1,44 @@
-"""Start the ranks of one job on this machine and see all of them to their end.
+"""Starts the ranks of one job on this machine and waits until all of them have ended.
 
-Each rank gets the environment torchrun would give it. When one fails, the others are given a moment to say why they
-stopped, then ended; the same happens on Ctrl-C and at the time limit. With the run end all processes its ranks have
-started, detached ones too, and no others. If this process is killed its ranks die with it; leftovers.py has the rest.
+Each rank gets the environment torchrun would give it. When one fails, the others get a moment to report why they
+stopped, and are then ended; the same happens on Ctrl-C and at the time limit. All processes that the ranks have started
+end with the run, detached ones too, and no others. If this process is killed its ranks die with it; leftovers.py
+handles the rest.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from laconic.core.child_process import die_with_parent
 from laconic.core.paced import PACE_VARIABLE
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.lab import leftovers
 
 _GRACE_S = 10.0
 """Time for the other ranks to notice a lost peer and report it before they are ended."""
+_FIRST_PORT = 10_000
+_PORT_TRIES = 100
 _KEPT_LINES = 40
-_DIE_WITH_PARENT = 1
 _TRACEBACK = "Traceback (most recent call last)"
 _RANK = re.compile(r"^\[rank\d+\]: ?")
-"""What torch writes before every line of a traceback."""
+"""The prefix that torch writes before every line of a traceback."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs: what its environment says, and how it gets there between fork and exec."""
+    """Where a rank runs: its environment, and the function that enters its host between fork and exec."""
 
     environment: Mapping[str, str]
     enter: Callable[[], None] | None = None
@@ -46,7 +50,7 @@ class RankFailed(LaconicError):
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        """What a shell would show for it: its exit code, 128 + signal, or 124 for a time limit."""
+        """The status a shell would show for it: its exit code, 128 + signal, or 124 for a time limit."""
 
 
 @dataclass
@@ -65,14 +69,29 @@ class Rank:
 
 
 def free_port() -> int:
-    """A TCP port on the loopback interface that nobody uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A free TCP port on the loopback interface, outside the range that the system assigns by itself.
+
+    A port from the system's own range could be taken by any connection before the job listens on it.
+    """
+    for _ in range(_PORT_TRIES):
+        port = random.SystemRandom().randrange(_FIRST_PORT, _first_system_port())
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise LaconicError(f"no free port between {_FIRST_PORT} and {_first_system_port()} in {_PORT_TRIES} tries.")
+
+
+def _first_system_port() -> int:
+    """The first port that the system assigns to connections by itself."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:  # not Linux
+        first = 32_768
+    return max(first, 2 * _FIRST_PORT)
 
 
 def places_here(num_ranks: int) -> list[Place]:
-    """Ranks side by side on this machine, over its loopback interface."""
+    """Ranks on this machine, over its loopback interface."""
     if num_ranks < 1:
         raise UsageError(f"the number of ranks must be >= 1, got {num_ranks}.")
     master = ("127.0.0.1", free_port())
@@ -83,19 +102,6 @@ def places_here(num_ranks: int) -> list[Place]:
         )
         for rank in range(num_ranks)
     ]
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """What a child must call between fork and exec to be killed when its parent dies; None where that is unknown."""
-    if not sys.platform.startswith("linux"):
-        return None
-    # Looked up before the fork: the child must not need locks that another thread may hold.
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def enter() -> None:
-        prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-
-    return enter
 
 
 def torchrun_environment(
@@ -126,7 +132,7 @@ def run_ranks(
 ) -> None:
     """Run `command` once per place, one rank each, and return when all have ended with 0.
 
-    Raises RankFailed naming the first rank that failed and the last thing it said.
+    Raises RankFailed with the first rank that failed and its last message.
     """
     ranks: list[Rank] = []
     mark = leftovers.new_mark()
@@ -156,7 +162,7 @@ def run_ranks(
 def last_words(lines: Sequence[str]) -> str:
     """The exception of the last traceback, else the last line that is not empty.
 
-    What a rank has started may go on talking after the rank's own last words.
+    Processes that a rank has started may print more after the rank's own last message.
     """
     plain = [_RANK.sub("", line) for line in lines]
     traces = [number for number, line in enumerate(plain) if line.startswith(_TRACEBACK)]
@@ -175,7 +181,7 @@ def _start(
     environment: Mapping[str, str],
     on_line: Callable[[int, str], None],
 ) -> Rank:
-    # A pace in the caller's shell is not the link this run says it has.
+    # A pace set in the caller's shell is not the link of this run.
     inherited = {name: value for name, value in os.environ.items() if name != PACE_VARIABLE}
     variables = {**inherited, **environment, "PYTHONUNBUFFERED": "1"}
     try:
@@ -187,7 +193,7 @@ def _start(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            # A session of its own: Ctrl-C reaches us alone, and we end the rank with everything it started.
+            # A session of its own: Ctrl-C reaches only this process, which ends the rank with everything it started.
             start_new_session=True,
             preexec_fn=enter,  # noqa: PLW1509 - enters a namespace: a few system calls, no lock
         )
@@ -210,7 +216,7 @@ def _start(
 
 
 def _watch(ranks: list[Rank], deadline: float) -> Rank | None:
-    """Wait until all have ended or time is up; the first rank that failed, if any."""
+    """Wait until all have ended or time is up; return the first rank that failed, if any."""
     failed: Rank | None = None
     while any(rank.exit_code is None for rank in ranks) and time.monotonic() < deadline:
         if failed is None:
@@ -231,7 +237,7 @@ def _end(ranks: list[Rank], mark: str) -> None:
             time.sleep(0.02)
     for rank in ranks:
         rank.process.wait()
-    # What a rank has detached would keep its host, and the pipe its output goes into.
+    # Detached processes of a rank would keep its host, and the pipe of its output.
     leftovers.end_run(mark)
     for rank in ranks:
         rank.reader.join(timeout=2.0)

@@ -1,12 +1,12 @@
-"""Find and end what a lab left running when it was killed.
+"""Finds and ends processes that a killed lab has left running.
 
-A lab has no names in the file system and its ranks die with it, so a kill -9 leaves only what a rank's script had
-started and detached; such a process keeps the namespace of its host. Every rank therefore carries
+A lab has no names in the file system and its ranks die with it, so a kill -9 leaves only processes that a rank's script
+had started and detached; such a process keeps the namespace of its host. Every rank therefore has
 
     LACONIC_LAB = <pid of the lab>-<its start time, in ticks since boot>-<a word of this run>
 
-in its environment, and what it starts inherits that. A process whose lab is gone (no such pid, or another start time)
-is a leftover. One that was started with an emptied environment cannot be recognized.
+in its environment, which its child processes inherit. A process whose lab is gone (no such pid, or another start time)
+is a leftover. A process that was started with an empty environment cannot be recognized.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ VARIABLE = "LACONIC_LAB"
 _PROC = Path("/proc")
 _GONE_OR_FOREIGN = (FileNotFoundError, ProcessLookupError, PermissionError)
 _POLITE_S = 2.0
-"""Time to end after being asked, before being made to."""
+"""Time to end after SIGTERM, before SIGKILL."""
 _FORCED_S = 5.0
 """Time the kernel may take to remove a process after SIGKILL."""
+_STARTING_S = 0.05
+"""How long a process that has just been started may take to show its environment."""
 _ROUNDS = 5
-"""What a process starts while it is being ended is found in the next round."""
+"""Rounds of ending processes: children started meanwhile are found in the next round."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,14 @@ def new_mark() -> str:
 
 
 def end_leftovers() -> list[Leftover]:
-    """End every process of this user whose lab is gone; those that were ended."""
+    """End every process of this user whose lab is gone; return those that were ended."""
     if not (_PROC / "self" / "environ").exists():
         raise UsageError("leftovers are found through /proc, which this system does not have.")
     return _end_all(lambda mark: not _lab_is_running(mark))
 
 
 def end_run(mark: str) -> list[Leftover]:
-    """End every process of this user that carries `mark`: what the ranks of a run that is over have detached."""
+    """End every process of this user with `mark`: the detached processes of a finished run."""
     return _end_all(lambda found: found == mark)
 
 
@@ -75,17 +77,17 @@ def _end_all(condemned: Callable[[str], bool]) -> list[Leftover]:
 
 
 def _marked(condemned: Callable[[str], bool], handles: contextlib.ExitStack) -> Iterator[tuple[int, Leftover]]:
-    """Processes of this user whose mark is `condemned`, each under a handle that no other process can inherit."""
+    """Processes of this user whose mark is `condemned`, each with a pidfd, which is never reused."""
     for folder in _PROC.iterdir() if _PROC.is_dir() else ():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         pid = int(folder.name)
-        # A process may end at any moment, and those of other users cannot be read.
+        # A process may end at any time, and those of other users cannot be read.
         with contextlib.suppress(*_GONE_OR_FOREIGN), contextlib.ExitStack() as stack:
             mark = _mark_of(folder)
             if mark is None or not condemned(mark):
                 continue
-            # Read once more under the handle: a process number is given away again, a handle is not.
+            # Read again with the pidfd: a process number may be reused, a pidfd is not.
             handle = os.pidfd_open(pid)
             stack.callback(os.close, handle)
             if _mark_of(folder) == mark and _user_of(folder) == os.geteuid():
@@ -126,7 +128,7 @@ def _lab_is_running(mark: str) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process was started, in ticks since boot; None if there is none, or only its exit code is left of it."""
+    """When a process was started, in ticks since boot; None if it does not exist or is a zombie."""
     try:
         # The name of the program, in parentheses, may itself hold spaces and parentheses.
         fields = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -136,14 +138,24 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _mark_of(folder: Path) -> str | None:
-    """The value of LACONIC_LAB in a process's environment, if it has one that we wrote."""
+    """The value of LACONIC_LAB in a process's environment, if it has a valid one."""
     prefix = f"{VARIABLE}=".encode()
-    for entry in (folder / "environ").read_bytes().split(b"\0"):
+    for entry in _environment_of(folder).split(b"\0"):
         if entry.startswith(prefix):
             mark = entry.removeprefix(prefix).decode("ascii", "replace")
             parts = mark.split("-")
             return mark if len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal() else None
     return None
+
+
+def _environment_of(folder: Path) -> bytes:
+    """The environment of a process, which the kernel shows as empty for a moment while it loads a program."""
+    # Kernel threads and ended processes have no program: readlink raises for them.
+    until = time.monotonic() + _STARTING_S
+    while not (environment := (folder / "environ").read_bytes()) and time.monotonic() < until:
+        (folder / "exe").readlink()
+        time.sleep(0.001)
+    return environment
 
 
 def _user_of(folder: Path) -> int:

@@ -1,6 +1,6 @@
-"""What this machine is: versions, backends, GPUs, cores and memory.
+"""Facts about this machine: versions, backends, GPUs, cores and memory.
 
-Nothing here names the host, the user or a path, so what it says can be shown in public.
+Nothing here names the host, the user or a path, so the facts can be published.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Cuda:
-    """What torch knows about GPUs."""
+    """The GPUs as torch sees them."""
 
     built_for: str | None
     devices: tuple[Device, ...]
@@ -36,7 +36,7 @@ class Cuda:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the operating system says about itself."""
+    """Facts about the operating system."""
 
     os: str
     kernel: str
@@ -53,7 +53,7 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            # A copied folder can be imported although no installer knows of it.
+            # A copied folder can be imported without having been installed.
             found[package] = "(version unknown)" if importlib.util.find_spec(package) else None
     found["torch"] = str(torch.__version__)
     return found
@@ -65,13 +65,13 @@ def backends() -> dict[str, bool]:
 
 
 def _ask(question: str) -> bool:
-    """Whether torch.distributed answers yes; a build without that part has no such function."""
+    """Whether torch.distributed has a backend; a build without that part has no such function."""
     answer: Callable[[], bool] | None = getattr(torch.distributed, question, None)
     return bool(answer and answer())
 
 
 def gpus() -> tuple[Cuda, str | None]:
-    """The GPUs torch can use, and why it cannot read them if so."""
+    """The GPUs that torch can use, or why it cannot read them."""
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else None
     if torch.version.hip:
         built_for = f"ROCm {torch.version.hip}"
@@ -87,7 +87,7 @@ def gpus() -> tuple[Cuda, str | None]:
 
 
 def machine() -> Machine:
-    """What the operating system says."""
+    """Facts about the operating system."""
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     try:

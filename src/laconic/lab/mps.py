@@ -1,8 +1,8 @@
-"""NVIDIA's Multi-Process Service for as long as a `with` block lasts, so that ranks on one GPU run side by side.
+"""NVIDIA's Multi-Process Service for the duration of a `with` block, so that ranks on one GPU run in parallel.
 
 Without it, processes that share a GPU take turns of some milliseconds, and every small exchange waits for the others'
-turns. With it, their kernels run at the same time. Each block has a daemon of its own, with folders of its own: what a
-job that was killed has left in another daemon then cannot reach this one.
+turns. With it, their kernels run at the same time. Each block has a daemon of its own, with folders of its own, so
+leftovers of a killed job in another daemon cannot affect it.
 
 with shared_gpu("auto") as sharing:
     subprocess.Popen(command, env={**os.environ, **sharing.environment})
@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from laconic.core.child_process import die_with_parent
 from laconic.errors import UsageError, one_line
 from laconic.lab import leftovers
-from laconic.lab.launch import die_with_parent
 
 MpsChoice = Literal["auto", "on", "off"]
 CONTROL = "nvidia-cuda-mps-control"
 _START_S = 20.0
-"""Until the first process can use the GPU through a new daemon: it starts its server then."""
+"""Timeout until the first process can use the GPU through a new daemon, which then starts its server."""
 _STOP_S = 10.0
 _PROBE = """
 import ctypes, sys
@@ -40,7 +40,7 @@ for call in (lambda: cuda.cuInit(0), lambda: cuda.cuDevicePrimaryCtxRetain(ctype
     if code:
         sys.exit(f"CUDA error {code}")
 """
-"""What every rank does first: get a context on the GPU. Without torch, so that it takes no time."""
+"""Gets a context on the GPU, as every rank does first. Without torch, to be fast."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class GpuSharing:
 
     mps: bool
     environment: Mapping[str, str] = field(default_factory=dict)
-    """For every process that is to share."""
+    """Environment variables for every process that shares the GPU."""
     reason: str = ""
-    """Why they take turns, where they do."""
+    """Why ranks take turns, if they do."""
 
     def __str__(self) -> str:
         return "sharing a GPU through MPS" if self.mps else "taking turns on a GPU"
@@ -59,7 +59,7 @@ class GpuSharing:
 
 @contextmanager
 def shared_gpu(choice: MpsChoice = "auto") -> Iterator[GpuSharing]:
-    """Start a daemon and stop it at the end; auto: where that fails, ranks take turns, and the reason is given.
+    """Start a daemon and stop it at the end; auto: if that fails, ranks take turns, and the result has the reason.
 
     Raises UsageError if it fails and `choice` is on.
     """
@@ -95,7 +95,7 @@ class _Daemon:
         for path in self.environment.values():
             Path(path).mkdir()
         try:
-            # In the foreground: it is a child of ours then, and ends with us.
+            # In the foreground: it is then a child of this process, and ends with it.
             self._process = subprocess.Popen(
                 [command, "-f"],
                 env=self._variables(),
@@ -142,7 +142,7 @@ class _Daemon:
         if process is None:
             return
         if process.poll() is None:
-            with suppress(OSError, subprocess.TimeoutExpired):  # ended below, whatever it says to this
+            with suppress(OSError, subprocess.TimeoutExpired):  # ended below, whatever the answer
                 subprocess.run(
                     [CONTROL],
                     input=b"quit -t 2\n",
@@ -165,4 +165,4 @@ class _Daemon:
     def _last_words(self) -> str:
         log = self._folder / "log" / "control.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return one_line(lines[-1], 200) if lines else "it said nothing"
+        return one_line(lines[-1], 200) if lines else "no output"

@@ -1,7 +1,7 @@
-"""Links held back in software, for machines that cannot make virtual hosts.
+"""Links paced in software, for machines that cannot make virtual hosts.
 
-Ranks run side by side on this machine, over its loopback interface, and each finds the rate of its link in
-LACONIC_PACE, where attach() looks (core/paced.py). Nothing else that a script sends is held back.
+Ranks run on this machine, over its loopback interface, and each gets the rate of its link in LACONIC_PACE, which
+attach() reads (core/paced.py). Nothing else that a script sends is paced.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 from typing import Literal
 
 from laconic.cluster import Cluster
+from laconic.core.child_process import die_with_parent
 from laconic.core.paced import PACE_VARIABLE
 from laconic.errors import UsageError
 from laconic.lab.capabilities import Capabilities
-from laconic.lab.launch import Place, die_with_parent, free_port, torchrun_environment
+from laconic.lab.launch import Place, free_port, torchrun_environment
 from laconic.lab.virtual_hosts import check_imitable, gpu_environment
 from laconic.units import format_rate
 
 LinksChoice = Literal["auto", "shaped", "paced"]
-"""What a user can ask for; auto: shaped where this machine allows it, else paced."""
+"""The choices of a user; auto: shaped where this machine allows it, else paced."""
 
-PACED_MEANS = "only laconic's own transport is held back; what a script sends through torch.distributed itself is not"
+PACED_MEANS = "only laconic's own transport is paced; a script's own traffic through torch.distributed is not"
 
 
 def choose_links(wanted: LinksChoice, capabilities: Capabilities) -> Literal["shaped", "paced"]:
-    """Which links a run gets here; raises where shaped ones are asked for and cannot be made."""
+    """The links of a run on this machine; raises if shaped ones are requested and cannot be made."""
     if wanted == "paced":
         return "paced"
     if capabilities.virtual_hosts:
@@ -58,7 +59,7 @@ def places_paced(cluster: Cluster, *, ranks_per_host: int = 1, gpu: bool = False
 
 
 def _check_possible(cluster: Cluster) -> None:
-    """Raise for what a rank that knows only its own link cannot imitate."""
+    """Raise for clusters that pacing cannot imitate, because a rank knows only its own link."""
     check_imitable(cluster)
     if cluster.uplinks:
         raise UsageError(

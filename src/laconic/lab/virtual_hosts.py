@@ -1,8 +1,8 @@
-"""Virtual hosts on this machine: network namespaces behind real, shaped links, for as long as a `with` block lasts.
+"""Virtual hosts on this machine: network namespaces behind real, shaped links, for the duration of a `with` block.
 
 with VirtualHosts(Cluster.uniform(4, Link(bandwidth_bps=100e6))) as hosts:
     subprocess.Popen(command, preexec_fn=hosts.entrance(2))     # runs on host 2
-    hosts.counters()                                            # what the kernel says each host has sent
+    hosts.counters()                                            # bytes each host has sent, counted by the kernel
 """
 
 from __future__ import annotations
@@ -12,24 +12,30 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from types import TracebackType
 from typing import Any, Self
 
-from laconic.cluster import Cluster
+from laconic.cluster import Cluster, Link
+from laconic.cluster.cluster_file import check_host
+from laconic.core.child_process import die_with_parent
+from laconic.core.switch import SWITCH_VARIABLE, Switch
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.lab import keeper, leftovers
 from laconic.lab.capabilities import Capabilities, detect_capabilities
-from laconic.lab.launch import Place, die_with_parent, torchrun_environment
+from laconic.lab.launch import Place, torchrun_environment
 
 _ANSWER_S = 20.0
 """How long the keeper may take to answer; building 250 hosts takes about three seconds."""
 _NEW_NET, _NEW_USER = 0x40000000, 0x10000000
 _MOST_HOSTS = 250
 """Host numbers are the last byte of an address."""
+NO_HOSTNAME = "The hostname of the client socket cannot be retrieved"
+"""What torch warns of on every rank: virtual hosts have addresses and no names, and nothing needs them."""
 _MASTER_PORT = 29500
 """Any port does: each lab has a network of its own."""
 
@@ -52,6 +58,7 @@ class VirtualHosts:
         self._process: subprocess.Popen[str] | None = None
         self._hosts: list[dict[str, Any]] = []
         self._pid = 0
+        self._switch = ""
         self._as_user = self._capabilities.privilege == "user_namespace"
 
     def __enter__(self) -> Self:
@@ -74,7 +81,7 @@ class VirtualHosts:
         except BaseException:
             self._end()
             raise
-        self._pid, self._hosts = answer["pid"], answer["hosts"]
+        self._pid, self._hosts, self._switch = answer["pid"], answer["hosts"], answer["switch"]
         return self
 
     def __exit__(
@@ -87,7 +94,9 @@ class VirtualHosts:
         if process is None:
             return
         assert process.stdin is not None
-        process.stdin.close()
+        # Closing flushes a buffered request that the ended process has not read.
+        with suppress(BrokenPipeError):
+            process.stdin.close()
         try:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -127,13 +136,40 @@ class VirtualHosts:
         """The name of a host's network interface."""
         return self._hosts[host]["interface"]
 
+    @property
+    def switch(self) -> Switch:
+        """The switch that joins the hosts, or their racks."""
+        return Switch(self._switch, f"/proc/{self._pid}/ns/net")
+
     def counters(self) -> list[HostCounter]:
-        """What the kernel has counted so far, per host."""
+        """The kernel's counters so far, per host."""
         return [HostCounter(**host) for host in self._ask({"ask": "counters"}, "the counters")["hosts"]]
+
+    def shape(self, links: Sequence[Link]) -> None:
+        """Give the hosts other links while processes run on them, as when a network becomes slow: one for each host."""
+        if len(links) != self.cluster.num_hosts:
+            raise UsageError(f"there are {self.cluster.num_hosts} hosts, and {len(links)} links were given.")
+        changed = replace(self.cluster, links=tuple(links))
+        check_possible(changed, self._capabilities)
+        for before, after in zip(self.cluster.links, links, strict=True):
+            if bool(before.delay_s or before.loss_ratio) != bool(after.delay_s or after.loss_ratio):
+                raise UsageError("a link that has delay or loss keeps some, and one that has none gets none.")
+        self._ask({"shape": [asdict(link) for link in links]}, "other links")
+        self.cluster = changed
 
     def entrance(self, host: int) -> Callable[[], None]:
         """What a child process must call between fork and exec to run on `host`, and to die with its parent."""
-        namespace = f"/proc/{self._pid}/fd/{self._hosts[host]['namespace']}"
+        return self._entrance(self.namespace(host))
+
+    def entrance_to_switch(self) -> Callable[[], None]:
+        """The same for a process that runs on the switch itself, which hosts reach behind no link."""
+        return self._entrance(self.switch.namespace)
+
+    def namespace(self, host: int) -> str:
+        """The file of a host's network namespace."""
+        return f"/proc/{self._pid}/fd/{self._hosts[host]['namespace']}"
+
+    def _entrance(self, namespace: str) -> Callable[[], None]:
         user = f"/proc/{self._pid}/ns/user" if self._as_user else None
         # Looked up before the fork: the child must not need locks that another thread may hold.
         libc = ctypes.CDLL(None, use_errno=True)
@@ -156,7 +192,7 @@ class VirtualHosts:
 
 
 def check_possible(cluster: Cluster, capabilities: Capabilities) -> None:
-    """Raise, saying what is possible, if this machine cannot make such hosts."""
+    """Raise, with the alternatives, if this machine cannot make such hosts."""
     if not capabilities.virtual_hosts:
         raise UsageError(
             f"virtual hosts are not possible here: {capabilities.reason or 'no privilege'}. Run as root, or allow "
@@ -172,7 +208,7 @@ def check_possible(cluster: Cluster, capabilities: Capabilities) -> None:
 
 
 def check_imitable(cluster: Cluster) -> None:
-    """Raise for clusters that only the simulator knows."""
+    """Raise for clusters that only the simulator supports."""
     if cluster.num_hosts > _MOST_HOSTS:
         raise UsageError(f"the lab makes at most {_MOST_HOSTS} hosts, got {cluster.num_hosts}.")
     if not cluster.topology.in_lab:
@@ -186,21 +222,33 @@ def check_imitable(cluster: Cluster) -> None:
         raise UsageError("the lab cannot make a host compute slower or faster. Leave out speed.")
 
 
-def places_on(hosts: VirtualHosts, *, ranks_per_host: int = 1, gpu: bool = False) -> list[Place]:
+def places_on(
+    hosts: VirtualHosts, *, ranks_per_host: int = 1, gpu: bool = False, members: Sequence[int] | None = None
+) -> list[Place]:
     """Ranks on virtual hosts, host by host, with the variables that make Gloo and NCCL use the shaped links.
 
     gpu: ranks share one GPU; a host id each makes NCCL take them for ranks on different hosts.
+    members: the hosts of this job, where others run beside it; all of them if left out.
     """
     if ranks_per_host < 1:
         raise UsageError(f"ranks per host must be >= 1, got {ranks_per_host}.")
-    world_size = hosts.cluster.num_hosts * ranks_per_host
+    members = range(hosts.cluster.num_hosts) if members is None else members
+    for host in members:
+        check_host(host, hosts.cluster.num_hosts)
+    world_size = len(members) * ranks_per_host
     places: list[Place] = []
     for rank in range(world_size):
-        host = rank // ranks_per_host
+        number = rank // ranks_per_host
+        host = members[number]
         interface = hosts.interface(host)
         environment = torchrun_environment(
-            rank, world_size, host=host, ranks_per_host=ranks_per_host, master=(hosts.address(0), _MASTER_PORT)
+            rank,
+            world_size,
+            host=number,
+            ranks_per_host=ranks_per_host,
+            master=(hosts.address(members[0]), _MASTER_PORT),
         )
+        environment[SWITCH_VARIABLE] = hosts.switch.write()
         environment |= {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         if gpu:
             environment |= gpu_environment(rank, interface)
@@ -209,5 +257,5 @@ def places_on(hosts: VirtualHosts, *, ranks_per_host: int = 1, gpu: bool = False
 
 
 def gpu_environment(rank: int, interface: str) -> dict[str, str]:
-    """What makes NCCL take ranks that share one GPU for ranks on different hosts, joined by `interface`."""
+    """Variables that make NCCL treat ranks on one GPU as ranks on different hosts, connected by `interface`."""
     return {"NCCL_HOSTID": f"laconic-{rank}", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": interface}

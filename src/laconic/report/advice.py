@@ -1,7 +1,7 @@
-"""One sentence per link: which strategy has torch DDP's loss soonest there, and which sends least for it.
+"""One sentence per link: which strategy reaches torch DDP's loss soonest, and which sends the fewest bytes for it.
 
 A contest of some steps says how long a step takes, not what it is worth: 20 steps cannot rank losses. How many steps a
-strategy needs for the loss that torch DDP has is taken from long runs (simulator/time_to_target.py), where they were
+strategy needs for the loss that torch DDP has is taken from long runs (losses/steps_needed.py), where they were
 made. They were made with a GPT on text; for anything else only strategies that compute what DDP computes are known.
 """
 
@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS, Row
-from laconic.simulator.time_to_target import SAME, StepsNeeded, steps_needed
+from laconic.losses.steps_needed import SAME, StepsNeeded, steps_needed
+from laconic.report.results import BASELINES, Row, is_torchs_own
 from laconic.strategy import Strategy
 
 _WORTH_IT = 1.03
-"""Below this the noise of one run says nothing."""
+"""Smaller differences are within the noise of one run."""
 _FEWER = 1.1
-"""Bytes that are worth a word."""
+"""The least saving of bytes that is mentioned."""
 
 
 def advise(rows: Sequence[Row], *, text: bool) -> list[str]:
-    """A sentence for every link that has torch DDP beside something else; text: whether a GPT learns from text."""
+    """A sentence for every link with torch DDP and other strategies; text: whether a GPT learns from text."""
     sentences: list[str] = []
     for link in dict.fromkeys(row.link for row in rows):
         of_link = [row for row in rows if row.link == link]
-        others = [row for row in of_link if row.strategy not in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values())]
-        baseline = next((row for row in of_link if row.strategy == TORCH_DDP), None)
+        others = [row for row in of_link if not is_torchs_own(row.strategy)]
+        baseline = next((row for row in of_link if row.strategy in BASELINES), None)
         if baseline is not None and others:
             sentences.append(_sentence(baseline, others, text=text))
     return sentences
@@ -34,7 +34,7 @@ def advise(rows: Sequence[Row], *, text: bool) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sooner:
-    """By how much sooner a strategy has the loss that torch DDP ends with."""
+    """How much sooner a strategy reaches torch DDP's final loss."""
 
     row: Row
     needed: StepsNeeded
@@ -55,15 +55,16 @@ class _Sooner:
 
 
 def _sentence(baseline: Row, others: Sequence[Row], *, text: bool) -> str:
+    native = baseline.strategy
     where = "Without a bandwidth limit" if baseline.links == "unlimited" else f"On {baseline.link} links"
     known = [_Sooner.of(row, baseline, needed) for row in others if (needed := _known(row, text=text)) is not None]
     clear = [sooner for sooner in known if sooner.low >= _WORTH_IT]
     best = max(clear, key=lambda sooner: sooner.times, default=None)
     if best is None:
-        sentence = f"{where} nothing here is known to have torch DDP's loss clearly sooner than torch DDP itself"
+        sentence = f"{where} no strategy here is known to reach {native}'s loss clearly sooner than {native} itself"
     else:
         sentence = (
-            f"{where} {best.row.name} reaches torch DDP's loss {best.times:.1f} times sooner "
+            f"{where} {best.row.name} reaches {native}'s loss {best.times:.1f} times sooner "
             f"({best.low:.1f} to {best.high:.1f})"
         )
         least = _least([sooner.row for sooner in clear if sooner.needed.likely <= 1.0], baseline)
@@ -92,7 +93,7 @@ def _least(rows: Sequence[Row], baseline: Row) -> tuple[Row, float] | None:
 
 
 def _about_fastest(row: Row, baseline: Row, sooner: _Sooner | None) -> str:
-    """What the fastest step is worth, if it is not the one to take."""
+    """A remark about the fastest step, if it is not the recommended strategy's."""
     speedup = baseline.step_ms / row.step_ms
     if speedup < _WORTH_IT:
         return ""

@@ -1,4 +1,4 @@
-"""Which exchange a wait was for.
+"""Assigns waits to exchanges.
 
 A wait says from when to when training stood still. What it stood still for, the ends of exchanges tell:
 
@@ -7,7 +7,7 @@ A wait says from when to when training stood still. What it stood still for, the
     bucket 1           ------------|            :       until here for bucket 1,
     bucket 2           -------------------------|       and then for bucket 2
 
-Where another exchange is still under way when the wait ends, not all were waited for (a layer needs its own gradients
+Where another exchange is still in flight when the wait ends, not all were waited for (a layer needs its own gradients
 only): then all of the wait was for the one whose end ended it.
 """
 
@@ -46,7 +46,7 @@ class Exchanges:
         self._ends_s = [end_of(event) for event in self._events]
 
     def ended_in(self, begin_s: float, end_s: float) -> Sequence[Event]:
-        """Those that ended then, in the order of their ends."""
+        """The exchanges that ended in an interval, in the order of their ends."""
         first = bisect_left(self._ends_s, begin_s - SLACK_S)
         return self._events[first : bisect_right(self._ends_s, end_s + SLACK_S)]
 
@@ -56,7 +56,7 @@ class Exchanges:
         return within[-1] if within else None
 
     def under_way(self, at_s: float) -> bool:
-        """Whether one is that ends later."""
+        """Whether an exchange ends later."""
         later = self._events[bisect_right(self._ends_s, at_s + SLACK_S) :]
         return any(event.time_s < at_s - SLACK_S for event in later)
 
@@ -76,10 +76,10 @@ class Exchanges:
             if end_of(exchange) >= begin_s + shortest_s:
                 parts.append(Waiting(begin_s, end_of(exchange), exchange))
                 begin_s = end_of(exchange)
-        # Whoever waits wakes up a little after the end of what it waited for.
+        # A waiting thread wakes up a little after the end of the exchange.
         return [*parts, Waiting(begin_s, end_of(wait), within[-1])]
 
 
 def end_of(event: Event) -> float:
-    """When it was over."""
+    """Its end."""
     return event.time_s + event.duration_s

@@ -1,4 +1,4 @@
-"""What the figures of the page draw, as one JSON document; page.js turns it into pictures.
+"""The data of the page's figures as one JSON document; page.js draws them.
 
 runs        [{"letter", "label"}]
 strategies  [{"text", "name", "colour", "symbol"}]     colour and symbol are names that page.css and plotly.js know
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from laconic.errors import LaconicError
-from laconic.report.results import TORCH_DDP, Links, Results, Row
+from laconic.report.results import Links, Results, Row, baseline_of
 from laconic.report.sentences import in_words
 from laconic.report.timeline import COMMUNICATION_KINDS, TRAINING_KINDS, Span, StepTimeline
 from laconic.units import parse_quantity
@@ -44,7 +44,7 @@ class Ink:
 
     text: str
     name: str
-    """Short and like no other; the full text stands on hover."""
+    """Short and unique; the full text is shown on hover."""
     colour: str
     symbol: str
 
@@ -78,8 +78,9 @@ class DrawnRun:
 
 
 def inks(rows: Iterable[Row]) -> dict[str, Ink]:
-    """One look per strategy, by its full text; torch DDP always has the same."""
-    return looks({row.strategy: row.name for row in rows}, TORCH_DDP)
+    """One look per strategy, by its full text; the baseline always has the same."""
+    names = {row.strategy: row.name for row in rows}
+    return looks(names, baseline_of(names))
 
 
 def looks(names: Mapping[str, str], ddp: str) -> dict[str, Ink]:
@@ -105,7 +106,7 @@ def places(rows: Iterable[Row]) -> list[Place]:
 
 
 def document(runs: Sequence[DrawnRun]) -> dict[str, object]:
-    """All that the figures draw."""
+    """The data of all figures."""
     rows = [row for run in runs for row in run.results.rows]
     strategies, where = inks(rows), places(rows)
     strategy_number = {text: number for number, text in enumerate(strategies)}
@@ -141,6 +142,7 @@ def document(runs: Sequence[DrawnRun]) -> dict[str, object]:
     return {
         "runs": [{"letter": run.letter, "label": run.label} for run in runs],
         "strategies": [asdict(ink) for ink in strategies.values()],
+        "ddp": baseline_of(strategies),
         "places": [{"link": place.link, "links": place.links, "label": place.label} for place in where],
         "rows": drawn_rows,
         "curves": curves,
@@ -178,7 +180,7 @@ def _numbers(row: Row) -> dict[str, object]:
 
 
 def _six_digits(values: Iterable[float | None]) -> list[float | None]:
-    """More than can be seen; all digits of long curves would make most of a page."""
+    """More digits than can be seen; all digits of long curves would be most of a page."""
     return [None if value is None else float(f"{value:.6g}") for value in values]
 
 

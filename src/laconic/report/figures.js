@@ -79,6 +79,19 @@ const figures = (() => {
     ...more,
   });
   const note = (text, more) => ({ text, showarrow: false, font: { color: colour("muted"), size: 12 }, ...more });
+  // Round numbers in every decade: as many as there is room for.
+  const DIGITS = [[1, 1.5, 2, 3, 4, 5, 7], [1, 2, 5], [1]];
+  const logTicks = (values, most = 10) => {
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const powers = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) powers.push(power);
+    const ticks = DIGITS.map((digits) =>
+      powers
+        .flatMap((power) => digits.map((digit) => digit * 10 ** power))
+        .filter((value) => value >= low / 1.5 && value <= high * 1.5),
+    );
+    return ticks.find((found) => found.length <= most) || ticks.at(-1);
+  };
   const atLeft = (y) => ({ xref: "paper", x: 0, xshift: -3, xanchor: "left", y, yanchor: "middle" });
   // A vertical axis in pixels, downwards: lanes and rows stand where they are put.
   const pixelAxis = (range, isLabelled, more) =>
@@ -225,7 +238,7 @@ const figures = (() => {
   }
 
   const wordsAndInks = { colour, esc, wrapped, strategyOf, nameOf, inkOf, letter, square, dashOf, line, hover };
-  const looks = { width, isNarrow, axis, pixelAxis, layout, note, atLeft };
+  const looks = { width, isNarrow, axis, pixelAxis, layout, logTicks, note, atLeft };
   const rowsOfMarks = { rowPlaces, rowsLayout, texts, whiskers, valueAxis, stepTimes };
   return { D, several, ...wordsAndInks, ...looks, ...rowsOfMarks, curves };
 })();

@@ -3,7 +3,7 @@
     exposed = iteration - alone - optimizer - encode
         iteration   a whole training step                               } medians over
         alone       a forward and backward pass without communication   } the timed steps
-        optimizer   torch DDP's optimizer step, which communicates nothing
+        optimizer   the baseline's optimizer step, which communicates nothing
         encode      the time the step waited while its own communication thread encoded or decoded
 
 Where most steps exchange nothing (local SGD and the like), a step's time and bytes are means instead of medians.
@@ -21,17 +21,17 @@ from dataclasses import dataclass, field, replace
 
 from laconic.core.event import Event
 from laconic.errors import StrategyError
-from laconic.report.results import NO_COMMUNICATION, TORCH_DDP, TORCH_HOOKS, Curve, Links, Refused, Row
+from laconic.report.results import BASELINES, Curve, Links, Refused, Row, is_torchs_own
 from laconic.strategy import Strategy
 
 WARM_STEPS = 2
-"""First steps are left out of the times: memory is allocated and the order of gradients learnt there."""
+"""First steps, left out of the times: memory is allocated and the order of gradients is observed there."""
 _MOST_POINTS = 1000
 
 
 @dataclass
 class Recording:
-    """What rank 0 recorded of one strategy on one link."""
+    """Rank 0's record of one strategy on one link."""
 
     strategy: str
     link: str
@@ -77,7 +77,7 @@ class Recording:
         return ends
 
     def per_step(self, key: str) -> list[int]:
-        """What each turn says about `key`, per step of it; empty if nobody counted."""
+        """The value of `key` of each turn, per step; empty if it was not counted."""
         return [
             round(value / int(turn.data["num_steps"] or 1))
             for turn in self.turns
@@ -122,7 +122,7 @@ def recordings(events: Iterable[Event], rank: int = 0) -> list[Recording]:
 
 
 def refusals(events: Iterable[Event]) -> list[Refused]:
-    """What could not be attached to the model."""
+    """The strategies that could not be attached to the model."""
     return [
         Refused(strategy=strategy, name=strategy, link=str(event.data["link"]), reason=str(event.data["reason"]))
         for event in events
@@ -132,19 +132,19 @@ def refusals(events: Iterable[Event]) -> list[Refused]:
 
 
 def tail_mean(losses: Sequence[float]) -> float | None:
-    """The mean of the last tenth: one batch alone is noise."""
+    """The mean of the last tenth: a single batch is noise."""
     tail = losses[-max(1, len(losses) // 10) :]
     return _finite(sum(tail) / len(tail)) if tail else None
 
 
 def _finite(loss: float) -> float | None:
-    """None instead of what JSON cannot say."""
+    """None instead of values that JSON does not have."""
     return loss if math.isfinite(loss) else None
 
 
 def default_target(found: Sequence[Recording]) -> float | None:
-    """The loss torch DDP has after four fifths of its steps, on the first link: what all others have time to reach."""
-    baseline = next((recording.losses for recording in found if recording.strategy == TORCH_DDP), [])
+    """The baseline's loss after four fifths of its steps, on the first link, which all others have time to reach."""
+    baseline = next((recording.losses for recording in found if recording.strategy in BASELINES), [])
     return tail_mean(baseline[: len(baseline) * 4 // 5])
 
 
@@ -161,14 +161,17 @@ def seconds_to(target: float, recording: Recording) -> float | None:
 def rows(
     found: Sequence[Recording], *, links: Links, target_loss: float | None, names: Mapping[str, str] | None = None
 ) -> list[Row]:
-    """A row for each recording, torch DDP first on every link; `names` gives short names to strategies."""
+    """A row for each recording, the baseline first on every link; `names` gives short names to strategies."""
     result: list[Row] = []
     for link in dict.fromkeys(recording.link for recording in found):
         of_link = [recording for recording in found if recording.link == link]
-        of_link.sort(key=lambda recording: recording.strategy != TORCH_DDP)
-        baseline = of_link[0] if of_link[0].strategy == TORCH_DDP else None
+        of_link.sort(key=lambda recording: recording.strategy not in BASELINES)
+        baseline = of_link[0] if of_link[0].strategy in BASELINES else None
         equal_steps = min(len(recording.iterations) for recording in of_link)
-        plain = [_row(recording, baseline, links, target_loss, equal_steps) for recording in of_link]
+        plain = [
+            _row(recording, baseline, links=links, target_loss=target_loss, equal_steps=equal_steps)
+            for recording in of_link
+        ]
         result += [
             replace(
                 row,
@@ -181,7 +184,12 @@ def rows(
 
 
 def _row(
-    recording: Recording, baseline: Recording | None, links: Links, target_loss: float | None, equal_steps: int
+    recording: Recording,
+    baseline: Recording | None,
+    *,
+    links: Links,
+    target_loss: float | None,
+    equal_steps: int,
 ) -> Row:
     timed = [event.duration_s for event in recording.iterations]
     strategy = strategy_of(recording.strategy)
@@ -231,7 +239,7 @@ def _row(
 
 def strategy_of(name: str) -> Strategy | None:
     """The strategy of that text; None if it is torch's own or one that another version knew."""
-    if name in (TORCH_DDP, NO_COMMUNICATION, *TORCH_HOOKS.values()):
+    if is_torchs_own(name):
         return None
     try:
         return Strategy.parse(name)
@@ -245,7 +253,7 @@ def _predicted(recording: Recording) -> int | None:
 
 
 def curve(recording: Recording) -> Curve:
-    """How the loss fell, thinned to what a figure can show."""
+    """The loss curve, thinned to the points that a figure can show."""
     sent: list[int] = []
     total = 0.0
     per_turn = recording.per_step("kernel_bytes") or recording.per_step("counted_bytes")

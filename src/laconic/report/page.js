@@ -179,7 +179,7 @@
       data,
       layout: rowsLayout(places, axis({ title, range, tickformat: ",", ...logAxis(isLog) })),
       symbols: marks,
-      aside: missing(rows, "nobody counted its bytes"),
+      aside: missing(rows, "its bytes were not counted"),
     };
   }
 
@@ -192,11 +192,11 @@
     const words = (row) =>
       hover(
         row,
-        `${row.speedup.toFixed(2)}x torch DDP on ${esc(D.places[row.place].label)}`,
+        `${row.speedup.toFixed(2)}x ${esc(D.ddp)} on ${esc(D.places[row.place].label)}`,
         `step ${ms(row.step_ms)} ms`,
       );
     const ticktext = D.places.map(({ link, links }) => (link === links ? esc(link) : `${esc(link)}<br>${esc(links)}`));
-    const ddp = note("torch DDP", { xref: "paper", x: 1, y: 1, xanchor: "right", yanchor: "top" });
+    const ddp = note(D.ddp, { xref: "paper", x: 1, y: 1, xanchor: "right", yanchor: "top" });
     return {
       data: figures.curves(rows, "place", (row) => row.place, (row) => row.speedup, words),
       layout: layout(isNarrow(name) ? 340 : 420, {
@@ -206,7 +206,7 @@
           range: [-0.2, D.places.length - 0.8],
           showgrid: false,
         }),
-        yaxis: axis({ title: "times as fast as torch DDP", rangemode: "tozero", ticksuffix: "x" }),
+        yaxis: axis({ title: `times as fast as ${D.ddp}`, rangemode: "tozero", ticksuffix: "x" }),
         shapes: [{ ...across(1), layer: "below", line: { color: colour("ddp"), width: 2 } }],
         annotations: isNarrow(name) ? [] : [ddp],
       }),
@@ -380,7 +380,7 @@
   const FIGURES = {
     "loss-time": (name) => lossFigure(name, "seconds", "training time", timeUnit, duration, "it has no losses"),
     "loss-bytes": (name) =>
-      lossFigure(name, "bytes", "sent by each rank", (most) => sizeUnit(most, 2), bytes, "nobody counted its bytes"),
+      lossFigure(name, "bytes", "sent by each rank", (most) => sizeUnit(most, 2), bytes, "its bytes were not counted"),
     "step-time": stepFigure,
     speedup: speedupFigure,
     timeline: timelineFigure,

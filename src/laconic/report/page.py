@@ -14,7 +14,7 @@ from itertools import count
 
 from laconic.errors import LaconicError, one_line
 from laconic.report.figure_data import DrawnRun, Ink, Place, document, inks, places
-from laconic.report.results import TORCH_DDP, Results, Row
+from laconic.report.results import Results, Row, baseline_of
 from laconic.report.run_folder import RunFolder
 from laconic.report.sentences import milliseconds
 from laconic.report.standalone_html import render_page
@@ -65,7 +65,7 @@ def render(runs: Sequence[RunFolder]) -> str:
     values = {
         "title": _title(loaded),
         "runs": loaded,
-        "ddp": TORCH_DDP,
+        "ddp": baseline_of(row.strategy for row in rows),
         "inks": list(looks.values()),
         "places": where,
         "tables": _tables(loaded, where, looks),

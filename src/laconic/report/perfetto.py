@@ -55,7 +55,7 @@ def trace(events: Iterable[Event], names: Mapping[int, str] | None = None) -> di
         records += _named("process", process, 0, (names or {}).get(rank, f"rank {rank}"), rank)
         thread = process * _THREADS_PER_RANK
         for room in rooms:
-            # What begins at the same time as another and lasts longer is around it.
+            # Of spans that begin together, the longer one encloses the other.
             in_room = sorted(by_room.get((rank, room), []), key=lambda event: (event.time_s, -event.duration_s))
             spans = [_microseconds(event, zero_s) for event in in_room]
             lanes = [0] * len(spans) if room in _NESTING else first_free_lanes(spans)
@@ -121,7 +121,7 @@ def _strict(value: Scalar) -> Scalar:
 
 
 def _name(event: Event, exchanges: Exchanges) -> str:
-    """What Perfetto writes on the span."""
+    """The text of the span in Perfetto."""
     if event.kind == "wait":
         last = exchanges.ended_by(event)
         return "wait" if last is None else f"wait, ended by bucket {last.data.get('bucket')}"

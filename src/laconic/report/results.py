@@ -1,8 +1,9 @@
-"""What a run found out: one row per strategy and link, and the curves behind the rows."""
+"""The results of a run: one row per strategy and link, and the curves behind the rows."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -10,25 +11,38 @@ from laconic.errors import UsageError, one_line
 from laconic.report import typed_json
 
 Links = Literal["shaped", "paced", "unlimited"]
-"""shaped: real links of virtual hosts; paced: transports hold themselves back; unlimited: neither."""
+"""shaped: real links of virtual hosts; paced: limited in software; unlimited: neither."""
 
 TORCH_DDP = "torch DDP"
 """The name under which torch's own DistributedDataParallel runs as the baseline."""
+TORCH_HSDP = "torch HSDP"
+"""The baseline where the ranks of a host share one model: fully_shard over hosts and their ranks."""
+BASELINES = (TORCH_DDP, TORCH_HSDP)
 NO_COMMUNICATION = "no communication"
-"""Every replica trains alone: as fast as a step can be."""
+"""Every replica trains alone, which is the fastest possible step."""
 TORCH_HOOKS = {"fp16": "torch DDP + fp16 hook", "powersgd": "torch DDP + PowerSGD hook"}
-"""torch's own communication hooks, which can run beside it: what to ask for, and the name in results."""
+"""torch's own communication hooks, which can be compared as well: the option, and the name in results."""
 FORMAT = 2
+
+
+def is_torchs_own(contender: str) -> bool:
+    """Whether it trains without laconic."""
+    return contender in (*BASELINES, NO_COMMUNICATION, *TORCH_HOOKS.values())
+
+
+def baseline_of(contenders: Iterable[str]) -> str:
+    """The baseline of the others."""
+    return TORCH_HSDP if TORCH_HSDP in contenders else TORCH_DDP
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One strategy on one link, beside the baseline."""
+    """One strategy on one link, compared with the baseline."""
 
     strategy: str
-    """The strategy's full text, or TORCH_DDP."""
+    """The strategy's full text, or one of PyTorch's own."""
     name: str
-    """What to call it where space is short: a preset's name if one says the same."""
+    """Its short name: that of an equal preset, if there is one."""
     link: str
     """A bandwidth such as 100mbit, the name of a cluster file, or "unlimited"."""
     links: Links
@@ -39,17 +53,17 @@ class Row:
     step_ms_low: float
     step_ms_high: float
     compute_ms: float
-    """What is left of step_ms: forward, backward and optimizer."""
+    """The rest of step_ms: forward, backward and optimizer."""
     encode_ms: float
     """Time the step waited while its own communication thread encoded or decoded."""
     exposed_ms: float
     """Time the step waited for the network: forward and backward take this much longer than without communication."""
     wire_bytes_per_step: int | None
-    """Bytes each rank sent per step; None where nobody counted."""
+    """Bytes each rank sent per step to other hosts, on average over those of a host; None where nobody counted."""
     wire_bytes_source: Literal["kernel", "transport"] | None
     """kernel: the link's own counter, headers of all layers included."""
     counted_bytes_per_step: int | None
-    """What laconic's transport counted; torch DDP does not go through it."""
+    """Bytes counted by laconic's transport; PyTorch's own traffic does not go through it."""
     predicted_bytes_per_step: int | None
     final_loss: float | None
     """Mean over the last tenth of its steps; None where nothing is learnt (replayed compute)."""
@@ -62,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """How one row came about, step by step; at most a thousand points."""
+    """The curves of one row, step by step; at most a thousand points."""
 
     strategy: str
     link: str
@@ -72,7 +86,7 @@ class Curve:
     seconds: list[float]
     """Training time at the end of each step, this strategy's own steps only."""
     wire_bytes: list[int]
-    """Bytes sent so far; empty where nobody counted."""
+    """Bytes sent so far; empty where they were not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +101,7 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Everything a run says about itself, as results.json holds it."""
+    """All results of a run, as in results.json."""
 
     kind: Literal["compare", "replay"]
     title: str
@@ -97,7 +111,7 @@ class Results:
     seconds: float
     """How long the run took."""
     problem: str | None
-    """Why the run ended early; the rows then hold what was measured until then."""
+    """Why the run ended early; the rows then hold the measurements until then."""
     target_loss: float | None
     rows: tuple[Row, ...]
     curves: tuple[Curve, ...]
@@ -111,7 +125,7 @@ class Results:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Results:
-        """Read what to_json wrote; `where` names the file in errors."""
+        """Read a document of to_json; `where` names the file in errors."""
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as exc:

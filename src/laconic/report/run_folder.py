@@ -52,7 +52,7 @@ class RunFolder:
         return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write one file whole: what is there is either the old text or the new one."""
+        """Write one file atomically: it has either the old text or the new one."""
         target = self.path / name
         part = self.path / f".{name}.part"
         try:
@@ -93,6 +93,24 @@ class RunFolder:
         with self.events_path.open(encoding="utf-8") as lines:
             yield from read_events(line for line in lines if line.endswith("\n"))
 
+    @property
+    def has_results(self) -> bool:
+        """Whether there is a results.json."""
+        return (self.path / "results.json").exists()
+
+    def logs(self) -> list[Path]:
+        """Every event log in the folder: processes of an elastic run may write one each."""
+        return sorted(self.path.glob("*.jsonl"))
+
+    def events_of_all_logs(self) -> Iterator[Event]:
+        """Read every log; a last line cut short by a kill is left out."""
+        for path in self.logs():
+            try:
+                with path.open(encoding="utf-8") as lines:
+                    yield from read_events(line for line in lines if line.endswith("\n"))
+            except (OSError, UnicodeDecodeError) as exc:
+                raise UsageError(f"cannot read {path}: {one_line(exc, 100)}.") from exc
+
     def read_text(self, name: str) -> str:
         """The text of one file."""
         try:
@@ -103,7 +121,7 @@ class RunFolder:
 
 
 def _fresh(parent: Path, name: str) -> Path:
-    """A name nobody has taken: two runs may begin within one second."""
+    """A name that is not taken: two runs may begin within one second."""
     candidate, number = parent / name, 2
     while candidate.exists():
         candidate, number = parent / f"{name}-{number}", number + 1

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from laconic.report.measures import strategy_of
-from laconic.report.results import TORCH_DDP, TORCH_HOOKS
+from laconic.report.results import NO_COMMUNICATION, is_torchs_own
 from laconic.report.timeline import RankStep, Span
 from laconic.units import human_bytes
 
@@ -24,7 +24,7 @@ def milliseconds(value: float) -> str:
 def in_words(step: RankStep, number: int, strategy: str) -> str:
     """As in: step 23: 402 ms, of which 100 ms wait for communication; bucket 4 (11.2 MiB) is waited for longest."""
     begin = f"step {number}: {_ms(step.duration_s)}"
-    if strategy in (TORCH_DDP, *TORCH_HOOKS.values()):
+    if is_torchs_own(strategy) and strategy != NO_COMMUNICATION:
         return f"{begin}{_beyond_alone(step)}; torch does not say when it exchanges"
     exchanges = [span for span in step.spans if span.kind == "exchange"]
     if not exchanges:
@@ -37,7 +37,7 @@ def _ms(seconds: float) -> str:
 
 
 def _beyond_alone(step: RankStep) -> str:
-    """What the passes take longer than by themselves; nothing if that is not known."""
+    """The additional time of the passes compared with no communication; 0 if unknown."""
     if step.alone_s is None:
         return ""
     passes_s = sum(span.duration_s for span in step.spans if span.kind in ("forward", "backward"))
@@ -68,14 +68,14 @@ def _waiting(step: RankStep) -> str:
 
 
 def _coding(step: RankStep, waits: Sequence[Span]) -> float:
-    """How much of the waiting the communication thread of this rank spent with its own work."""
+    """The part of the wait in which this rank's communication thread encoded or decoded."""
     work = [span for span in step.spans if span.kind in ("encode", "decode")]
     overlaps = (min(wait.end_s, span.end_s) - max(wait.start_s, span.start_s) for wait in waits for span in work)
     return sum(max(0.0, overlap_s) for overlap_s in overlaps)
 
 
 def _sent_bytes(step: RankStep, bucket: int) -> int | None:
-    """What its exchange sends, both halves where there are two; of one step where several are seen."""
+    """The bytes of its exchange, both halves where there are two; of one step if several are recorded."""
     for age in (0, -1):
         of_bucket = [span for span in step.spans if (span.kind, span.bucket, span.age) == ("exchange", bucket, age)]
         sent = [span.wire_bytes for span in of_bucket if span.wire_bytes is not None]

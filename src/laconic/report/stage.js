@@ -1,4 +1,4 @@
-// Puts figures on a page and draws them anew when a choice, the colour scheme, the width or the medium changes.
+// Puts figures on a page and draws them again when a choice, the colour scheme, the width or the medium changes.
 "use strict";
 const stage = (() => {
   const { D, several, colour, esc, strategyOf, width } = figures;
@@ -20,7 +20,7 @@ const stage = (() => {
       .filter((item) => isShown(item) && keys.every((key) => item[key] === state[key]))
       .sort((a, b) => a.strategy - b.strategy || (a.run || 0) - (b.run || 0));
 
-  // Strategies that a figure cannot show, so that nobody thinks they were forgotten.
+  // Strategies that a figure cannot show, so that readers do not miss them.
   function missing(shown, rows, why) {
     const names = rows
       .filter((row) => !shown.some((item) => item.strategy === row.strategy && item.run === row.run))

@@ -1,4 +1,4 @@
-"""What a page needs to be one file that loads nothing: its data, its scripts, and a policy that allows only those."""
+"""Makes a page one file that loads nothing: its data, its scripts, and a policy that allows only those."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def render_page(
 
 
 def embedded_json(value: object) -> Markup:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot end its enclosing element."""
     text = json.dumps(strict(value), separators=(",", ":"), allow_nan=False)
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")

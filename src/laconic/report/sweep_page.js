@@ -1,7 +1,7 @@
 // Draws the figures of a page about simulations from the JSON document in #data; sweep_page.py says what it holds.
 "use strict";
 (() => {
-  const { D, colour, esc, wrapped, strategyOf, inkOf, width, isNarrow, axis, layout } = figures;
+  const { D, colour, esc, wrapped, strategyOf, inkOf, width, isNarrow, axis, layout, logTicks } = figures;
   const { count, percent, ms } = units;
   const { state } = stage;
   Object.assign(state, { bandwidth: 0, workers: 0 });
@@ -21,20 +21,6 @@
       ticktext: kept.map((index) => esc(labels[index])),
     });
   };
-  // Round numbers in every decade: as many as there is room for.
-  const DIGITS = [[1, 1.5, 2, 3, 4, 5, 7], [1, 2, 5], [1]];
-  const logTicks = (values, most = 10) => {
-    const [low, high] = [Math.min(...values), Math.max(...values)];
-    const powers = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) powers.push(power);
-    const ticks = DIGITS.map((digits) =>
-      powers
-        .flatMap((power) => digits.map((digit) => digit * 10 ** power))
-        .filter((value) => value >= low / 1.5 && value <= high * 1.5),
-    );
-    return ticks.find((found) => found.length <= most) || ticks.at(-1);
-  };
-
   // Lines against workers or bandwidth
 
   const dotted = (x, y) => ({

@@ -1,4 +1,4 @@
-"""One offline HTML page about simulated strategies: what they cost as the number of workers and the bandwidth change.
+"""One offline HTML page about simulated strategies: their cost by number of workers and bandwidth.
 
 The page is made as that of a run is: Python writes the tables and hands all numbers over as JSON, sweep_page.js draws
 the figures. What its figures draw:
@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from laconic.losses.steps_needed import BSP_STEPS, StepsNeeded, steps_needed
 from laconic.report.figure_data import Ink, looks
 from laconic.report.standalone_html import render_page
 from laconic.simulator.prediction import Prediction
 from laconic.simulator.sweep import Row, Sweep
-from laconic.simulator.time_to_target import BSP_STEPS, StepsNeeded, steps_needed
 from laconic.strategy import Strategy
 from laconic.units import format_rate, human_bytes, human_seconds
 
@@ -142,7 +142,7 @@ def _tables(
 
 
 def _conditions(sweep: Sweep) -> list[tuple[str, str]]:
-    """What was assumed about compute, in words."""
+    """The assumptions about compute, in words."""
     conditions = sweep.conditions
     found = [("network", "flow by flow" if sweep.fidelity == "flow" else "formulas and measured tables")]
     if conditions.slow:
@@ -152,7 +152,7 @@ def _conditions(sweep: Sweep) -> list[tuple[str, str]]:
         found.append(("noise", f"compute times deviate by {conditions.noise_ratio:.3g} of their mean"))
     if conditions.interference_ratio:
         found.append(
-            ("interference", f"compute loses {conditions.interference_ratio:.3g} of its speed beside communication")
+            ("interference", f"compute loses {conditions.interference_ratio:.3g} of its speed during communication")
         )
     if conditions.optimizer_s:
         found.append(("optimizer", f"{human_seconds(conditions.optimizer_s)} per step"))

@@ -1,4 +1,4 @@
-"""One step of each strategy on each link, as it went: what the training thread did and what was on the wire.
+"""One recorded step of each strategy on each link: the training thread and the exchanges.
 
 Where exchanges of the step end in the next one, the picture goes on until the last of them has ended.
 """
@@ -19,20 +19,20 @@ TRAINING_KINDS = ("forward", "backward", "wait", "optimizer")
 COMMUNICATION_KINDS = ("encode", "exchange", "decode")
 _DRAWN = frozenset(TRAINING_KINDS + COMMUNICATION_KINDS)
 _SEEN_SHARE = 2e-4
-"""Of the step; shorter waits are not drawn."""
+"""Share of the step below which waits are not drawn."""
 Age = Literal[-1, 0, 1]
 """Of a step: the one before, the one that is drawn, the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Something that lasted, in seconds since the first rank began the step."""
+    """An interval, in seconds since the first rank began the step."""
 
     kind: str
     start_s: float
     duration_s: float
     bucket: int | None = None
-    """Of a wait: the one that was waited for."""
+    """For a wait: the bucket that was waited for."""
     wire_bytes: int | None = None
     """Sent by this exchange."""
     lane: int = 0
@@ -44,20 +44,20 @@ class Span:
 
     @property
     def end_s(self) -> float:
-        """When it was over."""
+        """Its end."""
         return self.start_s + self.duration_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankStep:
-    """One step as one rank went through it."""
+    """One step of one rank."""
 
     begin_s: float
     duration_s: float
     alone_s: float | None
-    """What forward and backward take without communication; None if nobody measured."""
+    """The time of forward and backward without communication; None if not measured."""
     spans: tuple[Span, ...]
-    """In the order of beginning. Spans of training do not overlap: who waits does not compute."""
+    """In the order of their starts. Spans of training do not overlap, because a waiting thread does not compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def _rank_step(events: Sequence[Event], step: Chosen, zero_s: float) -> RankStep
             age: Age = 1 if event.time_s >= here.end_s - SLACK_S else 0
             computing = _without((event.time_s, end_of(event)), [(w.start_s + zero_s, w.end_s + zero_s) for w in waits])
             spans += [_span(event, age, *piece, zero_s) for piece in computing]
-    # Of the next step only what training does until then; what it exchanges is its own affair.
+    # Of the next step only the training spans until then, not its exchanges.
     shown = [span for span in spans if span.start_s < until_s - zero_s - SLACK_S]
     shown = [span for span in shown if span.age < 1 or span.kind in TRAINING_KINDS]
     shown = [_cut(span, until_s - zero_s) if span.age == 1 else span for span in shown]
@@ -163,7 +163,7 @@ def _count(event: Event, name: str) -> int | None:
 
 
 def _without(whole: tuple[float, float], gaps: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """What is left of a time when other times, given by rising begin, are taken out of it."""
+    """An interval minus other intervals, given in order of their starts."""
     begin_s, end_s = whole
     pieces: list[tuple[float, float]] = []
     for gap_begin_s, gap_end_s in gaps:

@@ -1,4 +1,4 @@
-"""JSON read into dataclasses: every value has the type its field says, or the error names the key that has not."""
+"""Reads JSON into dataclasses: every value has the type of its field, or the error names the wrong key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laconic.errors import UsageError, one_line
 _Record = TypeVar("_Record")
 _MOST_LEVELS = 20
 _LARGEST_WHOLE = 2**64
-"""No count of ours is larger, and a larger one may not fit into a float."""
+"""The largest count; a larger one may not fit into a float."""
 _IN_WORDS: dict[object, str] = {
     str: "text",
     int: "a whole number",
@@ -80,7 +80,7 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _has_an_encoding(text: str) -> bool:
-    """Half a pair of surrogates can stand in JSON, but in no file."""
+    """Refuse unpaired surrogates, which JSON allows but UTF-8 does not."""
     try:
         text.encode()
     except UnicodeEncodeError:

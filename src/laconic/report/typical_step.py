@@ -45,7 +45,7 @@ class Chosen:
     here: Iteration
     following: Iteration | None
     alone_s: float | None
-    """The median time of a forward and backward pass without communication; None if nobody measured."""
+    """The median time of a forward and backward pass without communication; None if not measured."""
 
     def holds(self, event: Event) -> bool:
         """Whether the event happened in one of the two, at least in part."""
@@ -114,7 +114,7 @@ class _Steps:
         return None
 
     def _begins(self, kind: str, iteration: Iteration) -> bool:
-        """Whether such a thing began in it."""
+        """Whether an event of this kind began in it."""
         times = self._begins_s[kind]
         place = bisect_left(times, iteration.begin_s - SLACK_S)
         return place < len(times) and times[place] < iteration.end_s

@@ -2,6 +2,8 @@
 
 from laconic.runtime.attach import attach
 from laconic.runtime.checkpoint import redistribute
+from laconic.runtime.elastic.settings import Elastic
+from laconic.runtime.elastic.view_history import ViewChange
 from laconic.runtime.session import Session
 
-__all__ = ["Session", "attach", "redistribute"]
+__all__ = ["Elastic", "Session", "ViewChange", "attach", "redistribute"]

@@ -1,4 +1,4 @@
-"""Ranks make sure that they mean the same thing: when they attach, and before they do something together later."""
+"""Checks that all ranks call the same operation with the same arguments, when attaching and later."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _ADDRESS_BYTES = 256
 _ANY_EXCHANGE = 2**62
 """A number above that of any exchange."""
 _LAST_WORDS_S = 2.0
-"""How long what a rank said before it ended may take to get here by way of the job's store."""
+"""How long the last words of a rank that has ended may take to arrive through the job's store."""
 
 
 def check_agreement(job: Job, *, init_sync: bool, sync_optimizer: bool) -> None:
-    """Raise on every rank, naming the first difference, unless all ranks attach the same thing."""
+    """Raise on every rank, naming the first difference, unless all ranks attach the same model and strategy."""
     transport = job.transport
     description = {
-        "strategy": str(job.strategy),
+        "strategy": job.chosen_by or str(job.strategy),
         "init_sync": str(init_sync),
         "sync_optimizer": str(sync_optimizer),
         "find_unused_parameters": str(job.find_unused_parameters),
         "the model's class": type(job.model).__name__,
     }
     if job.strategy.architecture.holds_shards:
-        # Each has another shard of the same.
+        # Each rank holds another shard of the same parameters.
         description |= {f"parameter {name}": _whole(p) for name, p in job.model.named_parameters()}
     else:
         description |= _pieces(job)
@@ -54,7 +54,7 @@ def check_agreement(job: Job, *, init_sync: bool, sync_optimizer: bool) -> None:
 
 
 def _pieces(job: Job) -> dict[str, str]:
-    """What must be the same on every rank of parameters, or of the pieces that live here."""
+    """The properties of parameters, or of this rank's pieces of them, that must be the same on every rank."""
     found = {f"parameter {name}": _describe(parameter) for name, parameter in job.parameters.items()}
     # Buckets are laid out by strides: the same element must lie in the same place everywhere.
     found |= {f"strides of {name}": str(piece.stride()) for name, piece in job.values.items()}
@@ -65,7 +65,7 @@ def _pieces(job: Job) -> dict[str, str]:
 
 
 def differing(transport: Transport, description: Mapping[str, str]) -> list[dict[str, str]]:
-    """The descriptions of all ranks, or none if they are the same on every rank: only then do they travel."""
+    """The descriptions of all ranks; none if they are equal, in which case only their hashes are exchanged."""
     text = json.dumps(description).encode()
     hashes = gather_bytes(transport, hashlib.sha256(text).digest(), "agreement digests")
     if all(other == hashes[0] for other in hashes):
@@ -84,10 +84,10 @@ def first_difference(first: Mapping[str, str], other: Mapping[str, str]) -> tupl
 
 
 def agree(job: Job, operation: str, about: Mapping[str, str] | None = None) -> list[dict[str, str]]:
-    """Raise on every rank unless all are in `operation` after the same number of steps; what each says `about` it.
+    """Raise on every rank unless all call `operation` after the same number of steps; return each rank's `about`.
 
-    Every operation of a session that all ranks call begins with this. The texts travel apart from all tensors: a rank
-    that is in an exchange instead would otherwise meet one of another size, at which Gloo ends the process.
+    Every collective operation of a session begins with this. The texts are not sent over the tensor transport: if
+    another rank were in an exchange of a different size instead, Gloo would end the process.
     """
     if job.join is not None:
         raise CommunicationError(f"{operation} was called inside session.join(). Leave that block first.")
@@ -105,7 +105,7 @@ def agree(job: Job, operation: str, about: Mapping[str, str] | None = None) -> l
     if together and whom.scope == "everyone" and not whom.has_servers and not whom.holds_shards:
         advice += '. Where ranks have different amounts of data, train inside "with session.join():"'
     transport.set_status(what)
-    # Ranks that wait for nobody make exchanges by themselves, so that those do not say where they are.
+    # Without a barrier ranks exchange independently, so the number of exchanges does not say how far a rank is.
     number = job.engine.num_submitted if together else _ANY_EXCHANGE
     texts = transport.gather_texts(json.dumps(mine), what=what, exchange=number, advice=f"{advice}.")
     said: list[dict[str, str]] = [json.loads(text) for text in texts]
@@ -136,13 +136,13 @@ def check_equal(job: Job) -> None:
 def broadcast_all(
     transport: Transport, tensors: Sequence[torch.Tensor], *, purpose: Purpose, what: str, source: int = 0
 ) -> Exchange:
-    """Overwrite `tensors` by those of rank `source`: one message per device, whatever the dtypes."""
+    """Overwrite `tensors` with those of rank `source`: one message per device, whatever the dtypes."""
     devices: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in map(local, tensors):
         if tensor.numel():
             devices.setdefault(tensor.device, []).append(tensor.detach())
     for group in devices.values():
-        # As bytes: what is only copied needs no arithmetic, and not every backend knows every dtype.
+        # As bytes: a copy needs no arithmetic, and not every backend supports every dtype.
         packed = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in group])
         yield transport.broadcast(packed, source=source, purpose=purpose, what=what)
         start = 0
@@ -164,18 +164,18 @@ def _describe(tensor: torch.Tensor) -> str:
 
 
 def meet(transport: Transport, what: str) -> None:
-    """Return when every rank has come here."""
+    """Return when every rank has called this."""
     gather_bytes(transport, b"here", what)
 
 
 def with_last_words(error: PeerLost, transport: Transport) -> PeerLost:
-    """The error, and why a rank has ended if one turns out, within a moment, to have said so."""
+    """The error, with the reason why a rank has ended if that rank's announcement arrives within a moment."""
     deadline_s = time.monotonic() + _LAST_WORDS_S
     while time.monotonic() < deadline_s:
         try:
             transport.raise_if_peer_failed()
         except PeerLost as words:
-            # First the cause: a rank that went may have gone because of another one.
+            # First the cause: a rank may have ended because of another one.
             return PeerLost(f"{words} Also: {error}", rank=words.rank)
         time.sleep(0.1)
     return error
@@ -183,7 +183,7 @@ def with_last_words(error: PeerLost, transport: Transport) -> PeerLost:
 
 def gather_addresses(transport: Transport, mine: Sequence[Address], total: int) -> list[Address]:
     """Addresses of all ranks: rank r has those numbered r, r + n, r + 2n, ... below `total`."""
-    # Every rank says as many addresses as the one that has most, so that all lists are equally long.
+    # Every list is padded to the length of the longest.
     most = -(-total // transport.world_size)
     texts = [f"{host}:{port}" for host, port in mine]
     said = b"".join(text.encode().ljust(_ADDRESS_BYTES) for text in [*texts, *[""] * (most - len(texts))])
@@ -203,7 +203,7 @@ def read_address(text: str) -> Address:
 
 
 def gather_bytes(transport: Transport, data: bytes, what: str) -> list[bytes]:
-    """The bytes of every rank; all must have the same number of them."""
+    """Gather the bytes of every rank; all ranks must pass the same number."""
     mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(transport.control_device)
     rows = torch.empty((transport.world_size, len(data)), dtype=torch.uint8, device=transport.control_device)
     transport.all_gather(rows, mine, purpose="control", what=what).wait()

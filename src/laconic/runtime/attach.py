@@ -1,10 +1,9 @@
-"""attach(): put a strategy to work on an ordinary model and optimizer."""
+"""attach(): connect a strategy to an ordinary model and optimizer."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -16,15 +15,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from laconic.core.clock import Clock, WallClock
-from laconic.core.event import DiscardEvents, Event, EventSink
+from laconic.core.event import DiscardEvents, Event, EventSink, EventTee, log_of_environment
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.paced import PacedTransport, link_from_environment
 from laconic.core.tensor import TensorSpec
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
-from laconic.errors import AttachError, LaconicWarning, UnsupportedGradient
+from laconic.errors import AttachError, UnsupportedGradient, warn_user
+from laconic.membership.view import ViewBroken
 from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
+from laconic.runtime.bounded_loss.group import DatagramGroup
+from laconic.runtime.change import AtWork, Chooser, Workplace, refuse_fixed
 from laconic.runtime.collective_costs import settle, what_was_settled
+from laconic.runtime.elastic.recovery import ElasticRecovery
+from laconic.runtime.elastic.settings import Elastic
+from laconic.runtime.elastic.start import become_member
 from laconic.runtime.engine import Engine
 from laconic.runtime.fsdp_parts import fsdp_parts
 from laconic.runtime.hooks import optimizer_steps, parameter_hook
@@ -55,7 +60,7 @@ _TIMEOUT_S = 300.0
 def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    strategy: Strategy | str,
+    strategy: Strategy | str | Chooser,
     *,
     process_group: dist.ProcessGroup | DeviceMesh | None = None,
     transport: Transport | None = None,
@@ -65,6 +70,7 @@ def attach(
     timeout_s: float | None = None,
     total_steps: int | None = None,
     grad_scaler: GradScaler | None = None,
+    elastic: Elastic | None = None,
     events: EventSink | None = None,
     clock: Clock | None = None,
 ) -> Session:
@@ -73,29 +79,33 @@ def attach(
     model: an ordinary module, one already wrapped in DistributedDataParallel, or one whose parameters are sharded
         (fully_shard, tensor parallelism) over a mesh that shares only this rank with process_group; with the
         architecture "sharded", over exactly the ranks of process_group.
+    strategy: how ranks communicate, as text or as an object; "auto" measures the first steps and chooses: see Auto.
     optimizer: one, or all of them if several train the model (Muon and AdamW): each is called once a step.
     process_group: the ranks that train together, as a group or a mesh of one dimension; the default group if left out.
     transport: use this instead of torch.distributed, e.g. one of an InProcessCluster.
     find_unused_parameters: for strategies that exchange gradients. Left out, parameters may get no gradient in some
-        step or on some rank. True also keeps the buckets DDP has with that setting, so that results are equal to its
-        own bit for bit. False promises that all get one and raises when broken. A model wrapped in DDP has its own
-        setting.
-    init_sync: True makes parameters and buffers equal to rank 0's before anything else. False promises that they are
-        already, as DDP's argument of this name does: a large model then starts at once behind a slow link.
+        step or on some rank. True also keeps the buckets that DDP has with that setting, so that results are equal to
+        DDP's bit for bit. False promises that every parameter gets a gradient, and raises when the promise is broken. A
+        model wrapped in DDP has its own setting.
+    init_sync: True makes parameters and buffers equal to rank 0's first. False promises that they are equal already, as
+        DDP's argument of this name does: a large model then starts at once behind a slow link.
     sync_optimizer: True makes the optimizer's state and settings equal to rank 0's, e.g. after local updates. False: a
         strategy that keeps replicas equal compares them and raises if they differ.
     timeout_s: how long any wait for other ranks may take before it raises an error that names them; 300 if left out.
-        A transport given as `transport` has its own.
+        A transport given as `transport` has its own limit.
     total_steps: how many optimizer steps the whole training takes, for methods that begin or end after a share of it.
-    grad_scaler: the loop's GradScaler, for strategies that remember gradients. It is found by itself at the first step;
-        pass it to continue from a checkpoint.
+    grad_scaler: the loop's GradScaler, for strategies that keep residuals. laconic finds it at the first step; pass it
+        to continue from a checkpoint, and with elastic, where ranks that join take over its scale.
+    elastic: let training go on when ranks die, join or leave, in a script that `laconic run` has started: see Elastic.
+        The script does not call init_process_group then.
     events: where to record steps and exchanges, e.g. an EventLog.
 
     Gradients are views of exchange buffers while attached, if the strategy exchanges gradients. Replicas that may
     differ (local SGD, gossip) continue from a checkpoint by loading model, optimizer and session after attaching.
     If attach raises, nothing of it is left on the model or the optimizer.
     """
-    chosen = _planned(as_strategy(strategy), total_steps)
+    chooser = strategy if isinstance(strategy, Chooser) else None
+    chosen = _planned(_first(strategy, model, total_steps, elastic), total_steps)
     optimizers = _check_types(model, optimizer, timeout_s)
     _check_choices(model, chosen, find_unused_parameters)
     if transport is not None and process_group is not None:
@@ -111,53 +121,110 @@ def attach(
         check_schedule(model, chosen.scheduling)
         process_group = process_group or model.process_group
     clock = clock or WallClock()
-    events = events or DiscardEvents()
-    wire = transport or _torch_transport(process_group, timeout_s or _TIMEOUT_S)
     cleanup = ExitStack()
-    if transport is None:
-        cleanup.callback(wire.close)
+    recovery = None
+    if elastic is not None:
+        given = {"process_group": process_group, "transport": transport}
+        recovery = become_member(
+            chosen,
+            model,
+            parameters,
+            elastic,
+            timeout_s=timeout_s or _TIMEOUT_S,
+            grad_scaler=grad_scaler,
+            given=given,
+            init_sync=init_sync,
+        )
+    if recovery is not None:
+        wire: Transport = recovery.transport
+        cleanup.callback(recovery.abandon)
+    else:
+        wire = transport or _torch_transport(process_group, timeout_s or _TIMEOUT_S)
+        if transport is None:
+            cleanup.callback(wire.close)
     try:
         wire.acquire()
         cleanup.callback(wire.release)
+        events = _all_sinks(events, cleanup)
         stopwatch = Stopwatch(clock, events, wire.rank)
-        engine = Engine(wire, stopwatch)
+        engine = Engine(wire, stopwatch, recoverable=() if recovery is None else (ViewBroken,))
         cleanup.callback(engine.stop)
         unused, scale = find_unused_parameters, LossScale(chosen, grad_scaler)
         job = Job(model, parameters, optimizers, chosen, wire, engine, clock, events, stopwatch, unused, scale)
-        return _start(job, cleanup, init_sync=init_sync, sync_optimizer=sync_optimizer)
+        job.recovery, job.chosen_by = recovery, "" if chooser is None else str(chooser)
+        session = _start(job, cleanup, recovery, elastic, init_sync=init_sync, sync_optimizer=sync_optimizer)
+        if chooser is not None:
+            chooser.begin(session, total_steps)
+        return session
     except BaseException as error:
         announce(wire, error, while_doing=" while attaching")
         close_after(error, cleanup)
         raise
 
 
-def _start(job: Job, cleanup: ExitStack, *, init_sync: bool, sync_optimizer: bool) -> Session:
-    """Agree with the other ranks, then let the strategy into the loop; `cleanup` undoes whatever has been done."""
+def _start(
+    job: Job,
+    cleanup: ExitStack,
+    recovery: ElasticRecovery | None,
+    elastic: Elastic | None,
+    *,
+    init_sync: bool,
+    sync_optimizer: bool,
+) -> Session:
+    """Agree with the other ranks, then install the strategy's hooks; `cleanup` undoes every step taken so far."""
     transport, began_s = job.transport, job.clock.now()
-    _make_equal(job, init_sync, sync_optimizer)
-    _warn(job)
+    if recovery is None:
+        _make_equal(job, init_sync, sync_optimizer)
     device = next(iter(job.parameters.values())).device
     job.strategy = strategy = settle(job.strategy, transport, job.clock, device)
-    hooks: TrainingHooks | None = None
-    buffers: ModuleBuffers | None = None
-    pool: ServerPool | None = None
-    if transport.world_size > 1 or strategy.synchronization.acts_alone:
-        pool = _make_server_pool(job)
-        if pool is not None:
-            cleanup.callback(pool.abandon)
-        hooks = _make_hooks(job, pool)
-        cleanup.callback(hooks.detach)
-        cleanup.callback(watch_for_wrappers(job).remove)
-        leaves_buffers = strategy.architecture.holds_shards or isinstance(job.model, DistributedDataParallel)
-        if strategy.exchanges_gradients() and not leaves_buffers:
-            buffers = ModuleBuffers(job)
-            cleanup.callback(buffers.detach)
-    steps = OptimizerSteps(job, hooks)
+    parts = cleanup.enter_context(ExitStack())
+    at_work = _put_to_work(job, parts)
+    steps = OptimizerSteps(job, at_work.hooks)
     cleanup.callback(steps.detach)
+    if recovery is not None and at_work.hooks is not None:
+        recovery.begin(job, at_work.hooks, at_work.buffers)
+        cleanup.callback(recovery.stop_engine)
+        transport = job.transport
     about = {"strategy": str(strategy), "world_size": transport.world_size, "transport": transport.description}
     about |= what_was_settled(strategy)
     job.events.write(Event("attach", began_s, transport.rank, 0, job.clock.now() - began_s, {**about}))
-    return Session(job, hooks, buffers, pool, cleanup)
+    workplace = Workplace(
+        steps, parts, lambda other: _check_suits(job.model, job.optimizers, job.parameters, other), _put_to_work
+    )
+    return Session(job, at_work, workplace, cleanup, recovery=recovery, elastic=elastic)
+
+
+def _put_to_work(job: Job, cleanup: ExitStack) -> AtWork:
+    """Install the hooks of the job's strategy; `cleanup` removes them."""
+    _warn(job)
+    strategy = job.strategy
+    if job.transport.world_size == 1 and not strategy.synchronization.acts_alone and job.recovery is None:
+        return AtWork()
+    pool = _make_server_pool(job)
+    if pool is not None:
+        cleanup.callback(pool.abandon)
+    datagrams = _open_datagrams(job)
+    if datagrams is not None:
+        cleanup.callback(datagrams.close)
+    hooks = _make_hooks(job, pool)
+    cleanup.callback(hooks.detach)
+    cleanup.callback(watch_for_wrappers(job).remove)
+    buffers: ModuleBuffers | None = None
+    leaves_buffers = strategy.architecture.holds_shards or isinstance(job.model, DistributedDataParallel)
+    if strategy.exchanges_gradients() and not leaves_buffers:
+        buffers = ModuleBuffers(job)
+        cleanup.callback(buffers.detach)
+    return AtWork(hooks, buffers, pool, datagrams)
+
+
+def _first(
+    strategy: Strategy | str | Chooser, model: nn.Module, total_steps: int | None, elastic: Elastic | None
+) -> Strategy:
+    """The strategy to begin with."""
+    if not isinstance(strategy, Chooser):
+        return as_strategy(strategy)
+    refuse_fixed(model, f'"{strategy}"', elastic=elastic is not None)
+    return strategy.first(total_steps)
 
 
 def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
@@ -171,10 +238,19 @@ def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup
 
 
 def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Global ranks, as meshes have them; none where there is no group, which the transport will say."""
+    """Global ranks, as meshes have them; none where there is no group, which the transport will report."""
     if not dist.is_available() or not dist.is_initialized():
         return []
     return dist.get_process_group_ranks(group)
+
+
+def _all_sinks(given: EventSink | None, cleanup: ExitStack) -> EventSink:
+    """The sink of the script and the log that the environment names, as the lab does."""
+    log = log_of_environment(os.environ)
+    if log is None:
+        return given or DiscardEvents()
+    cleanup.callback(log.close)
+    return log if given is None else EventTee(given, log)
 
 
 def _planned(strategy: Strategy, total_steps: int | None) -> Strategy:
@@ -186,14 +262,14 @@ def _planned(strategy: Strategy, total_steps: int | None) -> Strategy:
 
 
 def _torch_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
-    """The transport over torch.distributed; held back where LACONIC_PACE says so, as the lab does on some machines."""
+    """The transport over torch.distributed, paced if LACONIC_PACE is set, as the lab does on some machines."""
     link = link_from_environment(os.environ)
     torch_transport = TorchTransport(group, timeout_s=timeout_s)
     return torch_transport if link is None else PacedTransport(torch_transport, link, timeout_s=timeout_s)
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that get gradients, each once, under the name they have without any wrapper."""
+    """Parameters that get gradients, each once, under their names without any wrapper."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     return {plain_name(name): parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
 
@@ -202,7 +278,7 @@ def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters:
     """Raise where a choice would have no effect on this model or in this runtime."""
     if isinstance(model, DistributedDataParallel) and strategy.synchronization.quantity == "momentum":
         raise AttachError(
-            f"{strategy.synchronization.name} takes part in the optimizer's momentum, and the model is wrapped in "
+            f"{strategy.synchronization.name} changes the optimizer's momentum, and the model is wrapped in "
             "DistributedDataParallel. Attach to the plain module (ddp.module)."
         )
     if strategy.architecture.holds_shards and find_unused_parameters is not None:
@@ -227,7 +303,7 @@ def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters:
 
 
 def _make_server_pool(job: Job) -> ServerPool | None:
-    """The servers of this strategy, if it has any."""
+    """Start the servers of this strategy, if it has any."""
     servers = job.strategy.architecture.servers
     if servers is None:
         return None
@@ -238,14 +314,23 @@ def _make_server_pool(job: Job) -> ServerPool | None:
     return pool
 
 
+def _open_datagrams(job: Job) -> DatagramGroup | None:
+    """The datagrams of this strategy, if it forms means of what arrives."""
+    bound = job.strategy.architecture.loss_bound
+    # One rank that makes outer steps by itself has nobody to send to.
+    group = None if bound is None or job.transport.world_size == 1 else DatagramGroup(job, bound)
+    job.partial_means = group
+    return group
+
+
 def _make_hooks(job: Job, pool: ServerPool | None) -> TrainingHooks:
-    """The place where PyTorch lets this strategy in."""
+    """The hooks through which this strategy works."""
     if isinstance(job.model, DistributedDataParallel):
         return DdpHooks(job, job.model)
     if job.strategy.architecture.holds_shards:
         return FullyShardedHooks(job)
     rule = job.strategy.synchronization
-    if job.strategy.architecture.scope == "neighbours":
+    if job.strategy.mixes_parameters():
         return GossipHooks(job) if rule.barrier else AsyncPairHooks(job)
     if pool is not None and not rule.barrier:
         return AsyncServerHooks(job, pool)
@@ -257,7 +342,7 @@ def _make_hooks(job: Job, pool: ServerPool | None) -> TrainingHooks:
 def _check_types(
     model: object, optimizer: Optimizer | Sequence[Optimizer], timeout_s: float | None
 ) -> tuple[Optimizer, ...]:
-    """The optimizers, without wrappers that are none themselves."""
+    """The optimizers, unwrapped where a wrapper is not an optimizer itself."""
     if not isinstance(model, nn.Module):
         raise AttachError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
@@ -266,7 +351,7 @@ def _check_types(
         raise AttachError(f"optimizer must be one optimizer, or several different ones, got {len(optimizers)}.")
     if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
         raise AttachError(
-            "LBFGS decides by the loss of its own rank how often to evaluate, so ranks would part ways. Use another "
+            "LBFGS decides by the loss of its own rank how often to evaluate, so ranks would diverge. Use another "
             "optimizer, or give every rank the same loss in a loop of your own."
         )
     if timeout_s is not None and not timeout_s > 0:
@@ -283,20 +368,27 @@ def _check_model(
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise AttachError(f'parameter "{name}" has no shape yet (a lazy module). Run one forward pass first.')
-    if not strategy.architecture.holds_shards:  # which takes neither gradients nor steps, and looks for its like itself
+    if not strategy.architecture.holds_shards:  # sharded checks for other sessions itself
         if any(map(optimizer_steps.is_attached, optimizers)):
             raise AttachError("this optimizer is already attached; call session.detach() first.")
         if any(map(parameter_hook.is_attached, parameters.values())):
             raise AttachError("this model is already attached; call session.detach() first.")
     for optimizer in optimizers:
         optimizer_steps.check_parameters(optimizer, {id(parameter) for parameter in parameters.values()})
-    _check_all_are_trained(optimizers, parameters, strategy)
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             raise UnsupportedGradient(
                 f'layer "{name}" has sparse=True; sparse gradients are not exchanged. Build it with sparse=False.'
             )
-    # As a whole where they are sharded, so that all ranks come to the same answer.
+    _check_suits(model, optimizers, parameters, strategy)
+
+
+def _check_suits(
+    model: nn.Module, optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter], strategy: Strategy
+) -> None:
+    """Raise if this strategy cannot work on this model with these optimizers."""
+    _check_all_are_trained(optimizers, parameters, strategy)
+    # Whole tensors even where they are sharded, so that all ranks come to the same answer.
     tensors = [TensorSpec.of(name, parameter) for name, parameter in parameters.items()]
     if strategy.architecture.holds_shards:
         tensors = [tensor for part in fsdp_parts(model) for tensor in part.gradients(parameters)]
@@ -313,9 +405,9 @@ def _check_model(
 
 
 def _check_all_are_trained(
-    optimizers: Sequence[Optimizer], parameters: dict[str, nn.Parameter], strategy: Strategy
+    optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter], strategy: Strategy
 ) -> None:
-    """Raise where a parameter that another optimizer trains would be changed behind the strategy's back."""
+    """Raise where an optimizer that the strategy does not know would change a parameter."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     trained = [id(parameter) for group in groups for parameter in group["params"]]
     if len(set(trained)) < len(trained):
@@ -330,32 +422,29 @@ def _check_all_are_trained(
 
 
 def _warn(job: Job) -> None:
-    """Say what probably is not what was wanted; on every rank, and before anything is hooked."""
+    """Warn about choices that are probably not intended; on every rank, and before any hook is installed."""
     _warn_of_losses(job.strategy)
     if job.strategy.scheduling.defers and job.transport.world_size > 1:
-        reason = why_not_deferred(job.optimizers)
+        reason = why_not_deferred(job.optimizers, job.parameters)
         job.updates_in_parts = reason is None
         if reason is not None:
-            warnings.warn(
+            warn_user(
                 f'"{job.strategy.scheduling.name}" updates layers one by one during the next forward pass, but the '
                 f"optimizer's step cannot be made in parts ({reason}). So optimizer.step() waits for all gradients: "
-                'the result is right, and nothing overlaps with the next forward pass. Use the schedule "fusion".',
-                LaconicWarning,
-                stacklevel=4,
+                'the result is right, and nothing overlaps with the next forward pass. Use the schedule "fusion".'
             )
 
 
 def _warn_of_losses(strategy: Strategy) -> None:
-    """Say so where a method that needs its losses sent later has nothing that does."""
-    if strategy.synchronization.remembers_unsent or strategy.architecture.compensates:
+    """Warn where a method that relies on error feedback has a compressor without any."""
+    whom = strategy.architecture
+    if strategy.synchronization.remembers_unsent or whom.compensates or whom.adds_differences:
         return
     if strategy.compression.traits.wants_error_feedback:
         wants = next(layer for layer in strategy.compression.layers() if layer.own_traits.wants_error_feedback)
-        warnings.warn(
-            f'compression "{strategy.compression}" forgets what it does not send: {wants.name} is made to have that '
-            'sent later and may train worse, or not at all, without. Add "+ error_feedback".',
-            LaconicWarning,
-            stacklevel=5,
+        warn_user(
+            f'compression "{strategy.compression}" drops what it does not send: {wants.name} relies on sending that '
+            'later and may otherwise train worse, or not at all. Add "+ error_feedback".'
         )
 
 

@@ -1,4 +1,4 @@
-"""The memory behind a plan: tensors side by side, buckets as runs of them, a view per parameter, a state per bucket."""
+"""The memory of a plan: contiguous tensors, buckets as ranges of them, a view per parameter, a state per bucket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from laconic.core.plan import Plan
-from laconic.core.stateful import BucketState, ParameterState
+from laconic.core.stateful import CARRIED, BucketState, ParameterState
 from laconic.strategy import Strategy
 
 
@@ -27,14 +27,16 @@ class Buckets:
     ) -> None:
         self.plan = plan
         self._parameters = parameters
-        self._scaled_fields = strategy.scaled_fields()
+        self._scaled_fields = strategy.scaled_fields() | {CARRIED}
         self.views: dict[str, torch.Tensor] = {}
         self.flats = flats if flats is not None else self._lay_out()
         self.states: list[BucketState] = []
         self.buckets_of: dict[str, list[int]] = {}
-        """The buckets each parameter travels in: one, or one per piece."""
+        """The buckets that each parameter is exchanged in: one, or one per piece."""
         for index, bucket in enumerate(plan.buckets):
             state = strategy.init(bucket)
+            if any(CARRIED in saved.get(tensor.owner, {}) for tensor in bucket.tensors):
+                state.flat[CARRIED] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
             state.restore(saved)
             self.states.append(state)
             for tensor, place in bucket.segments():
@@ -43,7 +45,7 @@ class Buckets:
                 self.buckets_of.setdefault(tensor.owner, []).append(index)
 
     def _lay_out(self) -> list[torch.Tensor]:
-        """One run of memory per dtype and device, a view of it per parameter, and one per bucket."""
+        """One contiguous tensor per dtype and device, with a view per parameter and a view per bucket."""
         tensors = {tensor.owner: tensor for bucket in self.plan.buckets for tensor in bucket.tensors}
         kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
         for name in self.plan.layout or tensors:
@@ -67,29 +69,29 @@ class Buckets:
         return flats
 
     def state_by_parameter(self) -> ParameterState:
-        """State of all buckets, keyed by parameter name; what belongs to pieces is put together."""
+        """State of all buckets, keyed by parameter name; the state of pieces is joined."""
         return whole_state(self.states, self._parameters)
 
     def write(self, field: str, values: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite a field of state by values of the shape of each parameter; parameters left out keep theirs."""
+        """Overwrite a field of state with values of each parameter's shape; parameters left out keep theirs."""
         for index, state in enumerate(self.states):
             for name, view in self.views_of(index, state.flat[field]).items():
                 if name in values:
                     view.copy_(values[name])
 
     def rescale(self, ratio: torch.Tensor | float) -> None:
-        """Multiply what is remembered in the unit of gradients by `ratio`: a GradScaler's new scale / its old one."""
+        """Multiply state in units of gradients by `ratio`: a GradScaler's new scale / its old one."""
         for state in self.states:
             state.rescale(ratio, self._scaled_fields)
 
     def views_of(self, index: int, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Another flat tensor of the size of bucket `index` as its parameters see it."""
+        """Views of another flat tensor of the size of bucket `index`, one per parameter."""
         segments = self.plan.buckets[index].segments()
         return {tensor.name: _view_like(self._parameters[tensor.name], flat[place]) for tensor, place in segments}
 
 
 def whole_state(states: Sequence[BucketState], parameters: Mapping[str, torch.Tensor]) -> ParameterState:
-    """States of several buckets, keyed by parameter name; what belongs to pieces is put together."""
+    """States of several buckets, keyed by parameter name; the state of pieces is joined."""
     merged: ParameterState = {}
     for state in states:
         for name, fields in state.by_parameter().items():

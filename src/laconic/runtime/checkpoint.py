@@ -6,20 +6,20 @@
      "digest": {"<rank>": tensor with one number per parameter},
      "ranks": {"<rank>": {"<parameter>": {"<method>.<field>": tensor}}}}
 
-"resize" says what becomes of a field when the number of workers changes (core/stateful.py), so that a state can be
-rearranged without the methods that wrote it. A field with an element for each of a sharded parameter's is a DTensor as
-that is; others have "|shard <place on the mesh>" at the end of their name. "digest" stands for the values of the
-model's parameters on that rank, so that a state is not loaded beside another model, or beside that of another rank; a
-sharded model, which may be loaded onto other shards, has none.
+"resize" says how a field is converted when the number of workers changes (core/stateful.py), so that a state can be
+rearranged without the methods that wrote it. A field with one value per element of a sharded parameter is a DTensor
+like that parameter; other fields have "|shard <coordinates on the mesh>" at the end of their name. "digest" is a
+checksum of the model's parameters on that rank, so that a state is not loaded with another model or with another rank's
+replica; a sharded model, which may be loaded onto other shards, has none.
 
-What a rank remembers is its own, so it stands under its rank: torch.save keeps one file per rank, and
-torch.distributed.checkpoint, which stores equal keys only once, keeps all of them.
+State differs between ranks, so it is stored under the rank: torch.save writes one file per rank, and
+torch.distributed.checkpoint, which stores equal keys only once, keeps the state of every rank.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -30,7 +30,7 @@ from laconic.errors import CheckpointError, one_line
 
 FORMAT = 2
 _LAST_STEP = 2**53
-"""More steps than anybody makes."""
+"""A larger number of steps than any training has."""
 
 
 def pack(
@@ -63,7 +63,7 @@ def pack(
 
 @dataclass
 class Report:
-    """What one rank has found in its saved state."""
+    """What one rank has read from its saved state, and the problems found in it."""
 
     step: int = 0
     order: list[str] = field(default_factory=list)
@@ -71,10 +71,10 @@ class Report:
     unfit: str = ""
     """Why the state cannot be loaded by this session, if it cannot."""
     other_model: str = ""
-    """Why it does not belong to the model as it is, if it does not."""
+    """Why it does not belong to the current model, if it does not."""
 
     def summary(self) -> dict[str, str]:
-        """What other ranks are told."""
+        """The fields that are exchanged with other ranks."""
         order = hashlib.sha256("\n".join(self.order).encode()).hexdigest()
         return {"unfit": self.unfit, "other_model": self.other_model, "saved_step": str(self.step), "order": order}
 
@@ -92,11 +92,10 @@ def read(
     digest: torch.Tensor | None,
     replicas_differ: bool,
 ) -> Report:
-    """What is in the saved state of this rank, and what is wrong with it.
+    """Read the saved state of this rank and report its problems.
 
-    taken_apart: what is saved as a whole as the pieces that live here. expected: fields this session needs. kinds:
-    fields it knows beside those; None if it cannot tell. digest: of the model's parameters as they are, if there is
-    one.
+    taken_apart: the saved whole tensors as this rank's pieces. expected: fields that this session needs. kinds: other
+    fields that it knows; None if it cannot tell. digest: of the model's current parameters, if there is one.
     """
     report = Report()
     try:
@@ -132,7 +131,7 @@ _ONE_PER_RANK = "Save and load one session state per rank."
 
 
 def _other_model(names: Sequence[str], then: list[int], now: list[int], rank: int, replicas_differ: bool) -> str:
-    """In words, that the model is not the one the state was saved with; empty if it is."""
+    """A message if the model is not the one that the state was saved with; empty if it is."""
     changed = [name for name, before, after in zip(names, then, now, strict=True) if before != after]
     if not changed:
         return ""
@@ -151,7 +150,7 @@ def _other_model(names: Sequence[str], then: list[int], now: list[int], rank: in
 def compare(said: Sequence[Mapping[str, str]], own: Report, *, rank: int, same_step: bool) -> None:
     """Raise on every rank unless all can load their states and these were saved together.
 
-    said: what each rank has found. same_step: ranks are in the same step whenever a state is saved.
+    said: what each rank has reported. same_step: ranks are in the same step whenever a state is saved.
     """
     _raise_first([row["unfit"] for row in said], own.unfit)
     first = said[0]
@@ -203,7 +202,7 @@ def _check_state(
     kinds: Collection[str] | None,
     resize: Mapping[str, Resize],
 ) -> None:
-    """Raise unless the state has all fields that are needed, as they are needed, and no others."""
+    """Raise unless the state has exactly the required fields, with the required shapes and dtypes."""
     for name, fields in expected.items():
         for key, tensor in fields.items():
             found = state.get(name, {}).get(key)
@@ -228,9 +227,9 @@ def _check_state(
 def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
     """The states of all old ranks, rearranged for another number of workers.
 
-    What counts in a residual or a velocity is the sum over all ranks. A rank that goes away hands its part to one that
-    stays (old rank r to new rank r mod n, added up); a new rank starts without: nothing owed is lost or sent twice.
-    What all ranks have in common is copied, and what is worth nothing elsewhere starts anew.
+    Only the sum over all ranks matters for a residual or a velocity. The values of old rank r are added to those of new
+    rank r mod n, and a new rank starts from zero, so nothing is lost or sent twice. State that all ranks have in common
+    is copied, and state that is valid only on its own rank starts from zero.
     """
     if not states:
         raise CheckpointError("redistribute needs the state of every old rank, got none.")
@@ -253,38 +252,42 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
     if missing:
         raise CheckpointError(f"redistribute needs the state of every old rank; rank {missing[0]} is missing.")
     resize: Mapping[str, Resize] = first["resize"]
-    merged = [_start(by_rank[0], resize) for _ in range(world_size)]
-    for rank, state in sorted(by_rank.items()):
-        for name, fields in state.items():
-            for key, tensor in fields.items():
-                if resize.get(_kind(key), "sum") == "sum":
-                    total = merged[rank % world_size][name][key]
-                    total += tensor.to(total.device)
+    merged = [
+        share_of(by_rank[0], [state for old, state in sorted(by_rank.items()) if old % world_size == rank], resize)
+        for rank in range(world_size)
+    ]
     common = (first["strategy"], world_size, max(saved["step"] for saved in states), list(first["order"]), resize)
     facts = {"same_step": first["same_step"], "loss_scaled": first["loss_scaled"]}
-    # Without digests: a new rank may be given the model of any old one.
+    # Without digests: a new rank may load the model of any old one.
     return [pack(*common, rank=rank, state=state, digest={}, **facts) for rank, state in enumerate(merged)]
 
 
-def _start(state: ParameterState, resize: Mapping[str, Resize]) -> ParameterState:
-    """What a new rank has before sums are formed, made after an old rank's state."""
-    return {
+def share_of(first: ParameterState, owed: Iterable[ParameterState], resize: Mapping[str, Resize]) -> ParameterState:
+    """The state of a new rank: common state from old rank 0, and the sums of the residuals of some old ranks."""
+    found: ParameterState = {
         name: {
             key: tensor.clone() if resize.get(_kind(key)) == "copy" else torch.zeros_like(tensor)
             for key, tensor in fields.items()
             if resize.get(_kind(key)) != "reset"
         }
-        for name, fields in state.items()
+        for name, fields in first.items()
     }
+    for state in owed:
+        for name, fields in state.items():
+            for key, tensor in fields.items():
+                if resize.get(_kind(key), "sum") == "sum":
+                    total = found[name][key]
+                    total += tensor.to(total.device)
+    return found
 
 
 def _kind(key: str) -> str:
-    """A field without what follows a bar: the neighbour it is about, or the number of its dimensions."""
+    """The name of a field without the suffix after a bar, which is a neighbour or a number of dimensions."""
     return key.partition("|")[0]
 
 
 def _check_form(saved: Mapping[str, Any]) -> None:
-    """Raise unless a value that may come from anywhere has the form of a session state."""
+    """Raise unless an untrusted value has the form of a session state."""
     flags = {"same_step", "loss_scaled"}
     keys = {"format", "strategy", "world_size", "step", "order", "resize", "digest", "ranks", *flags}
     if not isinstance(saved, Mapping) or "format" not in saved:

@@ -1,9 +1,9 @@
-"""How far replicas are apart, and the one model they stand for."""
+"""The distance between replicas, and their mean."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -17,7 +17,7 @@ def consensus_distance(job: Job) -> float:
 
     sqrt(mean_i |x_i - m|^2) / |m|,   m = mean_i(x_i)
 
-    Of a sharded model, of the pieces that live on the ranks of this group.
+    For a sharded model it covers the pieces on the ranks of this group.
     """
     if job.transport.world_size == 1 or job.strategy.architecture.holds_shards:
         return 0.0
@@ -39,20 +39,26 @@ def consensus_distance(job: Job) -> float:
     return math.sqrt(apart / norm) if norm else math.sqrt(apart)
 
 
-def average(job: Job) -> None:
+def average(job: Job, owed: Mapping[str, torch.Tensor] | None = None) -> None:
     """Replace parameters, and buffers that are real numbers, by their mean over all ranks; every rank calls it.
 
-    Other buffers (counters) become rank 0's.
+        x <- mean_i(x_i) - sum_i(owed_i)
+
+    Other buffers (counters) become rank 0's. owed: by parameter, changes of this rank that it has not applied or sent
+    yet, divided by the number of ranks, as exchanges have them.
     """
-    if job.transport.world_size == 1 or job.strategy.architecture.holds_shards:
+    if job.strategy.architecture.holds_shards or (job.transport.world_size == 1 and not owed):
         return  # there is one model
+    debts = {} if owed is None else owed
 
     def mean_of_all() -> Exchange:
-        for tensor in [*job.values.values(), *map(local, job.model.buffers())]:
+        for name, tensor in [*job.values.items(), *((None, local(buffer)) for buffer in job.model.buffers())]:
             if not tensor.numel():
                 continue
             if tensor.is_floating_point() or tensor.is_complex():
                 total = (tensor.detach() / job.transport.world_size).contiguous()
+                if name is not None and name in debts:
+                    total -= debts[name].view_as(total)
                 yield job.transport.all_reduce(total, purpose="control", what="the mean of replicas")
                 tensor.copy_(total)
             else:

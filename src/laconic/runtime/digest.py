@@ -1,4 +1,4 @@
-"""A number that stands for the values of a tensor, and for their places.
+"""A checksum of the values of a tensor and of their positions.
 
     digest = sum_i mix(word_i xor (i * C)) mod 2^64,   mix(x) = (y xor (y >> 29)) * M,   y = x * M
 
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 
 import torch
 
-# Odd constants of splitmix64 (Steele et al. 2014), as signed numbers: torch's integers wrap around as needed.
+# Odd constants of splitmix64 (Steele et al. 2014), as signed numbers: torch's integers wrap around.
 _PLACE = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
 _CPU_WORDS, _GPU_WORDS = 2**16, 2**22
-"""Words mixed at a time: on a CPU as many as stay in its cache, on a GPU enough that launches cost nothing."""
+"""Words mixed at a time: on a CPU as many as fit its cache, on a GPU enough to hide the cost of launches."""
 
 
 def digest(tensor: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     whole = flat.numel() // 8 * 8
     words = flat[:whole]
     if words.storage_offset() % 8:
-        words = words.clone()  # eight bytes are read as one number only where they begin at an even place
+        words = words.clone()  # a view as int64 needs an aligned start
     words = words.view(torch.int64)
     if whole < flat.numel():
         rest = torch.zeros(8, dtype=torch.uint8, device=flat.device)
@@ -42,7 +42,7 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digests(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """The digests of several tensors, waiting for each device only once."""
+    """The digests of several tensors, with one synchronization per device."""
     found = [digest(tensor) for tensor in tensors]
     values: dict[int, int] = {}
     for device in {one.device for one in found}:

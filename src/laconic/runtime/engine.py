@@ -34,33 +34,38 @@ class Task:
     what: str
     start: Callable[[], Exchange]
     num_waits: int | None = None
-    """How often it yields, if known: then its last part, which sends nothing, may run early."""
+    """How often it yields, if known: then its decoding after the last round may run early."""
     last: bool = True
-    """No further task belongs to this step, so open exchanges are completed."""
+    """No further task belongs to this step, so exchanges in flight are completed."""
     step: int = 0
     device: torch.device = torch.device("cpu")
     on_done: Callable[[], None] | None = None
     """Called on the communication thread, on a GPU with its stream as the current one, also after a failure."""
     nbytes: int = 0
-    """Bytes in flight while it is open, where those are limited."""
+    """Its bytes in flight until it is finished, where those are limited."""
     credit_bytes: int = 0
-    """Bytes that may be in flight when the next one starts; 0: as many exchanges as usual."""
+    """Bytes that may be in flight when the next one starts; 0: the number of exchanges is limited instead."""
     in_halves: bool = False
     """After its first round it waits for `Engine.submit_second_half`."""
     bucket: int | None = None
-    """Its number in the plan, if it is an exchange the event log should show."""
+    """Its number in the plan, if the event log should show it."""
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What it has measured once it is done, for the event log."""
+    """Its measurements once it is done, for the event log."""
     number: int = 0
-    """Its place among all that were submitted, counted from 1: the same on every rank."""
+    """Its number in the order of submission, counted from 1: the same on every rank."""
     submitted_s: float = 0.0
     ended_s: float | None = None
     """When it was finished, where the host sees that."""
     inputs_ready: torch.cuda.Event | None = None
     finished: threading.Event = field(default_factory=threading.Event)
-    """Set when nothing more will happen to it, also after a failure."""
+    """Set when it is finished, also after a failure."""
     succeeded: bool = False
     outputs_ready: torch.cuda.Event | None = None
+
+    def renew(self, other: Task) -> None:
+        """Take over the work of `other`: this task is about to be submitted again, to another engine."""
+        self.start, self.num_waits, self.metrics = other.start, other.num_waits, other.metrics
+        self.finished, self.succeeded, self.ended_s, self.outputs_ready = threading.Event(), False, None, None
 
     @property
     def label(self) -> str:
@@ -89,9 +94,13 @@ class _Submission:
 class Engine:
     """Runs tasks on one thread, in one order."""
 
-    def __init__(self, transport: Transport, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, transport: Transport, stopwatch: Stopwatch, *, recoverable: tuple[type[BaseException], ...] = ()
+    ) -> None:
+        """recoverable: errors that only `wait` raises, not `check`."""
         self._transport = transport
         self._stopwatch = stopwatch
+        self._recoverable = recoverable
         self._queue: queue.SimpleQueue[_Submission | None] = queue.SimpleQueue()
         self._order: ExchangeOrder[Task] = ExchangeOrder()
         self._running: dict[int, _Running] = {}
@@ -104,7 +113,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="laconic-communication", daemon=True)
         self._thread.start()
 
-    # -- what other threads ask ---------------------------------------------------------------------------------
+    # -- called by other threads --------------------------------------------------------------------------------
 
     def submit(self, task: Task) -> Task:
         """Hand over a task; its tensors belong to the engine until it is finished."""
@@ -118,7 +127,7 @@ class Engine:
         return task
 
     def submit_second_half(self, task: Task, *, last: bool) -> None:
-        """Let a task in halves issue its second one; `last`: no further task belongs to this step."""
+        """Let a task that is split in halves issue the second one; `last`: no further task belongs to this step."""
         self._queue.put(_Submission(task, last, second_half=True))
 
     def wait(self, task: Task) -> None:
@@ -128,6 +137,8 @@ class Engine:
             while not task.finished.wait(1.0):
                 if self._error is not None or not self._thread.is_alive():
                     break
+        if isinstance(self._error, self._recoverable):
+            raise self._error.with_traceback(self._traceback)
         self.check()
         if task.outputs_ready is not None:
             torch.cuda.current_stream(task.device).wait_event(task.outputs_ready)
@@ -142,14 +153,14 @@ class Engine:
 
     @property
     def failure_was_raised(self) -> bool:
-        """Whether the training loop has been told of a failure."""
+        """Whether a failure has been raised in the training loop."""
         return self._reported
 
     def check(self) -> None:
-        """Raise what went wrong on the communication thread."""
-        if self._error is not None:
+        """Raise the error of the communication thread, if it has failed."""
+        if self._error is not None and not isinstance(self._error, self._recoverable):
             self._reported = True
-            # The traceback of the first time: raised again and again, it would grow.
+            # Restore the first traceback: it would grow with every raise.
             raise self._error.with_traceback(self._traceback)
         failure = self._transport.known_failure()
         if failure is not None:
@@ -162,7 +173,7 @@ class Engine:
         """End the thread; tasks that have not started are dropped."""
         self._stopped = True
         self._queue.put(None)
-        # A thread that waits for a lost peer ends by its own timeout; do not hold up the caller for that.
+        # A thread that waits for a lost peer ends by its own timeout; the caller need not wait for that.
         self._thread.join(timeout=2.0)
 
     # -- the thread ---------------------------------------------------------------------------------------------
@@ -186,7 +197,7 @@ class Engine:
             self._release_all()
 
     def _take_submission(self) -> bool:
-        """Wait for the next submission, finishing what arrives meanwhile; False: the engine was stopped."""
+        """Wait for the next submission, finishing exchanges that arrive meanwhile; False: the engine was stopped."""
         submission: _Submission | None
         while True:
             try:
@@ -223,7 +234,7 @@ class Engine:
                 exchange = task.start()
                 work = next(exchange, None)
             self._note("encode", task, began)
-            # Only this thread sends, so the difference is what this exchange has put on the wire.
+            # Only this thread sends, so the difference is the wire bytes of this exchange.
             sent_bytes = self._transport.traffic.total_bytes - before
             if work is None:
                 self._finish(task, began, sent_bytes)
@@ -244,7 +255,7 @@ class Engine:
     def _second_half(self, task: Task) -> None:
         running = self._running[id(task)]
         with self._on_stream(task):
-            # Between its halves nothing of it is in flight.
+            # Between its halves it has nothing in flight.
             running.began = self._stopwatch.mark(task.device)
             self._advance(task, running)
 
@@ -277,7 +288,7 @@ class Engine:
             self._order.issued(task)
 
     def _is_local(self, task: Task) -> bool:
-        """Whether nothing of this open task remains to be issued, so that it may finish once its round has arrived."""
+        """Whether this task has issued its last round, so that it may finish once that has arrived."""
         return self._order.in_last_part(task) and self._running[id(task)].num_waits == task.num_waits
 
     def _finish_arrived(self) -> None:
@@ -307,13 +318,13 @@ class Engine:
         task.finished.set()
 
     def _note(self, kind: str, task: Task, began: Mark, **data: Scalar | torch.Tensor) -> None:
-        """Record what began then and ends now."""
+        """Record an event that began at `began` and ends now."""
         if task.bucket is not None:
             ended = self._stopwatch.mark(task.device)
             self._stopwatch.note(kind, task.step, began, ended, bucket=task.bucket, **data)
 
     def _release_all(self) -> None:
-        """After the end, finish every task there is and every one still submitted; who waits finds out in check()."""
+        """After the end, finish every task, also those submitted later; waiting threads get the error from check()."""
         left = self._order.unfinished()
         self._running.clear()
         while True:

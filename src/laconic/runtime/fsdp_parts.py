@@ -1,7 +1,7 @@
-"""What fully_shard() has made of a model: parts whose parameters travel at once, and in which order.
+"""The FSDP2 parameter groups of a model: parameters that are gathered together, and in which order.
 
-PyTorch tells that order nowhere in public, and whether all ranks agree on it cannot be seen in what is sent. So this
-file reads FSDP2's own lists; it is the only one that does.
+PyTorch has no public name for that order, and the traffic does not show whether all ranks agree on it. So this file
+reads FSDP2's private lists; no other file does.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ class FsdpPart:
     """One call of fully_shard(), on a module or on a list of modules."""
 
     name: str
-    """Of its first module."""
+    """Name of its first module."""
     module: Any
-    """The first module, which speaks for all of them."""
+    """The first module, which represents all of them."""
     tensors: tuple[TensorSpec, ...]
-    """Its parameters as a whole, in the order in which they lie side by side; frozen ones too."""
+    """Its whole parameters in memory order, frozen ones included."""
     weights_dtype: torch.dtype
-    """In which weights are gathered."""
+    """The dtype in which weights are gathered."""
     gradients_dtype: torch.dtype
-    """In which gradients are summed."""
+    """The dtype in which gradients are summed."""
     group: Any
-    """FSDP2's own record of it."""
+    """FSDP2's own object for it."""
 
     def weights(self, gathers: int) -> list[TensorSpec]:
-        """What is gathered, so many times a step."""
+        """The tensors that are gathered, once or more per step."""
         return [replace(tensor, dtype=self.weights_dtype, gathers=gathers) for tensor in self.tensors]
 
     def gradients(self, trained: Collection[str]) -> list[TensorSpec]:
-        """What is summed of those that are trained."""
+        """The gradients that are summed, of trained parameters only."""
         return [replace(tensor, dtype=self.gradients_dtype) for tensor in self.tensors if tensor.name in trained]
 
     @property
     def communication(self) -> tuple[Any, Any]:
-        """The objects that gather weights and sum gradients now."""
+        """The objects that now gather weights and sum gradients."""
         return self.group._all_gather_comm, self.group._reduce_scatter_comm
 
     def use(self, gather: Any, scatter: Any) -> None:
-        """Let these do so."""
+        """Replace them by these objects."""
         self.module.set_custom_all_gather(gather)
         self.module.set_custom_reduce_scatter(scatter)
 
@@ -65,7 +65,7 @@ class FsdpPart:
 
     @contextmanager
     def not_summing(self) -> Iterator[None]:
-        """Inside, gradients are only added up on each rank."""
+        """Inside, gradients are accumulated locally."""
         before: bool = self.group.reduce_grads
         self.module.set_requires_gradient_sync(False, recurse=False)
         try:

@@ -1,10 +1,10 @@
-"""What is trained, how it communicates, and how far it has come: what session and hooks share."""
+"""The state that session and hooks share: the model, its strategy and its progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -12,28 +12,32 @@ from torch.optim import Optimizer
 
 from laconic.core.clock import Clock
 from laconic.core.event import DiscardEvents, EventSink
-from laconic.core.exchange import Exchange, Servers, Wire
+from laconic.core.exchange import Exchange, PartialMeans, Servers, Wire, one_round
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
+from laconic.core.stateful import CARRIED, BucketState
 from laconic.core.tensor import TensorSpec
 from laconic.core.transport import Transport
+from laconic.runtime.averaging import Averaging
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Engine, Task
 from laconic.runtime.loss_scale import LossScale
+from laconic.runtime.reported_losses import ReportedLosses
 from laconic.runtime.shards import Pieces, specs_of
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy
 
+_T = TypeVar("_T")
 _MEASURED_EVERY = 20
-"""Rounds between two that are measured: norms of every bucket cost time, and what they tell changes slowly."""
+"""Rounds between two measured ones: norms of every bucket cost time, and change slowly."""
 
 
 Phase = Literal["module buffers", "backward pass", "round"]
-"""Something ranks do together in every step, or in some."""
+"""An operation that all ranks make together, in every step or in some."""
 
 
 class Attendance(NamedTuple):
-    """Who takes part in what ranks do together."""
+    """The ranks that take part in a joint operation."""
 
     divisor: int
     """The number of ranks that a mean is taken over."""
@@ -42,16 +46,36 @@ class Attendance(NamedTuple):
 
 
 class Joining(Protocol):
-    """What a session knows while its ranks are inside session.join()."""
+    """The state of a session while its ranks are inside session.join()."""
 
     def announce(self, phase: Phase) -> Attendance:
-        """Tell ranks that have run out of data what comes, so that they take part."""
+        """Announce the next operation to ranks that have run out of data, so that they take part."""
+        ...
+
+
+class Recovery(Protocol):
+    """Continues a session when ranks die, join or leave; runtime/elastic has the only implementation."""
+
+    def guard(self, task: Task, again: Callable[[], Task], flat: torch.Tensor, state: BucketState) -> None:
+        """Make the exchange of a bucket repeatable: undo it, and create it anew with `again`."""
+        ...
+
+    def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task]) -> _T:
+        """Repeat a joint operation of all ranks until it succeeds; `tasks` are those it waits for."""
+        ...
+
+    def weigh(self, count: int, what: str) -> None:
+        """Weight this rank by a count in the next mean; all ranks tell each other theirs."""
+        ...
+
+    def step_made(self) -> None:
+        """All optimizers have made their step."""
         ...
 
 
 @dataclass
 class Job:
-    """What is trained, how it communicates, and how far it has come."""
+    """The model, its optimizers, its strategy and transport, and the number of steps made."""
 
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
@@ -64,25 +88,69 @@ class Job:
     events: EventSink
     stopwatch: Stopwatch
     find_unused_parameters: bool | None
-    """None: parameters may be unused. True: so they may, and buckets are those of DDP with that setting. False: all get
-    a gradient in every pass, or it raises."""
+    """None: parameters may be unused. True: the same, with DDP's buckets for that setting. False: every parameter gets
+    a gradient in every pass, or the pass raises."""
     loss_scale: LossScale
     step: int = 0
     accumulating: bool = False
     servers: Servers | None = None
     replan_servers: Callable[[Sequence[Bucket]], None] | None = None
     """Tells servers about other buckets, where there are servers that form sums."""
+    partial_means: PartialMeans | None = None
+    """Where means are formed of what arrives in time."""
     updates_in_parts: bool = True
-    """Whether the optimizers' steps may be made for some parameters at a time, for schedules that want that."""
+    """Whether the optimizers are separable, for schedules that defer updates."""
     staleness: int = 0
     """The most gradients of others that were applied between two visits of this worker to a server."""
     lead: int = 0
-    """The most steps this worker was ahead of the slowest when it was let go on."""
+    """The largest number of steps by which this worker was ahead of the slowest when it got its answer."""
+    losses: ReportedLosses = field(default_factory=ReportedLosses)
+    """What the training loop has reported, for strategies that decide by it."""
     join: Joining | None = None
     """Set while ranks are inside session.join()."""
+    recovery: Recovery | None = None
+    """Where the set of ranks may change; None: it is fixed."""
+    chosen_by: str = ""
+    """The chooser of the strategy during training, as text; empty: the user's strategy is fixed."""
+    after_step: list[Callable[[Job], None]] = field(default_factory=list)
+    """Called after each step, in this order."""
+
+    def share(self, phase: Phase) -> float:
+        """The factor on this rank's contribution before it is exchanged; 1 where `recovery` scales it."""
+        if self.recovery is not None:
+            return 1.0
+        return self.strategy.architecture.share(self.announce(phase).divisor)
+
+    def share_by_count(self, count: int, what: str) -> float:
+        """The same as `share` for a mean that is weighted by a count of each rank; all ranks tell each other theirs."""
+        transport = self.transport
+        if self.recovery is not None:
+            self.recovery.weigh(count, what)
+            return 1.0
+        counts = [count] if transport.world_size == 1 else self.gather_counts(count, what)
+        equal = self.strategy.architecture.share(transport.world_size)
+        # Where all have the same, so that nothing is rounded.
+        return equal if set(counts) == {count} else equal * transport.world_size * count / sum(counts)
+
+    def gather_counts(self, count: int, what: str) -> list[int]:
+        """The count of each rank, by rank; every rank calls it."""
+        transport = self.transport
+        mine = torch.tensor([count], dtype=torch.int64, device=transport.control_device)
+        rows = torch.empty((transport.world_size, 1), dtype=torch.int64, device=transport.control_device)
+        self.engine.call(
+            what,
+            lambda: one_round(transport.all_gather(rows, mine, purpose="control", what=what)),
+            step=self.step,
+            device=mine.device,
+        )
+        return [row[0] for row in rows.tolist()]
+
+    def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task]) -> _T:
+        """Return the result of the joint operation `attempt`; `tasks` are those it waits for."""
+        return attempt() if self.recovery is None else self.recovery.together(what, attempt, tasks)
 
     def announce(self, phase: Phase) -> Attendance:
-        """Say what this rank is about to do together with all others; outside session.join() all are there."""
+        """Announce a joint operation and return who takes part: outside session.join() all ranks do."""
         if self.join is None:
             return Attendance(self.transport.world_size, 0)
         return self.join.announce(phase)
@@ -99,7 +167,7 @@ class Job:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def moment(self, step: int | None = None) -> Moment:
-        """The step that is being made, or another, as this rank sees it."""
+        """The moment of this rank in the current step, or in another."""
         step = self.step if step is None else step
         round = self.strategy.synchronization.round_number(step)
         steers = self.strategy.synchronization.quantity == "momentum"
@@ -108,26 +176,41 @@ class Job:
 
     @property
     def values(self) -> Pieces:
-        """The parameters, or of each the piece that lives here: what is exchanged and written."""
+        """The parameters, or this rank's pieces of them: the tensors that are exchanged and written."""
         return Pieces(self.parameters)
 
     def specs(self) -> dict[str, TensorSpec]:
-        """What is known about `values`."""
+        """The specs of `values`."""
         return specs_of(self.model, self.parameters)
 
     def fixed_plans(self) -> list[Plan]:
-        """One plan for each part of the model, made before any gradient has been seen."""
+        """One plan for each fragment of the model, made before the first gradient."""
         # Backwards, as gradients usually become ready.
         return self.strategy.plans([*reversed(self.specs().values())], self.transport.world_size)
+
+    def _num_waits(self, bucket: Bucket, moment: Moment) -> int | None:
+        strategy = self.strategy
+        if strategy.synchronization.lazy:
+            return None  # that depends on what the others say
+        if strategy.exchanges_gradients() and not strategy.synchronization.due(moment.step + 1):
+            return 0
+        return strategy.architecture.num_waits(bucket, strategy.codec, moment)
 
     def bucket_task(
         self, buckets: Buckets, index: int, *, last: bool, first_bucket: int = 0, step: int | None = None
     ) -> Task:
         """The exchange of one bucket, ready to be submitted.
 
-        first_bucket: buckets of other plans that come before these, so that every bucket has a number of its own.
-        step: whose exchange it is, if not that of the step that is being made.
+        first_bucket: the number of buckets in earlier plans, so that every bucket has a number of its own.
+        step: the step that the exchange belongs to, if not the current one.
         """
+        task = self._bucket_task(buckets, index, last, first_bucket, step)
+        if self.recovery is not None:
+            again = lambda: self._bucket_task(buckets, index, last, first_bucket, step)  # noqa: E731
+            self.recovery.guard(task, again, buckets.flats[index], buckets.states[index])
+        return task
+
+    def _bucket_task(self, buckets: Buckets, index: int, last: bool, first_bucket: int, step: int | None) -> Task:
         plan, bucket = buckets.plan, buckets.plan.buckets[index]
         number = first_bucket + index
         what = f"bucket {number} ({bucket.tensors[0].name} ...)" if len(bucket.tensors) > 1 else bucket.tensors[0].name
@@ -136,19 +219,18 @@ class Job:
         measure = moment.round % _MEASURED_EVERY == 0 and not isinstance(self.events, DiscardEvents)
 
         def start() -> Exchange:
-            wire = Wire(self.transport, f"{what} in step {moment.step}", number, self.servers, plan.halves)
+            where = f"{what} in step {moment.step}"
+            wire = Wire(self.transport, where, number, self.servers, plan.halves, self.partial_means)
             state.moment, state.measure = moment, measure
             state.metrics.clear()
-
-            def average(flat: torch.Tensor, own: torch.Tensor | None) -> Exchange:
-                return strategy.architecture.exchange(flat, state, strategy.codec, wire, own)
-
-            return strategy.synchronization.around(buckets.flats[index], state, average)
+            if (carried := state.flat.pop(CARRIED, None)) is not None:
+                buckets.flats[index].add_(carried)
+            return strategy.synchronization.around(buckets.flats[index], state, Averaging(strategy, state, wire))
 
         return Task(
             what,
             start,
-            None if plan.halves else strategy.architecture.num_waits(bucket, strategy.codec, moment),
+            None if plan.halves else self._num_waits(bucket, moment),
             last=last,
             step=self.step,
             device=bucket.device,

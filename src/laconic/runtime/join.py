@@ -1,13 +1,13 @@
-"""Ranks with different numbers of batches: one that has run out takes part in what the others do, with nothing.
+"""Ranks with different numbers of batches: a rank that has run out contributes zeros to the others' exchanges.
 
     with session.join():
         for batch in data:
             ...
 
-It is what torch's Join does for DDP. Before ranks do something together, each that still trains says what and in which
-step; a rank that has run out waits for that, does the same with zeros, and leaves when nobody trains any more. Then
-all continue from the model of the rank that trained last: parameters, buffers and, which DDP does not do, the
-optimizer's state, without which replicas would part in the next step.
+torch's Join does the same for DDP. Before each joint operation, every rank that still trains announces the operation
+and its step. A rank that has run out waits for the announcement, takes part with zeros, and leaves when no rank trains
+any more. Then all continue from the model of the rank that trained last: parameters, buffers and, unlike DDP, the
+optimizer's state, without which replicas would diverge in the next step.
 """
 
 from __future__ import annotations
@@ -35,18 +35,23 @@ _WHAT = "which ranks still have data"
 def join(
     job: Job, hooks: TrainingHooks | None, buffers: ModuleBuffers | None, *, divide_by_initial_world_size: bool
 ) -> Iterator[None]:
-    """See Session.join."""
+    """Train until all ranks have run out of data; a rank without data takes part in the exchanges of the others."""
+    if job.recovery is not None:
+        raise CommunicationError(
+            "session.join() does not work with elastic. Use session.batches(), under which all ranks have equally many "
+            "batches."
+        )
     if hooks is None or job.transport.world_size == 1:
         yield
         return
     _refuse(job, hooks)
-    # Ranks say as many numbers as there are parameter groups, so those are compared as well.
+    # Ranks exchange one number per parameter group, so the number of groups is compared as well.
     groups = len(job.param_groups)
     agree(job, f"join() of {groups} parameter groups, dividing by {divide_by_initial_world_size}")
     joining = _Joining(job, divide_by_initial_world_size)
     job.join = joining
     try:
-        yield  # an error ends the block at once: other ranks are told by whoever announces failures
+        yield  # an error ends the block at once; the session announces it to other ranks
         joining.follow(hooks, buffers)
     finally:
         job.join = None
@@ -60,8 +65,8 @@ def _refuse(job: Job, hooks: TrainingHooks) -> None:
         raise CommunicationError("session.join() was called inside session.join(). One block is enough.")
     if any(map(is_sharded, job.parameters.values())):
         raise CommunicationError(
-            "session.join() is not for sharded models: a rank without data could not take part in what FSDP or tensor "
-            "parallelism do in every pass. Give all ranks equally many batches."
+            "session.join() is not for sharded models: a rank without data could not take part in the collectives of "
+            "FSDP or tensor parallelism, which run in every pass. Give all ranks the same number of batches."
         )
     if not hooks.can_join or strategy.architecture.has_servers:
         raise CommunicationError(
@@ -93,7 +98,6 @@ class _Joining:
         self._all_trained = True
 
     def announce(self, phase: Phase) -> Attendance:
-        """See Joining."""
         if self._following is not None:
             return self._following
         _, attendance = self._gather(phase)
@@ -101,7 +105,7 @@ class _Joining:
         return attendance
 
     def _gather(self, phase: Phase | None) -> tuple[Phase | None, Attendance | None]:
-        """What the ranks with data are about to do and who they are; nothing if there are none."""
+        """The next joint operation of the ranks with data, and these ranks; nothing if there are none."""
         job, transport = self._job, self._job.transport
         kind = 0 if phase is None else 1 + _PHASES.index(phase)
         rates = [float(group["lr"]) for group in job.param_groups]
@@ -130,7 +134,7 @@ class _Joining:
         self._all_trained = len(active) == transport.world_size
         if phase is None:
             job.step = int(first[1])
-            # Rules that use the learning rate must use the one of ranks whose scheduler goes on.
+            # Rules that use the learning rate must use that of ranks whose scheduler still advances.
             for group, rate in zip(job.param_groups, said[source][2:], strict=True):
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].fill_(rate)
@@ -140,7 +144,7 @@ class _Joining:
         return _PHASES[int(first[0]) - 1], Attendance(divisor, source)
 
     def follow(self, hooks: TrainingHooks, buffers: ModuleBuffers | None) -> None:
-        """Take part in what the others do until none of them has data."""
+        """Take part in the others' operations until none of them has data."""
         while True:
             phase, attendance = self._gather(None)
             if attendance is None:
@@ -154,7 +158,7 @@ class _Joining:
             self._following = None
 
     def end(self, hooks: TrainingHooks, buffers: ModuleBuffers | None) -> None:
-        """Let all ranks continue from the same point."""
+        """Copy the state of the rank that trained last to all ranks."""
         job = self._job
         hooks.settle()
         if buffers is not None:

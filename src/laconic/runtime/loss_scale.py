@@ -1,9 +1,9 @@
-"""What a compressor remembers of gradients stays right when a GradScaler changes its scale.
+"""Rescales the state of compressors when a GradScaler changes its scale.
 
-Gradients arrive multiplied by the scaler's scale, and so does what compressors remember of them. When the scale has
-changed since the pass before, what is remembered is multiplied by the ratio: it is then in the unit of the new
-gradients. Saved states are in the unit of gradients without a scale. The scaler is found when it first calls
-optimizer.step(), or given to attach().
+Gradients are multiplied by the scaler's scale, and so are the residuals that compressors keep of them. When the scale
+has changed since the previous pass, residuals are multiplied by the ratio, so they are in the unit of the new
+gradients. Saved states are in the unit of unscaled gradients. The scaler is found when it first calls optimizer.step(),
+or is passed to attach().
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.errors import warn_user
 from laconic.strategy import Strategy
 
 _FRAMES = 12
-"""How far up the stack a GradScaler is looked for: a few wrappers of step() lie between it and the hook."""
+"""How many frames of the stack are searched for a GradScaler: a few wrappers of step() lie between it and the hook."""
 
 
 class LossScale:
@@ -29,14 +29,19 @@ class LossScale:
         self._remembers = strategy.exchanges_gradients() and bool(strategy.scaled_fields())
         self._scaler = None if scaler is None else weakref.ref(scaler)
         self._unit: torch.Tensor | None = None
-        """The scale in whose unit gradients are remembered now; None: without a scale."""
+        """The scale that residuals are in now; None: unscaled."""
         self._passes = 0
-        """Before the scaler was found."""
+        """Passes before the scaler was found."""
         self._forgets = False
+
+    def follow(self, strategy: Strategy, *, carries: bool) -> None:
+        """Another strategy has taken over; `carries`: it sends the residuals of the previous one."""
+        self._strategy = strategy
+        self._remembers = carries or (strategy.exchanges_gradients() and bool(strategy.scaled_fields()))
 
     def notice(self) -> None:
         """Called inside optimizer.step(): find out whether a GradScaler makes this call."""
-        if self._scaler is not None or not self._strategy.exchanges_gradients():
+        if self._scaler is not None:
             return
         frame = sys._getframe(1)
         for _ in range(_FRAMES):
@@ -47,8 +52,10 @@ class LossScale:
             found = frame.f_locals.get("self")
             if isinstance(found, GradScaler) and found.is_enabled():
                 self._scaler = weakref.ref(found)
+                if not self._strategy.exchanges_gradients():
+                    return  # what is remembered is none of gradients
                 self._unit = self._scale()
-                # Passes whose step was skipped had other scales, which nobody knows now.
+                # Passes whose step was skipped had other scales, which are no longer known.
                 self._forgets = self._passes > 1
                 self._warn()
                 return
@@ -64,11 +71,11 @@ class LossScale:
         scaler = self._scaler() if self._scaler is not None else None
         if scaler is None or not scaler.is_enabled():
             return None
-        # Before its first call of scale() a scaler has only a number.
+        # Before the first call of scale() the scale is a plain number.
         return torch.tensor(scaler.get_scale()) if scaler._scale is None else scaler._scale.detach().clone()
 
     def begin_pass(self) -> torch.Tensor | None:
-        """By how much what is remembered must be multiplied for the gradients that come now; None: by nothing."""
+        """The factor that brings residuals into the unit of the coming gradients; None: no change."""
         if not self._remembers:
             return None
         now = self._scale()
@@ -80,23 +87,37 @@ class LossScale:
         if now is None:
             return None
         ratio = now if before is None else now / before
-        # On a GPU the host does not wait to learn that nothing has changed.
+        # On a GPU the host must not synchronize to find out that nothing has changed.
         return None if ratio.device.type == "cpu" and float(ratio) == 1.0 else ratio
 
     @property
+    def has_scaler(self) -> bool:
+        """Whether the loop has a GradScaler, as far as is known."""
+        return self._scaler is not None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether gradients that are exchanged have been multiplied by a GradScaler's scale, as far as is known."""
+        return self.has_scaler and self._strategy.exchanges_gradients()
+
+    @property
     def unit(self) -> float:
-        """The scale in whose unit gradients are remembered now."""
+        """The scale that residuals are in now, as a number."""
         return 1.0 if self._unit is None else float(self._unit)
 
     def why_not_loaded(self, *, scaled: bool) -> str:
-        """Why a state cannot be loaded that was saved while a GradScaler was in use (`scaled`); empty if it can."""
+        """Why a state that was saved with a GradScaler in use (`scaled`) cannot be loaded; empty if it can."""
         if not scaled or not self._remembers or self._scaler is not None:
             return ""
         return (
-            "the checkpoint was written while a GradScaler was in use, and no scaler is known here yet: remembered "
-            "gradients would meet scaled ones. Pass it: attach(..., grad_scaler=scaler)."
+            "the checkpoint was written while a GradScaler was in use, and no scaler is known here yet: residuals "
+            "and gradients would have different scales. Pass it: attach(..., grad_scaler=scaler)."
         )
 
+    def adopt(self, unit: float) -> None:
+        """A state was taken over from another rank, in the unit in which that rank remembers gradients."""
+        self._unit = torch.tensor(unit)
+
     def loaded(self) -> None:
-        """A saved state was loaded, which is in the unit of gradients without a scale."""
+        """A saved state was loaded; it is in the unit of unscaled gradients."""
         self._unit = None

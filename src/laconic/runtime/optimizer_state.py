@@ -1,8 +1,7 @@
-"""What an optimizer remembers and its settings: compared between ranks, and made equal.
+"""State and settings of optimizers: compared between ranks, and made equal.
 
-Replicas stay equal only if equal gradients meet equal momenta and learning rates. What is compared and sent are tensors
-and plain values (numbers, texts, None, and tuples of them); an object of another kind, a function for example, is left
-to its rank.
+Replicas stay equal only if momenta and learning rates are equal too. Tensors and plain values (numbers, texts, None,
+and tuples of them) are compared and sent; other objects, such as functions, stay as they are on each rank.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def _rebuild(plan: list[dict[str, Any]], optimizers: Optimizers, parameters: Par
 
 
 def _value(form: dict[str, Any], mine: object, like: torch.Tensor | None) -> Any:
-    """A plain value as it is, and a tensor to receive what the description is about."""
+    """A plain value as it is; for the description of a tensor, an empty tensor to receive it."""
     if "tensor" not in form:
         return tuple(form["value"]) if form["tuple"] else form["value"]
     dtype: torch.dtype = getattr(torch, form["tensor"])
@@ -152,5 +151,5 @@ def _value(form: dict[str, Any], mine: object, like: torch.Tensor | None) -> Any
         return mine
     device = torch.device("cpu") if form["on"] == "cpu" or like is None else like.device
     made = torch.empty_strided(form["shape"], form["stride"], dtype=dtype, device=device)
-    # What has an element for each of the parameter's is sharded as that is.
+    # State of the parameter's shape is sharded like the parameter.
     return as_piece_of(like, made) if like is not None and local(like).shape == made.shape else made

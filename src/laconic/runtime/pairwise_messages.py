@@ -1,4 +1,4 @@
-"""What two replicas tell each other when they average: parameters, or corrections to public copies of them."""
+"""The messages of two replicas that average: parameters, or corrections to public copies of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laconic.runtime.buckets import Buckets
 from laconic.runtime.job import Job
 
 PER_EDGE = ("choco.own", "choco.theirs")
-"""Fields of saved state that belong to a pair, and are worth nothing when the number of replicas changes."""
+"""Fields of saved state that belong to a pair, and are invalid when the number of replicas changes."""
 _UNDECODABLE = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
@@ -23,31 +23,31 @@ class PairwiseMessages(Protocol):
     """One replica's edges; whoever calls holds the lock on the shared parameters."""
 
     asks: tuple[int, ...]
-    """Neighbours this replica turns to."""
+    """Neighbours that this replica starts exchanges with."""
     answers: tuple[int, ...]
-    """Neighbours that turn to this replica."""
+    """Neighbours that start exchanges with this replica."""
 
     def read(self, peer: int, tensors: Sequence[torch.Tensor], step: int) -> list[torch.Tensor]:
-        """What a neighbour means by what it sent in its `step`, bucket by bucket; changes nothing.
+        """Decode a neighbour's message of its `step`, bucket by bucket; changes nothing.
 
-        Raises CommunicationError for what cannot be meant.
+        Raises CommunicationError for an invalid message.
         """
         ...
 
     def say(self, peer: int, step: int) -> list[torch.Tensor]:
-        """What is sent to a neighbour in `step`."""
+        """The message for a neighbour in `step`."""
         ...
 
     def take(self, peer: int, said: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> None:
-        """Take in what a neighbour meant, having been told, or being about to be told, `said`."""
+        """Apply a neighbour's decoded message; `said` is this replica's message to it."""
         ...
 
     def state(self) -> ParameterState:
-        """What is remembered about neighbours."""
+        """The state kept about neighbours."""
         ...
 
     def load(self, saved: ParameterState) -> None:
-        """Continue from that."""
+        """Restore the state."""
         ...
 
 
@@ -70,26 +70,23 @@ class WholeParameters:
         self._flats = shared.flats
 
     def read(self, peer: int, tensors: Sequence[torch.Tensor], step: int) -> list[torch.Tensor]:
-        """See PairwiseMessages."""
         if [(tensor.shape, tensor.dtype) for tensor in tensors] != [(flat.shape, flat.dtype) for flat in self._flats]:
             raise CommunicationError(f"rank {peer} sent parameters of another model.")
         return list(tensors)
 
     def say(self, peer: int, step: int) -> list[torch.Tensor]:
-        """See PairwiseMessages."""
         return [flat.detach().to("cpu", copy=True) for flat in self._flats]
 
     def take(self, peer: int, said: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> None:
-        """See PairwiseMessages."""
         for flat, mine, theirs in zip(self._flats, said, meant, strict=True):
             flat.add_((theirs - mine).to(flat.device), alpha=0.5)
 
     def state(self) -> ParameterState:
-        """See PairwiseMessages; nothing."""
+        """No state: messages carry all of it."""
         return {}
 
     def load(self, saved: ParameterState) -> None:
-        """See PairwiseMessages."""
+        """Nothing to restore."""
 
 
 class PublicCopies:
@@ -97,7 +94,7 @@ class PublicCopies:
 
         q_i = C(z_i - p_i),   p_i <- p_i + q_i,   the same for j,   z_i <- z_i + gamma (p_j - p_i) / 2
 
-    Of each pair the lower rank asks, so that no two exchanges of a pair overtake each other.
+    In each pair the lower rank starts the exchange, so that the exchanges of a pair stay in order.
     """
 
     def __init__(self, job: Job, shared: Buckets, rate: float, neighbours: tuple[int, ...]) -> None:
@@ -118,14 +115,13 @@ class PublicCopies:
         return Moment(step, self._job.transport.rank, self._job.transport.world_size, step)
 
     def read(self, peer: int, tensors: Sequence[torch.Tensor], step: int) -> list[torch.Tensor]:
-        """See PairwiseMessages."""
         corrections: list[torch.Tensor] = []
         per_bucket, rest = divmod(len(tensors), len(self._shared.flats))
-        # Its step, not ours: both ends must draw the same random places, whatever step each is in.
+        # The neighbour's step, not ours: both ends must draw the same random positions.
         moment = self._moment(step)
         for index, (flat, state) in enumerate(zip(self._shared.flats, self._states[peer], strict=True)):
             payload = tuple(part.to(flat.device) for part in tensors[index * per_bucket : (index + 1) * per_bucket])
-            # Before decoding: compiled loops trust the size of what they read.
+            # Before decoding: compiled loops do not check sizes.
             size = sum(part.nbytes for part in payload)
             if rest or size != self._compression.payload_bytes(state.bucket, moment):
                 raise CommunicationError(f"rank {peer} sent corrections of another model.")
@@ -138,7 +134,6 @@ class PublicCopies:
         return corrections
 
     def say(self, peer: int, step: int) -> list[torch.Tensor]:
-        """See PairwiseMessages."""
         sent: list[torch.Tensor] = []
         for flat, public, state in zip(self._shared.flats, self._own[peer], self._states[peer], strict=True):
             state.moment = self._moment(step)
@@ -146,12 +141,11 @@ class PublicCopies:
             correction = torch.empty_like(flat)
             self._compression.decode(payload, correction, state)
             public += correction
-            # Flat, as frames want it; a copy, because what was encoded may be a view of something that goes on.
+            # Flat, as frames require; a copy, because the payload may be a view of memory that keeps changing.
             sent += [tensor.detach().reshape(-1).to("cpu", copy=True) for tensor in payload.tensors]
         return sent
 
     def take(self, peer: int, said: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> None:
-        """See PairwiseMessages."""
         for index, (flat, correction) in enumerate(zip(self._shared.flats, meant, strict=True)):
             self._theirs[peer][index] += correction
             flat.add_(self._theirs[peer][index] - self._own[peer][index], alpha=self._gamma / 2)
@@ -166,11 +160,9 @@ class PublicCopies:
         return found
 
     def state(self) -> ParameterState:
-        """See PairwiseMessages."""
         return {name: {field: view.clone() for field, view in fields.items()} for name, fields in self._views().items()}
 
     def load(self, saved: ParameterState) -> None:
-        """See PairwiseMessages."""
         for name, fields in self._views().items():
             for field, view in fields.items():
                 if field in saved.get(name, {}):

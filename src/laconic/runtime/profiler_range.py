@@ -2,11 +2,11 @@
 
     laconic encode bucket 3      the communication thread compresses the bucket and issues its first round
     laconic exchange bucket 3    the communication thread waits for a round of the bucket to arrive
-    laconic decode bucket 3      the communication thread turns what has arrived into the result, or the next round
+    laconic decode bucket 3      the communication thread computes the result from what has arrived, or the next round
     laconic wait bucket 3        the training thread waits for the bucket
 
 torch's profiler sees the threads of training only, unless it is asked for all of them (docs/seeing-a-run.md). Nsight
-sees NVTX ranges on every thread; they are given for work on a GPU, where the NVTX library returns at once if no tool is
+sees NVTX ranges on every thread; they are emitted for work on a GPU, and the NVTX library returns at once if no tool is
 attached.
 """
 
@@ -26,7 +26,7 @@ _HAS_NVTX = hasattr(torch._C, "_nvtx")
 
 
 def profiler_range(phase: Phase, what: str, device: torch.device) -> AbstractContextManager[object]:
-    """A named range for the body of a `with`; nothing where nobody would see it."""
+    """A named range for the body of a `with`; a no-op if no profiler is active."""
     # The flag is a global of torch: the profiler's own state belongs to the thread that started it.
     if profiler._is_profiler_enabled:
         return _seen_by_profiler(f"laconic {phase} {what}", device)
@@ -37,7 +37,7 @@ def profiler_range(phase: Phase, what: str, device: torch.device) -> AbstractCon
 
 @contextmanager
 def _seen_by_profiler(name: str, device: torch.device) -> Iterator[None]:
-    # Within emit_nvtx, record_function already gives an NVTX range to the threads it covers.
+    # Within emit_nvtx, record_function already emits an NVTX range on the threads it covers.
     covered = torch._C._autograd._profiler_type() == torch._C._profiler.ActiveProfilerType.NVTX
     nvtx = torch.cuda.nvtx.range(name) if device.type == "cuda" and _HAS_NVTX and not covered else _NO_RANGE
     with nvtx, torch.profiler.record_function(name):

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch.utils.data import DataLoader
 
+from laconic.core.event import DiscardEvents, Event, Scalar
 from laconic.core.plan import Plan
-from laconic.core.stateful import Resize
+from laconic.core.stateful import CARRIED, ParameterState, Resize
 from laconic.core.transport import DETACHING, Traffic, Transport
-from laconic.errors import CheckpointError, PeerLost, one_line
+from laconic.errors import (
+    AttachError,
+    CheckpointError,
+    CommunicationError,
+    PeerLost,
+    StrategyError,
+    UnsupportedGradient,
+    one_line,
+)
 from laconic.runtime.agreement import agree
-from laconic.runtime.checkpoint import compare, pack, read
+from laconic.runtime.change import AtWork, Workplace, change, check_change
+from laconic.runtime.checkpoint import Report, compare, pack, read
 from laconic.runtime.consensus import average, consensus_distance
 from laconic.runtime.digest import digests
+from laconic.runtime.distributed_checkpoint import read_checkpoint
+from laconic.runtime.elastic.batches import Batches, Division, FixedDivision
+from laconic.runtime.elastic.recovery import ElasticRecovery
+from laconic.runtime.elastic.settings import Elastic
+from laconic.runtime.elastic.view_history import ViewChange
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.hooks.rounds import PENDING
@@ -27,7 +44,7 @@ from laconic.runtime.pairwise_messages import PER_EDGE
 from laconic.runtime.reenterable import Reenterable
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.shards import as_attached, as_saved, check_other_shards, is_sharded, reshard
-from laconic.strategy import Strategy
+from laconic.strategy import Strategy, as_strategy
 
 
 class Session:
@@ -39,27 +56,88 @@ class Session:
     def __init__(
         self,
         job: Job,
-        hooks: TrainingHooks | None,
-        buffers: ModuleBuffers | None,
-        pool: ServerPool | None,
+        at_work: AtWork,
+        workplace: Workplace,
         cleanup: ExitStack,
+        *,
+        recovery: ElasticRecovery | None = None,
+        elastic: Elastic | None = None,
     ) -> None:
         self._job = job
-        self._hooks = hooks
-        self._buffers = buffers
-        self._pool = pool
+        self._at_work = at_work
+        self._workplace = workplace
         self._cleanup = cleanup
+        self._recovery = recovery
+        self._division: Division | None = recovery
+        if recovery is None and elastic is not None:
+            self._division = FixedDivision(elastic, self.rank, self.world_size)
         self._attached = True
         self._handled_before = sys.exception()
 
     @property
+    def _hooks(self) -> TrainingHooks | None:
+        return self._at_work.hooks
+
+    @property
+    def _buffers(self) -> ModuleBuffers | None:
+        return self._at_work.buffers
+
+    @property
+    def _pool(self) -> ServerPool | None:
+        return self._at_work.pool
+
+    @property
     def strategy(self) -> Strategy:
-        """What is running."""
+        """The strategy at work: the one that was attached, or the last one it was changed to."""
         return self._job.strategy
+
+    def change_strategy(self, strategy: Strategy | str, *, reason: str = "") -> None:
+        """Change to another strategy from the next step on; every rank calls it, after optimizer.step().
+
+        Both average gradients in every step, or exchange changes of parameters after some steps (local_sgd, the DiLoCo
+        family), over all ranks and without servers. Nothing that was still to be sent is lost: gradients are added to
+        the next ones, and replicas that have trained alone become the mean of all, less what they owed, with the
+        optimizer's state of rank 0 if gradients are averaged next. Steps, bytes and events are counted on; hooks,
+        buckets and everything else the old strategy remembered are new.
+
+        reason: for the event log.
+
+        A strategy that cannot take over is refused, and the current one stays. If the change fails half-way, the
+        session is detached.
+        """
+        job, chosen, began_s = self._job, as_strategy(strategy), self._job.clock.now()
+        said = self._agree("change_strategy()", {"strategy": str(chosen)})
+        for rank, row in enumerate(said):
+            if row["strategy"] != said[0]["strategy"]:
+                raise CommunicationError(
+                    f'ranks change to different strategies: "{said[0]["strategy"]}" on rank 0 and "{row["strategy"]}" '
+                    f"on rank {rank}. Give the same strategy on every rank."
+                )
+        check_change(job, self._at_work, chosen, self._workplace)
+        before = str(self.strategy)
+        try:
+            self._at_work = change(job, self._at_work, self._workplace, chosen)
+        except BaseException as error:
+            self._release_after(error)
+            raise
+        data = {"strategy": str(self.strategy), "before": before, "reason": reason}
+        job.events.write(Event("change", began_s, self.rank, self.step, job.clock.now() - began_s, {**data}))
+
+    def why_not_changed_to(self, strategy: Strategy | str) -> str:
+        """Why change_strategy() would refuse this strategy, in a sentence; empty if it would not."""
+        try:
+            check_change(self._job, self._at_work, as_strategy(strategy), self._workplace)
+        except (AttachError, StrategyError, UnsupportedGradient) as error:
+            return str(error)
+        return ""
+
+    def call_after_step(self, action: Callable[[Job], None]) -> None:
+        """Call `action` after every step of all optimizers, when laconic has finished its own work for the step."""
+        self._job.after_step.append(action)
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """The number of this rank in the group."""
         return self._job.transport.rank
 
     @property
@@ -68,8 +146,38 @@ class Session:
         return self._job.transport.world_size
 
     @property
+    def views(self) -> list[ViewChange]:
+        """The views so far: which ranks trained together, from which step on; empty without elastic."""
+        return [] if self._recovery is None else list(self._recovery.views)
+
+    def batches(self, loader: DataLoader[Any], *, epochs: int = 1, seed: int = 0) -> Iterable[Any]:
+        """This rank's batches of `epochs` epochs, with elastic: whatever ranks die or join, no sample is used twice.
+
+            for inputs, targets in session.batches(DataLoader(data, batch_size=96, shuffle=True), epochs=10):
+
+        The loader is the same on every rank. Its batch size is that of all ranks together, unless elastic has
+        batch="local". Losses are means over the batch: gradients are weighted by the number of samples of each rank. If
+        a rank dies, its contribution to that step is missing. A rank that joins starts at the position of the others.
+
+        seed: determines the order of samples with shuffle=True.
+        """
+        if self._division is None:
+            raise AttachError(
+                "session.batches() divides samples among ranks that may change: attach with "
+                "elastic=laconic.Elastic(...). Otherwise use a DataLoader with DistributedSampler."
+            )
+        if self.strategy.synchronization.deadline_s is not None:
+            raise AttachError(
+                f'session.batches() divides the samples of steps that all ranks make, and under "{self.strategy}" each '
+                "makes as many as it can. Let every rank draw samples of its own, and train while session.step < total."
+            )
+        return Batches(self._job, self._division, loader, epochs=epochs, seed=seed)
+
+    @property
     def step(self) -> int:
-        """Optimizer steps completed, including those before a checkpoint that was loaded."""
+        """Optimizer steps completed, including those before a checkpoint that was loaded. Where rounds end by time, the
+        steps that were left out count, so that it is the same on all ranks after every round.
+        """
         return self._job.step
 
     @property
@@ -87,65 +195,112 @@ class Session:
         return self.strategy.plan_bytes_per_step(self.plan, self._job.moment())
 
     def consensus_distance(self) -> float:
-        """How far replicas are from their mean, relative to its norm; 0 where all are equal. Every rank calls it.
+        """The distance of replicas from their mean, relative to its norm; 0 if all are equal. Every rank calls it.
 
             sqrt(mean_i |x_i - m|^2) / |m|,   m = mean_i(x_i)
 
-        Costs one all-reduce of all parameters, counted as control traffic. Of a sharded model, of this rank's pieces.
+        Costs one all-reduce of all parameters, counted as control traffic. For a sharded model it covers this rank's
+        shards.
         """
         self._agree("consensus_distance()")
-        return consensus_distance(self._job)
+        return self._job.together("the distance of replicas", lambda: consensus_distance(self._job), ())
 
     def average(self) -> None:
-        """Make all replicas their mean: the final model of local SGD, gossip and the like. Every rank calls it.
+        """Replace every replica by the mean of all: the final model of local updates and gossip. Every rank calls it.
 
-        What is on its way is applied first. Floating-point buffers are averaged too, others become rank 0's.
+        Exchanges in flight are applied first. Floating-point buffers are averaged too; others become rank 0's.
         """
         if self._hooks is not None:
             self._agree("average()")
             self._hooks.settle()
-        reshard(self._job.model)  # what an evaluation has left whole would stay as it was
-        average(self._job)
+        reshard(self._job.model)  # parameters that an evaluation left unsharded would keep old values
+        if self._recovery is None:
+            average(self._job)
+        else:
+            self._recovery.average()
         if self._hooks is not None:
             self._hooks.adopt()
 
     def _agree(self, operation: str, about: Mapping[str, str] | None = None) -> list[dict[str, str]]:
-        """Return when every rank has come to this operation; raise if one cannot."""
+        """Return when every rank has called this operation; raise if one cannot."""
         self._job.engine.check()
+        if self._recovery is not None:
+            # With elastic no rank waits outside the units of training.
+            self._recovery.rest()
+            return [{"operation": operation, **(about or {})}]
         if self._hooks is not None:
             self._hooks.stop_holding_up()
         return agree(self._job, operation, about)
 
     def join(self, *, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
-        """Ranks may run out of data inside: they take part in what the others do, with nothing, until all are done.
+        """Let ranks run out of data: a rank without data contributes zeros until all ranks are done.
 
             with session.join():
                 for batch in data:
                     ...
 
-        What torch's Join does for DDP, for bsp and local updates over all_reduce. Every rank enters the block. When it
-        ends, replicas that are kept equal are those of the rank that trained last, its optimizer included; those of
-        local updates go on as they are, call average() for one model. A rank that has run out waits for the next
-        exchange of the others no longer than timeout_s.
+        It does what torch's Join does for DDP, for bsp and local updates over all_reduce. Every rank enters the block.
+        At its end, under a strategy that keeps replicas equal, all take the model and optimizer state of the rank that
+        trained last; replicas of local updates stay as they are: call average() for one model. A rank that has run out
+        waits at most timeout_s for the next exchange of the others.
 
         divide_by_initial_world_size: means are over all ranks; False: over those that still have data.
         """
+        if self._job.chosen_by:
+            raise AttachError(
+                f'session.join() does not work with "{self._job.chosen_by}": ranks without data could not take part in '
+                f"its decisions. Attach with a fixed strategy, such as the one at work now: {self.strategy}"
+            )
         return join(self._job, self._hooks, self._buffers, divide_by_initial_world_size=divide_by_initial_world_size)
 
     def wait(self) -> None:
-        """Return when nothing of this rank's is on its way; what has arrived is applied when its time comes."""
+        """Return when no exchange of this rank is in flight; arrived results are applied when they are due."""
         if self._hooks is not None:
             self._hooks.wait()
 
     @property
     def staleness(self) -> int:
-        """The most updates by others that a gradient of this rank has met with on a server so far (ssp, asp)."""
+        """The largest number of updates by others that a server applied before a gradient of this rank (ssp, asp)."""
         return self._job.staleness
 
     @property
+    def slots(self) -> int:
+        """Slots in which an aggregator adds up this job's frames (in_network); 0: it has none, or there is none."""
+        client = None if self._pool is None else self._pool.client
+        return 0 if client is None else client.num_slots
+
+    @property
+    def lost_ratio(self) -> float:
+        """The share of the frames sent to this rank that its means were formed without (bounded_loss); 0 elsewhere."""
+        datagrams = self._at_work.datagrams
+        return 0.0 if datagrams is None else datagrams.lost_ratio
+
+    @property
     def lead(self) -> int:
-        """The most steps this rank was ahead of the slowest one when it was let go on (ssp, asp)."""
+        """The largest number of steps by which this rank was ahead of the slowest when it got its answer (ssp, asp)."""
         return self._job.lead
+
+    def report_loss(self, loss: torch.Tensor | float) -> None:
+        """Say what the loss of this rank's batch is; in every step, before optimizer.step().
+
+            loss = criterion(model(inputs), targets)
+            loss.backward()
+            session.report_loss(loss)
+            optimizer.step()
+
+        Strategies that decide by the loss (adacomm) need it and raise without. With others it goes to the event log
+        alone. A tensor is not waited for, unless events are recorded.
+        """
+        if isinstance(loss, torch.Tensor) and loss.numel() != 1:
+            raise CommunicationError(
+                f"session.report_loss() takes one number, got a tensor of shape {tuple(loss.shape)}. Report the mean "
+                "over the batch."
+            )
+        job, value = self._job, loss.detach().reshape(()) if isinstance(loss, torch.Tensor) else loss
+        job.losses.add(value)
+        if not isinstance(job.events, DiscardEvents):
+            data: dict[str, Scalar] = {"loss": float(value)}
+            job.events.write(Event("loss", job.clock.now(), self.rank, self.step, 0.0, data))
 
     def accumulate(self, enabled: bool = True) -> AbstractContextManager[None]:
         """Backward passes inside add up gradients locally; the first one outside exchanges the sum:
@@ -155,17 +310,17 @@ class Session:
                     loss(model(batch)).backward()
             optimizer.step()
 
-        As in DDP, put the forward pass inside as well. What is returned may be entered any number of times.
+        As in DDP, put the forward pass inside as well. The returned object may be entered any number of times.
 
         enabled: False exchanges as if there were no block.
         """
         return Reenterable(self._hooks.accumulating if self._hooks is not None and enabled else nullcontext)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank needs to continue, beside the model's and the optimizer's own state.
+        """The state of the strategy on this rank; model and optimizer have their own.
 
-        Every rank calls it, and saves the model after this call: what is in flight may still change parameters, and
-        where nobody waits for others (ssp, asp) they become what servers hold or neighbours see.
+        Every rank calls it, and saves the model after this call: exchanges in flight may still change parameters, and
+        without a barrier (ssp, asp) parameters become those of the servers.
         """
         self._agree("state_dict()")
         with self._hooks.at_rest() if self._hooks is not None else nullcontext():
@@ -176,16 +331,18 @@ class Session:
             copied = {name: self._copied(fields) for name, fields in state.items()}
             digest = self._digest()
         specs = self._job.specs()
-        if not self.strategy.architecture.holds_shards:  # else what is remembered is of whole gradients, on each rank
-            per_element = lambda name: {PENDING, *self.strategy.per_element(specs[name])}  # noqa: E731
+        if not self.strategy.architecture.holds_shards:  # else each rank keeps state of whole gradients
+            per_element = lambda name: {PENDING, CARRIED, *self.strategy.per_element(specs[name])}  # noqa: E731
             copied = as_saved(copied, self._job.parameters, per_element)
-        order = self._hooks.order() if self._hooks is not None else []
+        order, resize = self._hooks.order() if self._hooks is not None else [], self._resize()
+        if any(CARRIED in fields for fields in copied.values()):
+            resize[CARRIED] = "sum"
         return pack(
             str(self.strategy),
             self.world_size,
             self.step,
             order,
-            self._resize(),
+            resize,
             rank=self.rank,
             state=copied,
             digest={} if digest is None else {str(self.rank): digest},
@@ -194,47 +351,40 @@ class Session:
         )
 
     def _copied(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A copy of what is remembered of one parameter, in the unit of gradients without a GradScaler's scale."""
-        unit, scaled = self._job.loss_scale.unit, self.strategy.scaled_fields()
+        """A copy of the state of one parameter, in the unit of gradients without a GradScaler's scale."""
+        unit, scaled = self._job.loss_scale.unit, self.strategy.scaled_fields() | {CARRIED}
         return {
             key: value / unit if unit != 1.0 and key.partition("|")[0] in scaled else value.clone()
             for key, value in fields.items()
         }
 
     def _resize(self) -> dict[str, Resize]:
-        """What becomes of each field that may be saved when the number of workers changes."""
-        resize: dict[str, Resize] = {**self.strategy.resize(), PENDING: "reset"}
+        """How each field of saved state is converted when the number of workers changes."""
+        # A mean over all ranks is the same for all of them.
+        in_common = self.strategy.architecture.scope == "everyone"
+        resize: dict[str, Resize] = {**self.strategy.resize(), PENDING: "copy" if in_common else "reset"}
         if self.strategy.architecture.compensates:
             for field in PER_EDGE:
                 resize[field] = "reset"
         return resize
 
     def _digest(self) -> torch.Tensor | None:
-        """One number for each parameter that stands for its values; none of a model that may be sharded otherwise."""
+        """One checksum per parameter; none for a sharded model, which may be loaded onto other shards."""
         if any(map(is_sharded, self._job.parameters.values())):
             return None
         return torch.tensor(digests(self._job.parameters.values()), dtype=torch.int64)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what state_dict() returned on this rank; load model and optimizer first.
+        """Continue from a state of state_dict() on this rank; load model and optimizer first.
 
         Every rank calls it. If one of them cannot load its state, all raise and nothing has changed.
         """
         self._job.engine.check()
-        report = read(
-            state_dict,
-            lambda state: as_attached(state, self._job.parameters),
-            str(self.strategy),
-            list(self._job.parameters),
-            world_size=self.world_size,
-            rank=self.rank,
-            expected=self._hooks.state() if self._hooks is not None else {},
-            # What servers remember, they know.
-            kinds=None if self._pool is not None else self._resize(),
-            digest=self._digest(),
-            replicas_differ=not self.strategy.exchanges_gradients(),
-        )
-        report.unfit = report.unfit or self._job.loss_scale.why_not_loaded(scaled=state_dict["loss_scaled"])
+        self._load(state_dict)
+
+    def _load(self, saved: Mapping[str, Any] | None, *, unfit: str = "") -> None:
+        """Load the state if every rank can load what it has read; unfit: why this rank cannot."""
+        report = Report(unfit=unfit) if saved is None else self._read(saved)
         said = self._agree("load_state_dict()", report.summary())
         limit_s = self._job.transport.timeout_s
         try:
@@ -251,25 +401,75 @@ class Session:
             self._pool.load(state)
         self._job.step = step
 
+    def _read(self, saved: Mapping[str, Any]) -> Report:
+        """Read a saved state and report its problems."""
+        rule = self.strategy.synchronization
+        report = read(
+            saved,
+            lambda state: as_attached(state, self._job.parameters),
+            str(self.strategy),
+            list(self._job.parameters),
+            world_size=self.world_size,
+            rank=self.rank,
+            expected=self._expected(),
+            # The servers know the fields of their own state.
+            kinds=None if self._pool is not None else {*self._resize(), CARRIED},
+            digest=self._digest(),
+            replicas_differ=not self.strategy.exchanges_gradients() or not rule.replicas_identical,
+        )
+        report.unfit = report.unfit or self._job.loss_scale.why_not_loaded(scaled=saved["loss_scaled"])
+        return report
+
+    def load_checkpoint(self, folder: str | os.PathLike[str], *, key: str = "session") -> None:
+        """Continue from what torch.distributed.checkpoint has saved; load model and optimizer first.
+
+            torch.distributed.checkpoint.save({"session": session.state_dict(), ...}, checkpoint_id=folder)
+
+            session.load_checkpoint(folder)  # later, in a new session
+
+        The number of replicas and of shards may differ from the saved one: residuals are added up as in
+        laconic.redistribute(). With the same number, an exchange that was in flight continues. Every rank calls it; if
+        one of them cannot load its state, all raise.
+
+        key: the key of the session state in the saved dictionary.
+        """
+        self._job.engine.check()
+        # Under `sharded`, each rank keeps state of whole gradients.
+        parameters = {} if self.strategy.architecture.holds_shards else self._job.parameters
+        try:
+            saved = read_checkpoint(folder, key, parameters, rank=self.rank, world_size=self.world_size)
+        except CheckpointError as error:
+            self._load(None, unfit=str(error))
+        else:
+            self._load(saved)
+
+    def _expected(self) -> ParameterState:
+        """The current state; fields carried over from an earlier strategy may be missing from a saved one."""
+        state = self._hooks.state() if self._hooks is not None else {}
+        return {
+            name: {field: value for field, value in fields.items() if field != CARRIED}
+            for name, fields in state.items()
+        }
+
     def settle(self) -> None:
         """Return when every optimizer.step() so far has been applied to all parameters.
 
-        Schedules that defer updates to the next forward pass (priority, dear) leave some of them waiting. Call this
-        before reading or writing parameters between step() and the next forward pass: clamping, weight averaging,
-        copying the model. With other schedules it returns at once.
+        Under priority and dear, updates are deferred to the next forward pass. Call this before reading or writing
+        parameters between step() and the next forward pass: clamping, weight averaging, copying the model. With other
+        schedules it returns at once.
         """
         if self._hooks is not None:
             self._hooks.finish_updates()
 
     def call_on_detach(self, action: Callable[[], object]) -> None:
-        """Call `action` when this session is detached, also after an error: to undo what was done because of it."""
+        """Call `action` when this session is detached, also after an error."""
         self._cleanup.callback(action)
 
     def detach(self) -> None:
         """Remove every hook; model, optimizer and their state are as if laconic had never been there.
 
         Where replicas are equal after every step, module buffers are made equal one last time. Elsewhere each rank
-        keeps what it has; call average() before for one model. Detaching twice is fine.
+        keeps its own; call average() first for one model. Detaching twice is fine.
 
         After an error that the training loop has seen, or while one is being handled, it waits for nothing and raises
         nothing: in `finally` it never hides the first error.
@@ -277,7 +477,7 @@ class Session:
         if not self._attached:
             return
         handled = sys.exception()
-        # One that was being handled when the session began is not of this training; StopIteration ends a loop.
+        # An error that was being handled when the session began is unrelated; StopIteration ends a loop.
         if handled is not None and handled is not self._handled_before and not isinstance(handled, StopIteration):
             self._release_after(handled)
         elif self._job.engine.failure_was_raised:
@@ -291,8 +491,13 @@ class Session:
             self._release()
 
     def _finish(self) -> None:
-        """What the last step leaves to be done, together with the other ranks."""
-        self._job.transport.set_status(DETACHING)  # a rank that waits for this one elsewhere does so in vain
+        """Finish the last step together with the other ranks."""
+        self._job.transport.set_status(DETACHING)  # tells a rank that waits for this one elsewhere
+        if self._recovery is not None:
+            self._recovery.rest()
+            self._job.stopwatch.flush()
+            self._recovery.close(finished=True)
+            return
         if self._hooks is not None:
             self._hooks.finish_updates()
             self._hooks.wait()
@@ -303,13 +508,15 @@ class Session:
             self._hooks.leave()
         if self._pool is not None:
             self._pool.leave()
+        if self._at_work.datagrams is not None:
+            self._at_work.datagrams.leave()
 
     def _release(self) -> None:
         self._attached = False
         self._cleanup.close()
 
     def _release_after(self, error: BaseException) -> None:
-        """Undo everything without waiting for anybody, and tell the others why this rank will not come."""
+        """Undo everything without waiting for other ranks, and announce to them why this rank ends."""
         self._attached = False
         if not self._job.engine.failed():
             announce(self._job.transport, error)
@@ -328,17 +535,17 @@ class Session:
 
 
 def announce(transport: Transport, error: BaseException, *, while_doing: str = "") -> None:
-    """Tell the other ranks why this one will not come: another one's fault, if the error says so."""
+    """Announce to the other ranks why this one ends; if the error names another rank, blame that one."""
     said, lost = one_line(error), error.rank if isinstance(error, PeerLost) else None
     if lost is None or lost == transport.rank:
-        why = f": {said}" if said else ""  # Ctrl-C says nothing
+        why = f": {said}" if said else ""  # KeyboardInterrupt has no text
         transport.announce_failure(f"raised {type(error).__name__}{while_doing}{why}")
     else:
         transport.announce_failure(f"was lost, says rank {transport.rank}: {said}", rank=lost)
 
 
 def close_after(error: BaseException, cleanup: ExitStack) -> None:
-    """Undo everything; a problem with that is noted on the first error and never takes its place."""
+    """Undo everything; an error in doing so is added as a note to the first error and never replaces it."""
     try:
         cleanup.close()
     except Exception as problem:  # noqa: BLE001 - the first error is the one to raise

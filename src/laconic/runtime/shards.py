@@ -1,11 +1,11 @@
 """Parameters of which this rank holds a piece: DTensors, as FSDP2 (fully_shard) and tensor parallelism make them.
 
-A model is sharded inside a group of ranks, and laconic averages between such groups: rank i of one with rank i of the
-others, each its own piece. What is exchanged, remembered and written is the piece that lives here; .grad and the
-optimizer's state stay DTensors. Plain tensors pass through all of this as they are, and `torch.distributed.tensor` is
-never imported: where nobody has, there are no DTensors.
+A model is sharded inside a group of ranks, and laconic averages between such groups: rank i of one group with rank i of
+the others, each its own shard. Exchanges, state and updates concern the local shard; .grad and the optimizer's state
+stay DTensors. Plain tensors pass through unchanged, and `torch.distributed.tensor` is never imported: if the script has
+not imported it, there are no DTensors.
 
-The piece is looked up at every use: FSDP puts another tensor in its place when it starts and when it loads a state.
+The shard is looked up at every use: FSDP replaces its tensor when it starts and when it loads a state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ISLANDS = (
 
 
 OUTERMOST = "the model"
-"""What the part is called that fully_shard() was called with last."""
+"""The name of the part that fully_shard() was called with last."""
 
 
 def is_sharded(tensor: object) -> bool:
@@ -40,24 +40,24 @@ def is_sharded(tensor: object) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The piece of it that lives here; all of it, if it is a plain tensor."""
+    """The local shard of a DTensor; a plain tensor itself."""
     return tensor._local_tensor if is_sharded(tensor) else tensor  # pyrefly: ignore[missing-attribute]
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The piece of its gradient that belongs to the piece of the parameter."""
+    """The shard of its gradient that belongs to the local shard of the parameter."""
     gradient = parameter.grad
     if gradient is None or not is_sharded(gradient):
         return gradient
     placements = parameter.placements  # pyrefly: ignore[missing-attribute]
     if gradient.placements != placements:  # pyrefly: ignore[missing-attribute]
-        # Of tensor parallelism: every rank has a summand of it.
+        # Tensor parallelism: every rank holds a partial sum.
         gradient = gradient.redistribute(placements=placements)  # pyrefly: ignore[missing-attribute]
     return local(gradient)
 
 
 def as_piece_of(whole: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Values of this rank's piece as what they are a piece of: like `whole`, and plain where that is."""
+    """A DTensor like `whole` with these local values; a plain tensor if `whole` is one."""
     if not is_sharded(whole):
         return values
     return sys.modules["torch.distributed.tensor"].DTensor.from_local(
@@ -71,7 +71,7 @@ def as_piece_of(whole: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 class Pieces(Mapping[str, torch.Tensor]):
-    """Parameters as they live here."""
+    """The local shards of parameters."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self._parameters = parameters
@@ -87,7 +87,7 @@ class Pieces(Mapping[str, torch.Tensor]):
 
 
 def place_of(tensor: torch.Tensor) -> str:
-    """Which piece of it lives here, in words; empty for a plain tensor."""
+    """Which shard of it is local, in words; empty for a plain tensor."""
     if not is_sharded(tensor):
         return ""
     mesh: Any = tensor.device_mesh  # pyrefly: ignore[missing-attribute]
@@ -96,7 +96,7 @@ def place_of(tensor: torch.Tensor) -> str:
 
 
 def shard_key(tensor: torch.Tensor) -> str:
-    """What tells this rank's piece from those of others under one name in a saved state; empty for a plain tensor."""
+    """The suffix that distinguishes this rank's shard in a saved state; empty for a plain tensor."""
     if not is_sharded(tensor):
         return ""
     mesh: Any = tensor.device_mesh  # pyrefly: ignore[missing-attribute]
@@ -106,10 +106,11 @@ def shard_key(tensor: torch.Tensor) -> str:
 def as_saved(
     state: ParameterState, parameters: Mapping[str, torch.Tensor], per_element: Callable[[str], Collection[str]]
 ) -> ParameterState:
-    """What is remembered of pieces in a form in which ranks of one group of shards do not overwrite each other.
+    """The state of shards in a form in which the ranks of a shard group do not overwrite each other.
 
     A field with a value for every element becomes sharded as its parameter is, so that it can be loaded onto other
-    shards; another one is told apart by where on the mesh it belongs. per_element: names of the former, by parameter.
+    shards; the name of any other field gets its coordinates on the mesh. per_element: names of the former, by
+    parameter.
     """
     saved: ParameterState = {}
     for name, fields in state.items():
@@ -126,7 +127,7 @@ def as_saved(
 
 
 def as_attached(state: ParameterState, parameters: Mapping[str, torch.Tensor]) -> ParameterState:
-    """What `as_saved` made, as it was."""
+    """The inverse of `as_saved`."""
     found: ParameterState = {}
     for name, fields in state.items():
         if name not in parameters or not is_sharded(parameters[name]):
@@ -146,9 +147,9 @@ def as_attached(state: ParameterState, parameters: Mapping[str, torch.Tensor]) -
 
 
 def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can_load: bool, timeout_s: float) -> None:
-    """Raise unless the ranks that hold other pieces of these can load their states too, saved after as many steps.
+    """Raise unless the ranks with the other shards can load their states too, saved after the same number of steps.
 
-    Every rank of the meshes calls it, also one that cannot.
+    Every rank of the meshes calls it, also one that cannot load its state.
     """
     meshes: list[Any] = []
     for parameter in parameters.values():
@@ -161,7 +162,7 @@ def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can
             group = mesh.get_group(dimension)
             work = dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group, async_op=True)
             try:
-                # By ourselves: the mesh's own time limit is that of the training script, often half an hour.
+                # With a timeout of our own: the mesh has that of the training script, often half an hour.
                 work.wait(timedelta(seconds=timeout_s))
             except RuntimeError as exc:
                 ranks = _listed(dist.get_process_group_ranks(group))
@@ -180,7 +181,7 @@ def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can
 
 
 def specs_of(model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
-    """What is known about each parameter's piece; of FSDP's, which ones become ready together."""
+    """The spec of each parameter's local shard; for FSDP, with the part whose gradients become ready together."""
     together = _fsdp_groups(model) if any(map(is_sharded, parameters.values())) else {}
     return {
         name: TensorSpec(
@@ -196,12 +197,12 @@ def specs_of(model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter or module as it is without torch.compile()."""
+    """The name of a parameter or module without the prefix of torch.compile()."""
     return name.replace("_orig_mod.", "")
 
 
 def reshard(model: nn.Module) -> None:
-    """Put FSDP's parameters back into pieces: after an evaluation those of the outermost module are still whole."""
+    """Reshard FSDP's parameters: after an evaluation those of the outermost module are still unsharded."""
     for _, module in fsdp_modules(model):
         module.reshard()
 
@@ -216,7 +217,7 @@ def fsdp_modules(model: nn.Module) -> list[tuple[str, Any]]:
 def _fsdp_groups(model: nn.Module) -> dict[int, str]:
     """Id of a parameter -> the innermost part that fully_shard() was called with: their gradients come at once."""
     found: dict[int, str] = {}
-    for name, module in fsdp_modules(model):  # outer ones first, so that inner ones have the last word
+    for name, module in fsdp_modules(model):  # outer modules first, so that inner ones win
         found |= {id(parameter): name or OUTERMOST for parameter in module.parameters()}
     return found
 
@@ -224,14 +225,14 @@ def _fsdp_groups(model: nn.Module) -> dict[int, str]:
 def check_shards(
     model: nn.Module, parameters: Mapping[str, torch.Tensor], strategy: Strategy, ranks: list[int] | None
 ) -> None:
-    """Raise unless every piece meets its own like in a group of these ranks, under a strategy that can work on pieces.
+    """Raise unless these ranks hold the same shard of every parameter and the strategy can work on shards.
 
     ranks: None for a transport that is not torch.distributed's.
     """
     if strategy.architecture.holds_shards:
         _check_owners(model, strategy, ranks)
         return
-    # Frozen ones and buffers too: all are made equal to rank 0's at the start.
+    # Frozen parameters and buffers too: all are made equal to rank 0's at the start.
     everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     pieces = {name: tensor for name, tensor in everything.items() if is_sharded(tensor)}
     if not pieces:
@@ -246,26 +247,26 @@ def check_shards(
         if shared:
             raise AttachError(
                 f'parameter "{name}" lies on the mesh of ranks {_listed(sorted(others))}, and process_group has rank '
-                f"{_listed(shared)} of them beside this one: they would average different pieces, or what is averaged "
-                f"already. {_ISLANDS}."
+                f"{_listed(shared)} of them besides this one: they would average different shards, or average "
+                f"twice. {_ISLANDS}."
             )
         if mesh.device_type != "cpu" and local(tensor).device.type == "cpu":
             raise AttachError(
-                f'parameter "{name}" is offloaded to the CPU (CPUOffloadPolicy): its gradient may be on its way there '
-                "when it is taken. Shard without offload_policy."
+                f'parameter "{name}" is offloaded to the CPU (CPUOffloadPolicy): its gradient may still be in flight '
+                "when it is read. Shard without offload_policy."
             )
     plain = [name for name, parameter in parameters.items() if not is_sharded(parameter)]
     if plain and fsdp_modules(model):
         raise AttachError(
-            f'parameter "{plain[0]}" is in no part that fully_shard() was called with, while "{first}" is: its '
-            "gradients differ inside a group of shards and nobody would average them. Call fully_shard() on the whole "
+            f'parameter "{plain[0]}" is in no module that fully_shard() was called on, while "{first}" is: its '
+            "gradients differ inside a group of shards and would not be averaged. Call fully_shard() on the whole "
             "model, without ignored_params."
         )
     _check_strategy(first, strategy)
 
 
 def _check_owners(model: nn.Module, strategy: Strategy, ranks: list[int] | None) -> None:
-    """Raise unless fully_shard() has cut the whole model among exactly these ranks."""
+    """Raise unless fully_shard() has sharded the whole model over exactly these ranks."""
     how, parameters = strategy.architecture.name, dict(model.named_parameters())
     usage = 'Call fully_shard() on its blocks and on the whole, and attach with process_group=mesh["shard"]'
     if ranks is None:
@@ -276,7 +277,7 @@ def _check_owners(model: nn.Module, strategy: Strategy, ranks: list[int] | None)
         )
     for name, parameter in parameters.items():
         if not is_sharded(parameter):
-            raise AttachError(f'parameter "{name}" is in no part that fully_shard() was called with. {usage}.')
+            raise AttachError(f'parameter "{name}" is in no module that fully_shard() was called on. {usage}.')
         mesh: Any = parameter.device_mesh  # pyrefly: ignore[missing-attribute]
         owners: list[int] = mesh.mesh.flatten().tolist()
         # In this order: rank r of the group is to own shard r.
@@ -305,8 +306,8 @@ def _check_strategy(name: str, strategy: Strategy) -> None:
         problem = f'"{rule.name} / {strategy.architecture.name}" holds whole parameters. Use "all_reduce" or "gossip"'
         if not rule.barrier:
             problem += ' with "bsp" or "diloco"'
-    elif rule.quantity == "momentum":
-        problem = f'"{rule.name}" takes part in the optimizer\'s momentum. Use "bsp", "demo" or "diloco"'
+    elif rule.needs_adam:
+        problem = f'"{rule.name}" changes the optimizer\'s momentum. Use "bsp", "demo" or "diloco"'
     if problem:
         raise AttachError(f'parameter "{name}" is sharded (a DTensor), and {problem}.')
 

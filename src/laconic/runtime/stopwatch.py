@@ -1,7 +1,7 @@
-"""When things happened, on the host or on a device.
+"""Times of events, on the host or on a device.
 
-On a CPU a mark is the time at which it is made. On a GPU the host runs ahead of the device, so a mark is a place in the
-current stream, and its time is known once the device has come there. Notes are written as events in the order in which
+On a CPU a mark is the current time. On a GPU the host runs ahead of the device, so a mark is a CUDA event in the
+current stream, and its time is known once the device has reached it. Notes are written as events in the order in which
 they were made, each as soon as both of its marks are known.
 """
 
@@ -25,7 +25,7 @@ _FLUSH_S = 60.0
 
 @dataclass(frozen=True)
 class DeviceMark:
-    """A place in a stream of one GPU."""
+    """A position in a stream of one GPU."""
 
     event: torch.cuda.Event
     index: int
@@ -50,7 +50,7 @@ class Stopwatch:
     def __init__(self, clock: Clock, events: EventSink, rank: int) -> None:
         self._clock = clock
         self._events = events
-        self._rank = rank
+        self.rank = rank
         self._idle = isinstance(events, DiscardEvents)
         self._lock = threading.Lock()
         self._pending: deque[_Note] = deque()
@@ -76,11 +76,11 @@ class Stopwatch:
         return DeviceMark(event, index)
 
     def note(self, kind: str, step: int, began: Mark, ended: Mark, **data: Scalar | torch.Tensor) -> None:
-        """Record what lasted from one mark to the other; scalars on a device are read once it has come there."""
+        """Record a duration between two marks; scalars on a device are read once it has reached the second."""
         if self._idle:
             return
         with self._lock:
-            self._pending.append(_Note(kind, self._rank, step, began, ended, data))
+            self._pending.append(_Note(kind, self.rank, step, began, ended, data))
             self._write()
 
     def flush(self) -> None:
@@ -94,7 +94,7 @@ class Stopwatch:
             if self._pending:
                 note = self._pending[0]
                 raise CommunicationError(
-                    f"rank {self._rank}: the device has not finished the {note.kind} of step {note.step} in "
+                    f"rank {self.rank}: the device has not finished the {note.kind} of step {note.step} in "
                     f"{_FLUSH_S:g} s; its time and those after it are not in the event log."
                 )
 
@@ -119,5 +119,5 @@ def _scalar(value: Scalar | torch.Tensor) -> Scalar:
     if not isinstance(value, torch.Tensor):
         return value
     number = float(value)
-    # JSON has no word for infinity.
+    # JSON has no infinity.
     return number if math.isfinite(number) else None

@@ -1,15 +1,15 @@
-"""Which parameters nobody used: such a parameter keeps its gradient as it was, usually None.
+"""Finds parameters that no rank used: such a parameter keeps its gradient unchanged, usually None.
 
 Optimizers treat "no gradient" and "zero gradient" differently (weight decay, momentum), so replicas must agree on it.
-A rank that used every parameter need not ask: there is none that nobody used. So ranks talk only when they must:
+If some rank used every parameter, no parameter is unused everywhere. So ranks communicate only when they must:
 
-    quiet    A rank that misses a gradient adds 1 to a shared counter before the zeros in its place leave. When all
-             exchanges of the pass have ended, every rank has sent its part, so everyone who misses something has been
-             counted. Fewer than all: some rank used everything, and what is missing here was used there. All: all of
-             them know it, exchange one byte per parameter, and
-    asking   go on with that exchange in every pass, until a pass in which some rank used everything.
+    quiet    A rank that misses a gradient adds 1 to a shared counter before it sends zeros instead. When all
+             exchanges of the pass have ended, every rank has contributed, so each rank that misses a gradient has been
+             counted. Fewer than all: some rank used every parameter, so none is unused everywhere. All: the ranks
+             see it in the counter, exchange one byte per parameter, and
+    asking   repeat that exchange in every pass, until a pass in which some rank used every parameter.
 
-A model whose parameters are all used pays nothing, on a GPU as on a CPU, and nobody looks at values to find out.
+A model whose parameters are all used pays nothing, on a GPU as on a CPU, and no gradient values are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WHAT = "which parameters were used"
 
 
 class Usage:
-    """What this rank tells others about the parameters it did not use, and learns from them."""
+    """Exchanges with other ranks which parameters were not used."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -36,14 +36,20 @@ class Usage:
         self._passes = 0
         self._counter = ""
         self._last_counter = ""
+        self._always = job.recovery is not None
+        """Ask in every pass: shared counters do not work with a changing set of ranks."""
+        if self._always:
+            return
         # A transport may carry one session after another; each rank adds once per session, so all get the same number.
         self._session = 0 if self._alone else (job.transport.tally("sessions", 1) - 1) // job.transport.world_size
 
     def pass_ended(self, *, missing: bool) -> None:
-        """The backward pass has ended; called before zeros leave in the place of what is missing here."""
+        """The backward pass has ended; called before zeros are sent in place of missing gradients."""
+        if self._always:
+            return
         self._passes += 1
         if self._asked is not None:
-            # Answered long ago: it was asked in the pass before.
+            # The answer is there: the question is from the previous pass.
             self._asking, self._asked = not self._asked.someone_used_all(), None
         if missing and not self._asking and not self._alone:
             self._counter = f"unused/{self._session}/{self._passes}"
@@ -51,6 +57,9 @@ class Usage:
 
     def used_by_nobody(self, used_here: Mapping[str, bool], exchanges: Sequence[Task], *, missing: bool) -> set[str]:
         """Names of the parameters that got no gradient on any rank; `exchanges` are those of this pass."""
+        if self._always:
+            nobody = _Question(self._job, used_here, used_all=not missing).used_by_nobody()
+            return nobody if missing else set()
         if self._alone:
             return {name for name, used in used_here.items() if not used}
         if not self._asking:
@@ -69,7 +78,7 @@ class Usage:
         self._finish(exchanges)
         transport = self._job.transport
         everyone = transport.tally(self._counter, 0) == transport.world_size
-        # The others have sent their part of this pass, so they are done with the one before.
+        # The others have contributed to this pass, so they are done with the previous one.
         if self._last_counter:
             transport.drop_tally(self._last_counter)
         self._last_counter = self._counter
@@ -83,7 +92,7 @@ class Usage:
 
 
 class _Question:
-    """One exchange of who used what."""
+    """One exchange of the parameters that each rank used."""
 
     def __init__(self, job: Job, used_here: Mapping[str, bool], *, used_all: bool) -> None:
         self._engine = job.engine

@@ -1,4 +1,4 @@
-"""IN WHAT ORDER tensors are exchanged. One file per method; its registration is its entry in the list below."""
+"""IN WHAT ORDER tensors are exchanged. One file per method; the list below registers it."""
 
 from laconic.registry import Registry
 from laconic.scheduling.contract import Schedule

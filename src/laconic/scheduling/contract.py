@@ -1,4 +1,4 @@
-"""What a schedule promises: the same Plan on every rank, from the same list of tensors."""
+"""The contract of a schedule: the same Plan on every rank, from the same list of tensors."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Schedule(Method):
 
     axis: ClassVar[str] = "scheduling"
     needs_timing: ClassVar[bool] = False
-    """Plans better when it knows how long things take."""
+    """Uses measured times."""
     defers: ClassVar[bool] = False
-    """Lets the outcome come as late as the next use of a layer; for gradients that everyone averages."""
+    """Defers updates to the next use of a layer; for gradients that all ranks average."""
     halves: ClassVar[bool] = False
     """Forms sums in two halves."""
     cuts_tensors: ClassVar[bool] = False
     """Sends tensors in pieces."""
     settles_after: ClassVar[int] = 2
-    """Passes after which its plan usually stays as it is."""
+    """Passes after which its plan usually no longer changes."""
     candidates: ClassVar[int] = 1
-    """Plans it can make of the same tensors; which is best is tried out."""
+    """The number of plans it can make of the same tensors, of which the best is found by trying."""
 
     @property
     def bucket_limits(self) -> tuple[int, int] | None:
@@ -53,7 +53,7 @@ class Schedule(Method):
         raise NotImplementedError
 
     def lasting_plan(self, tensors: Sequence[TensorSpec]) -> Plan | None:
-        """The plan kept for good where any pass may leave parameters out; None: plans follow what is observed.
+        """The permanent plan where any pass may leave parameters out; None: plans follow the observed order.
 
         `tensors` come in the order of registration.
         """
@@ -69,10 +69,10 @@ def one_bucket_per_kind(tensors: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
 
 
 def partitions(tensors: Sequence[TensorSpec], nbytes: int, *, merged_bytes: int) -> list[Bucket]:
-    """Tensors in equal pieces of at most `nbytes`, and smaller neighbours together until they have `merged_bytes`.
+    """Tensors in equal pieces of at most `nbytes`, and smaller adjacent ones merged until they have `merged_bytes`.
 
-    Neighbours that still have less when a tensor comes that is cut travel with its first piece. With merged_bytes = 0
-    everything goes by itself.
+    Adjacent small tensors before a tensor that is cut are sent with its first piece. With merged_bytes = 0 every tensor
+    is sent by itself.
     """
     found: list[Bucket] = []
     waiting: dict[object, list[TensorSpec]] = {}
@@ -93,7 +93,7 @@ def _pieces(tensor: TensorSpec, nbytes: int) -> list[TensorSpec]:
     most = max(1, nbytes // tensor.dtype.itemsize)
     if tensor.numel <= most:
         return [tensor]
-    # Rounded, where there is room for that, so that ranks can share a piece without filling it up.
+    # Rounded where possible, so that ranks can share a piece without padding.
     step = -(-tensor.numel // -(-tensor.numel // most))
     step = min(most, -(-step // _EVEN) * _EVEN)
     return [tensor.piece(begin, min(begin + step, tensor.numel)) for begin in range(0, tensor.numel, step)]

@@ -22,8 +22,8 @@ class Dear(Schedule):
 
         backward: reduce-scatter of buckets, last layers first      next forward: all-gather, first layers first
 
-    Both halves move (n-1)/n N bytes, so a link that is busy for as long as a step computes is never waited for. With
-    bytes=0 a few bucket sizes are tried in the first steps and the one with the shortest steps is kept.
+    Both halves move (n-1)/n N bytes, so training never waits for a link that is busy no longer than a step computes.
+    With bytes=0 a few bucket sizes are tried in the first steps and the one with the shortest steps is kept.
 
     Reference: Zhang et al. 2023, arXiv:2302.12445.
     """
@@ -36,13 +36,13 @@ class Dear(Schedule):
     settles_after: ClassVar[int] = 1 + 6 * len(_TRIED)
 
     bytes: int = size(0, at_least=0)
-    """A bucket is sent once it holds this much; 0: found out by trying. Larger tensors are cut into pieces of it, or of
-    1 MiB, as the second half of a sum cannot begin before all of the first is there."""
+    """A bucket is sent once it holds this much; 0: found by trying. Larger tensors are cut into pieces of this size, or
+    of 1 MiB, because the second half of a sum cannot begin before the first is complete."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bytes:
-            # Which one it is depends on a setting, so the object says it and not the class.
+            # It depends on a setting, so it is a property of the object, not of the class.
             object.__setattr__(self, "candidates", 1)
             object.__setattr__(self, "settles_after", 2)
 

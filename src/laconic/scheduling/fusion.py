@@ -22,17 +22,17 @@ class Fusion(Schedule):
     """Collect gradients in the order in which they become ready and exchange a bucket when it is full.
 
     A bucket is closed by the tensor that makes its size reach the limit, per dtype and device; of a model sharded by
-    FSDP, also where a part ends whose gradients come at once. In the first step the order is not known yet, so
-    everything travels as one bucket. These are the boundaries of torch's DDP, which is why results are equal bit for
-    bit. Where attach is told find_unused_parameters=True, buckets are filled in the order of registration instead and
-    stay as they are, as in DDP with that setting.
+    FSDP, also where a part ends whose gradients arrive together. In the first step the order is not known yet, so
+    everything is sent as one bucket. These are the boundaries of torch's DDP, which is why results are equal bit for
+    bit. With find_unused_parameters=True, buckets are filled in the order of registration instead and do not change, as
+    in DDP with that setting.
 
     Reference: Li et al. 2020 (PyTorch Distributed), arXiv:2006.15704.
     """
 
     name: ClassVar[str] = "fusion"
     bytes: int = size(25 * MIB)
-    """A bucket is sent once it holds this much."""
+    """A bucket is exchanged when it holds this many bytes."""
     first_bytes: int = size(_FIRST_BYTES)
     """The limit of the first bucket: small, so that the link starts working early. The default is at most `bytes`."""
 
@@ -59,7 +59,6 @@ class Fusion(Schedule):
 
     @property
     def bucket_limits(self) -> tuple[int, int]:
-        """See Schedule."""
         return min(self.first_bytes, self.bytes), self.bytes
 
     def plan(

@@ -16,15 +16,16 @@ from laconic.scheduling.contract import Schedule, one_bucket_per_kind
 
 @dataclass(frozen=True, kw_only=True)
 class MgWfbp(Schedule):
-    """Merge neighbouring gradients where that ends the exchange sooner, from measured times.
+    """Merge neighbouring gradients where measured times say that exchanges then end sooner.
 
         end(j) = min over i < j of   max(end(i), ready(j)) + a + b bytes(i+1 .. j)
 
     Few large exchanges wait long for their last gradient, many small ones pay the start-up cost a every time; this is
-    the best of all ways to cut the sequence, found by dynamic programming. Until times have been measured every tensor
-    travels by itself. Planned anew when times drift.
+    the best of all ways to cut the sequence, found by dynamic programming. a and b are those of what is sent: a
+    compressor of several rounds has a larger a, and one that sends few bytes a smaller b. Until times have been
+    measured every tensor travels by itself. Planned anew when times drift.
 
-    Reference: Shi et al. 2019, arXiv:1811.11141.
+    Reference: Shi et al. 2019, arXiv:1811.11141; with sparse gradients Shi et al. 2020 (OMGS-SGD), INFOCOM.
     """
 
     name: ClassVar[str] = "mg_wfbp"

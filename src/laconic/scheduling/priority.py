@@ -38,10 +38,10 @@ class Priority(Schedule):
     partition_bytes: int = size(2 * MIB, at_least=1024)
     """Larger tensors are cut into pieces of at most this size."""
     merge: bool = flag(True)
-    """Whether smaller neighbours travel together until they have a quarter of that; if not, every tensor has a start-up
+    """Whether smaller neighbours are merged up to a quarter of that size; if not, every tensor has a start-up
     cost of its own, as in P3 and ByteScheduler."""
     credit_bytes: int = size(0, at_least=0)
-    """Bytes under way at a time: more hides start-up costs, less lets urgent pieces go sooner. 0: two pieces."""
+    """Bytes in flight: more hides start-up costs, less lets urgent pieces go sooner. 0: two pieces."""
 
     def plan(
         self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
@@ -62,7 +62,7 @@ class Priority(Schedule):
 def _front_first(pieces: list[Bucket], ready_s: dict[str, float], timing: Timing) -> list[Bucket]:
     """As the link sends them: of what is there, what became ready last, being nearest to the front.
 
-    What would still be under way when the first layers are there follows them, for they are awaited at once - unless
+    What would still be in flight when the first layers are there follows them, for they are awaited at once - unless
     the link has so much to do that it must not be idle.
     """
     waiting = [
@@ -81,7 +81,7 @@ def _front_first(pieces: list[Bucket], ready_s: dict[str, float], timing: Timing
             time_s, number, piece = waiting[coming]
             heapq.heappush(there, (-time_s, number, piece))
             coming += 1
-        took_s = timing.byte_s * there[0][2].nbytes  # start-up costs are hidden by the next one under way
+        took_s = timing.byte_s * there[0][2].nbytes  # start-up costs are hidden by the next one in flight
         if has_time and now_s < complete_s < now_s + took_s:
             now_s = complete_s
             continue

@@ -14,7 +14,7 @@ from laconic.scheduling.contract import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Wfbp(Schedule):
-    """Exchange each tensor by itself as soon as its gradient is ready, while earlier layers still compute.
+    """Exchange each tensor by itself as soon as its gradient is ready, overlapped with the rest of the backward pass.
 
     Reference: Zhang et al. 2017 (Poseidon), arXiv:1706.03292.
     """

@@ -1,4 +1,4 @@
-"""Why a step takes as long as it does: the tasks that held up its end, in words."""
+"""Why a step takes as long as it does: the tasks on its critical path, in words."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ _WORDS = {
     "scatter_sum": "reduce-scatter",
     "gather": "all-gather",
     "scatter": "all-to-all",
+    "scatter_inside": "all-to-all inside hosts",
+    "scatter_between": "all-to-all between hosts",
     "send": "exchange with a partner",
     "mix": "exchange with neighbours",
     "serve": "way to the server and back",
+    "aggregate": "sum on the path",
     "to_leaders": "sum inside hosts",
     "from_leaders": "handing out inside hosts",
 }
 
 
 def because(drawing: TaskGraph, outcome: Outcome, first_s: float, end: int) -> tuple[tuple[str, float], ...]:
-    """What the time from `first_s` to the end of task `end` goes to: words and share, the largest first."""
+    """How the time from `first_s` to the end of task `end` is spent: words and share, the largest first."""
     groups: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     sizes: dict[int, int] = {}
     for task in outcome.critical_path(end):
@@ -31,7 +34,7 @@ def because(drawing: TaskGraph, outcome: Outcome, first_s: float, end: int) -> t
         if (took_s := float(outcome.end_s[task]) - began_s) > 0:
             label = drawing.labels[task]
             groups[_words(label)][label.of] += took_s
-            sizes[label.of] = label.nbytes
+            sizes[label.of] = max(label.nbytes, sizes.get(label.of, 0))  # decoding is labelled without bytes
     total_s = float(outcome.end_s[end]) - first_s
     found = [
         (_whole(words, buckets, sizes), sum(buckets.values()) / total_s) for words, buckets in groups.items() if total_s

@@ -1,11 +1,11 @@
 """Compute times that vary from step to step and from rank to rank.
 
-Each rank's step takes a random multiple of its usual time, log-normal with mean 1. Where all wait for all, what counts
-is the slowest of them; where replicas meet every H steps, the slowest over H steps, of which each rank's own vary less:
+Each rank's step takes a random multiple of its usual time, log-normal with mean 1. Where all wait for all, the slowest
+rank counts; where replicas meet every H steps, the slowest sum over H steps, which varies less:
 
     largest of n draws of a normal distribution = inverse(U^(1/n)),   deviation over H steps = deviation / sqrt(H)
 
-Whoever only waits for neighbours is held up by the slowest of these; whoever waits for nobody, by nobody.
+A rank that waits only for neighbours is delayed by the slowest of these; a rank without a barrier is never delayed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _RUNS = 60
 
 
 def spread_of(steady: Steady, ratio: float, random: np.random.Generator) -> Spread:
-    """Run the graph again and again with other compute times, and see how long steps take."""
+    """The spread of step times over many runs of the graph with random compute times."""
     drawing, inputs, period = steady.drawing, steady.drawing.inputs, steady.period
     tasks = np.array(drawing.compute_tasks, dtype=np.int64)
     labels = [drawing.labels[task] for task in drawing.compute_tasks]
     steps, classes = np.array([label.step for label in labels]), np.array([label.of for label in labels])
     ends = np.array(drawing.step_ends)
-    # As long as they took: with what other tasks have slowed them down.
+    # Simulated durations, which include delays by other tasks.
     usual_s = steady.outcome.end_s - steady.outcome.start_s
     sizes = np.array([ranks.size for ranks in inputs.classes])
     lengths_s: list[_Floats] = []
@@ -41,14 +41,14 @@ def spread_of(steady: Steady, ratio: float, random: np.random.Generator) -> Spre
         durations_s[tasks] *= _factors(inputs, len(ends), ratio, random)[classes, steps]
         ended_s = run(steady.graph, durations_s=durations_s).end_s[ends][period - 1 :: period]
         taken_s = np.diff(ended_s, axis=0)[-max(1, len(ended_s) // 2) :] / period
-        # All ranks together: the time in which as many samples are done as all do in a step.
+        # For all ranks together: the time in which they process the samples of one step.
         lengths_s.append(inputs.world_size / (sizes / np.maximum(taken_s, 1e-12)).sum(axis=1))
     low_s, median_s, high_s = np.quantile(np.concatenate(lengths_s), (0.05, 0.5, 0.95))
     return Spread(low_s=float(low_s), median_s=float(median_s), high_s=float(high_s))
 
 
 def _factors(inputs: Inputs, num_steps: int, ratio: float, random: np.random.Generator) -> _Floats:
-    """For each class and step, what compute times are multiplied by."""
+    """For each class and step, the factor on compute times."""
     strategy = inputs.strategy
     rule = strategy.synchronization
     apart = max(1, rule.interval // rule.num_parts)
@@ -64,9 +64,9 @@ def _factors(inputs: Inputs, num_steps: int, ratio: float, random: np.random.Gen
 
 
 def _slowest(ratio: float, num_ranks: int, uniform: Sequence[float] | _Floats) -> _Floats:
-    """For each number the largest of the ranks' multiples."""
+    """For each uniform number, the largest factor among the ranks."""
     sigma = float(np.sqrt(np.log1p(ratio**2)))
-    # The chance that one of them lies higher; from above, where rounding leaves more of it.
+    # The upper tail probability, which keeps more digits.
     above = -np.expm1(np.log(np.clip(uniform, 1e-300, 1 - 1e-16)) / num_ranks)
     normal = np.array([-NormalDist().inv_cdf(chance) for chance in np.clip(above, 1e-300, 1 - 1e-16)])
     return np.exp(sigma * normal - sigma**2 / 2)

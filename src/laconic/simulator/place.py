@@ -1,4 +1,4 @@
-"""A cluster by name or from a file, with some of its figures replaced: what a sweep goes through."""
+"""A cluster by name or from a file, with some of its figures replaced, as in a sweep."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _PCIE_BPS, _INSIDE_S = 252e9, 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where to simulate; what is left out is as the cluster has it."""
+    """The cluster to simulate; fields left out keep the cluster's values."""
 
     cluster: str = "ethernet-10g"
     """The name of a known cluster, or a .toml file."""
     hosts: int | None = None
     devices: int | None = None
-    """Per host."""
+    """Devices per host."""
     bandwidth_bps: float | None = None
-    """Of every host's links to the network."""
+    """Bandwidth of every host's links to the network."""
     delay_s: float | None = None
-    """Of the same."""
+    """Latency of the same links."""
     inside_bps: float | None = None
-    """Between devices of one host."""
+    """Bandwidth between devices of one host."""
 
     def setting(self, workers: int | None = None) -> Setting:
-        """The cluster for so many workers; all its devices if left out.
+        """The cluster for this many workers; all its devices if left out.
 
         Without a number of hosts, a known cluster gets as many as the workers need; one from a file grows if it must.
         """
@@ -46,17 +46,17 @@ class Place:
         return Setting(cluster=made, workers=workers, bandwidth_bps=usual_link(made.links).bandwidth_bps)
 
     def notes(self) -> list[str]:
-        """What was assumed, or is not used, because figures were replaced."""
+        """Assumptions made, and measurements not used, because figures were replaced."""
         base, made = self._base(self.hosts), self._sized(None)
         found: list[str] = []
         if made.inside is not None and base.inside is None and self.inside_bps is None:
             found.append(
-                f"devices of one host are taken to have PCIe 4.0 between them, {format_rate(_PCIE_BPS)}. If not, say "
-                "--inside RATE."
+                f"devices of one host are assumed to have PCIe 4.0 between them, {format_rate(_PCIE_BPS)}. If not, "
+                "give --inside RATE."
             )
         if base.measured is not None and made.measured is None:
             found.append(
-                f"what was measured on {base.name} is not used, as other links were asked for: formulas are used."
+                f"measurements of {base.name} are not used, because other links were given: formulas are used."
             )
         return found
 
@@ -65,7 +65,7 @@ class Place:
         if hosts is None and workers is not None:
             base = self._base(None)
             needed = -(-workers // (self.devices or base.devices_per_host))
-            # A file describes hosts that are there; of a known cluster there may be any number.
+            # A file describes existing hosts; a known cluster may have any number.
             if self.cluster in PRESETS or needed > base.num_hosts:
                 hosts = needed
         return self._replaced(self._base(hosts))

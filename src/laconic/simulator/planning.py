@@ -1,13 +1,13 @@
-"""The plan a strategy follows once it knows its job: found as the runtime finds it, with simulated times."""
+"""The plan that a strategy follows on a job: made as in the runtime, with simulated times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from laconic.collectives.choice import NATIVE, Costs
 from laconic.core.exchange import Move
-from laconic.core.hosts import Hosts
+from laconic.core.hosts import Hosts, Pairs
 from laconic.core.plan import Plan
 from laconic.core.timing import Timing
 from laconic.simulator.lowering.task_graph import Inputs
@@ -17,26 +17,38 @@ from laconic.strategy import Strategy
 _SMALL_BYTES, _LARGEST_BYTES = 4096, 2**25
 _LONG_ENOUGH_S = 0.05
 _SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24)
-"""What the runtime measures for auto."""
+"""The algorithms that the runtime measures for auto."""
 
 
-def settled(strategy: Strategy, hosts: Hosts, network: Network) -> Strategy:
-    """The strategy, knowing where ranks are and, for auto, what each algorithm takes."""
-    world_size = sum(map(len, hosts))
+@dataclass(frozen=True)
+class _Simulated:
+    """What would be measured, from what the network says."""
 
-    def measure(algorithms: Sequence[str]) -> Costs:
-        times = tuple(
-            (name, tuple(seconds(network, Move("sum", (size,), name), world_size) for size in _SIZES))
-            for name in (NATIVE, *algorithms)
-        )
-        return Costs(_SIZES, times)
+    hosts: Hosts
+    network: Network
+    rates: Callable[[], Pairs]
 
-    architecture = strategy.architecture.settled(lambda: hosts, measure)
+    def costs(self, algorithms: Sequence[str], hosts: Hosts) -> Costs:
+        groups = () if hosts == self.hosts else hosts
+
+        def times(name: str) -> tuple[float, ...]:
+            move = Move("sum", (), name, groups=groups if name != NATIVE else ())
+            return tuple(seconds(self.network, replace(move, sizes=(size,)), sum(map(len, hosts))) for size in _SIZES)
+
+        return Costs(_SIZES, tuple((name, times(name)) for name in (NATIVE, *algorithms)))
+
+    def pairs(self) -> Pairs:
+        return self.rates()
+
+
+def settled(strategy: Strategy, hosts: Hosts, network: Network, pairs: Callable[[], Pairs]) -> Strategy:
+    """The strategy, knowing where ranks are and what would be measured among them."""
+    architecture = strategy.architecture.settled(lambda: hosts, _Simulated(hosts, network, pairs))
     return strategy if architecture is strategy.architecture else replace(strategy, architecture=architecture)
 
 
 def candidates(inputs: Inputs) -> list[list[Plan]]:
-    """The plans the runtime would try, or the one it would make; a list has one for each part of the model."""
+    """The plans the runtime would try, or the one it would make; each is a list with one plan per fragment."""
     strategy, tensors = inputs.strategy, inputs.workload.tensors
     if not strategy.exchanges_gradients():
         return [strategy.plans(tensors, inputs.world_size)]
@@ -49,7 +61,7 @@ def candidates(inputs: Inputs) -> list[list[Plan]]:
 
 
 def timing(inputs: Inputs) -> Timing:
-    """When rank 0's gradients are ready, and t(M) = a + b M, as the runtime would measure it on this network."""
+    """When rank 0's gradients are ready, and t(M) = a + b M, as the runtime would find it on this network."""
     ready: list[float] = []
     now_s = 0.0
     for layer in reversed(inputs.workload.layers):
@@ -63,5 +75,6 @@ def timing(inputs: Inputs) -> Timing:
     while nbytes < _LARGEST_BYTES and took_s(nbytes) < _LONG_ENOUGH_S:
         nbytes *= 2
     byte_s = max(0.0, took_s(nbytes) - small_s) / (nbytes - _SMALL_BYTES)
-    # Counted from the first gradient, as only that can be seen.
-    return Timing(tuple(time_s - ready[0] for time_s in ready), small_s, byte_s)
+    line = inputs.strategy.exchange_line(inputs.workload.tensors, inputs.world_size, small_s, byte_s)
+    # Relative to the first gradient, which is all the runtime can observe.
+    return Timing(tuple(time_s - ready[0] for time_s in ready), *line)

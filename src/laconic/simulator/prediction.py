@@ -1,4 +1,4 @@
-"""What a simulation says."""
+"""The result of a simulation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from laconic.core.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Where most steps lie when compute times vary."""
+    """The spread of step times when compute times vary."""
 
     low_s: float
     """5% of steps are shorter."""
@@ -27,17 +27,17 @@ class Prediction:
     cluster: str
     workers: int
     step_s: float
-    """Of a steady step, on average over as many as repeat."""
+    """Duration of a steady step, averaged over the steps that repeat."""
     compute_s: float
-    """What a rank computes in a step; if they differ the slowest, or where nobody waits for it, as many samples in this
-    time as all compute in a step."""
+    """Compute time of a rank in a step. If ranks differ: that of the slowest, or without a barrier the time in which
+    all ranks together compute the samples of one step."""
     samples_per_s: float
     wire_bytes: int
     """Payload bytes one rank sends per step."""
     busy: dict[str, float] = field(default_factory=dict)
     """Share of the steps' time in which each part of the network is busy."""
     because: tuple[tuple[str, float], ...] = ()
-    """What the steps' time goes to along the critical path: words and share, the largest first."""
+    """How the steps' time is spent along the critical path: words and share, the largest first."""
     spread: Spread | None = None
     plans: tuple[Plan, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -85,11 +85,11 @@ class Shared:
     strategy: str
     workload: str
     alone_s: float
-    """A step when it has the fabric to itself."""
+    """The step time with the fabric to itself."""
     together_s: float
-    """A step when all jobs run."""
+    """The step time when all jobs run."""
 
     @property
     def slowdown(self) -> float:
-        """How many times as long a step takes because of the others."""
+        """The factor by which the other jobs lengthen a step."""
         return self.together_s / self.alone_s if self.alone_s else 1.0

@@ -1,10 +1,10 @@
-"""One strategy, one workload, one cluster: what a step costs, and why."""
+"""One strategy, one workload, one cluster: the cost of a step, and why."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,32 +18,33 @@ from laconic.simulator.interference import slowed
 from laconic.simulator.lowering.task_graph import Inputs, RankClass, TaskGraph
 from laconic.simulator.network import Network
 from laconic.simulator.network.analytic import AnalyticNetwork
+from laconic.simulator.network.pair_rates import pair_rates
 from laconic.simulator.noise import spread_of
 from laconic.simulator.planning import candidates, settled
 from laconic.simulator.prediction import Prediction, Spread
-from laconic.simulator.steps import Steady, until_they_repeat
+from laconic.simulator.steps import Run, Steady, on_other_links, until_they_repeat
 from laconic.simulator.traffic import sent_bytes
 from laconic.strategy import Strategy, as_strategy
 from laconic.workload import CodecCost, Workload
 
 _ROWS_UP_TO = 512
-"""Ranks among which the rows of a collective are written down to count its bytes; beyond, formulas count them."""
+"""Ranks up to which the bytes of a collective are counted from its rows; beyond, formulas count them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What makes workers differ from each other, and steps from steps."""
+    """Differences between workers and between steps."""
 
     slow: Mapping[int, float] | None = None
-    """Ranks whose compute takes so many times as long."""
+    """Slow ranks, each with the factor on its compute time."""
     noise_ratio: float = 0.0
     """Standard deviation of compute times from step to step and rank to rank, relative to their mean."""
     interference_ratio: float = 0.0
     """Share of its speed that compute loses while the network is busy."""
     optimizer_s: float = 0.0
-    """What the optimizer's step takes; its work is not overlapped with communication."""
+    """The time of the optimizer's step, which is not overlapped with communication."""
     seed: int = 0
-    """Of the noise."""
+    """The seed of the noise."""
 
     def __post_init__(self) -> None:
         for rank, factor in (self.slow or {}).items():
@@ -58,12 +59,14 @@ class Conditions:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """A prediction with everything it was read off from."""
+    """A prediction with the tasks and times behind it."""
 
     prediction: Prediction
     drawing: TaskGraph
     graph: Graph
     outcome: Outcome
+    tried: tuple[Steady, ...] = ()
+    """The steps under each plan that the runtime would try."""
 
 
 def simulate(
@@ -74,19 +77,26 @@ def simulate(
     workers: int | None = None,
     network: Network | None = None,
     conditions: Conditions | None = None,
+    like: Simulation | None = None,
 ) -> Simulation:
-    """What a step of `strategy` costs on `workload` and `cluster`, with the tasks and times it was read off from.
+    """The cost of a step of `strategy` on `workload` and `cluster`, with the tasks and times behind it.
 
     workers: ranks, on the first devices of the cluster; all of them if left out.
-    network: what moves cost; by formulas and the cluster's measured tables if left out.
+    network: the cost of moves; formulas and the cluster's measured tables if left out.
+    like: a simulation that differs only in the speed of links; where its tasks are the same, they are reused.
     """
     conditions = conditions or Conditions()
     network = network or AnalyticNetwork(cluster)
     world_size, slow = _world_size(cluster, workers), conditions.slow or {}
     asked = as_strategy(strategy)
+    if asked.synchronization.deadline_s is not None:
+        raise UsageError(
+            f'simulate: rounds of "{asked}" end by time, after another number of steps on every rank. Simulate it with '
+            "the period that you expect instead."
+        )
     slowdowns, hosts = _slowdowns(cluster, world_size, slow), hosts_of(range(world_size), cluster)
     inputs = Inputs(
-        strategy=settled(asked, hosts, network),
+        strategy=settled(asked, hosts, network, lambda: pair_rates(cluster, range(world_size))),
         workload=workload,
         world_size=world_size,
         network=network,
@@ -101,8 +111,27 @@ def simulate(
     def run(drawing: TaskGraph, graph: Graph) -> Outcome:
         return slowed(drawing, graph, conditions.interference_ratio)
 
-    found = [until_they_repeat(inputs, plans, run) for plans in candidates(inputs)]
-    return _told(asked, cluster, conditions, min(found, key=lambda steady: steady.step_s))
+    # Where bytes slow compute down, tasks depend on the speed of links.
+    found = None if like is None or conditions.interference_ratio else _on_other_links(like, inputs, run)
+    if found is None:
+        found = [until_they_repeat(inputs, plans, run) for plans in candidates(inputs)]
+    return _told(asked, cluster, conditions, found, like)
+
+
+def _on_other_links(like: Simulation, inputs: Inputs, run: Run) -> list[Steady] | None:
+    """The steps of another simulation at the speed of these links; None if the tasks differ."""
+    before, strategy = like.drawing.inputs, inputs.strategy
+    same = replace(before, network=inputs.network, workload=inputs.workload) == inputs
+    if not same or before.workload.layers != inputs.workload.layers:
+        return None
+    if strategy.architecture.holds_shards and before.workload.codecs != inputs.workload.codecs:
+        return None
+    if strategy.exchanges_gradients() and strategy.scheduling.needs_timing:
+        plans = candidates(inputs)
+        if plans != [list(steady.plans) for steady in like.tried]:
+            return None
+    found = [on_other_links(steady, inputs, run) for steady in like.tried]
+    return None if None in found else [steady for steady in found if steady is not None]
 
 
 def _world_size(cluster: Cluster, workers: int | None) -> int:
@@ -115,7 +144,7 @@ def _world_size(cluster: Cluster, workers: int | None) -> int:
 
 
 def hosts_of(devices: Sequence[int], cluster: Cluster) -> Hosts:
-    """Which ranks share a host, from the device of each."""
+    """The ranks that share a host, from the device of each."""
     found: dict[int, list[int]] = {}
     for rank, device in enumerate(devices):
         found.setdefault(device // cluster.devices_per_host, []).append(rank)
@@ -123,7 +152,7 @@ def hosts_of(devices: Sequence[int], cluster: Cluster) -> Hosts:
 
 
 def _slowdowns(cluster: Cluster, world_size: int, slow: Mapping[int, float]) -> list[float]:
-    """By what the compute times of each rank are multiplied."""
+    """The factor on the compute times of each rank."""
     for rank in slow:
         if not 0 <= rank < world_size:
             raise UsageError(f"slow: there is no rank {rank}; ranks are numbered 0 to {world_size - 1}.")
@@ -132,14 +161,17 @@ def _slowdowns(cluster: Cluster, world_size: int, slow: Mapping[int, float]) -> 
 
 
 def codec_of(workload: Workload, strategy: Strategy) -> CodecCost | None:
-    """What the strategy's compressor costs, if the workload knows."""
+    """The cost of the strategy's compressor, if the workload has it."""
     return next((codec for codec in workload.codecs if codec.compressor == str(strategy.compression)), None)
 
 
-# -- telling ---------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------------------
 
 
-def _told(asked: Strategy, cluster: Cluster, conditions: Conditions, found: Steady) -> Simulation:
+def _told(
+    asked: Strategy, cluster: Cluster, conditions: Conditions, tried: Sequence[Steady], like: Simulation | None
+) -> Simulation:
+    found = min(tried, key=lambda steady: steady.step_s)
     drawing, outcome, inputs = found.drawing, found.outcome, found.drawing.inputs
     end, first = drawing.step_ends[-1][0], drawing.step_ends[-1 - found.period][0]
     prediction = Prediction(
@@ -150,18 +182,18 @@ def _told(asked: Strategy, cluster: Cluster, conditions: Conditions, found: Stea
         step_s=found.step_s,
         compute_s=_compute_s(inputs),
         samples_per_s=inputs.world_size * inputs.workload.batch / found.step_s if found.step_s else 0.0,
-        wire_bytes=_wire_bytes(found),
+        wire_bytes=_wire_bytes(found, like),
         busy=dict(_busy(found)),
         because=because(drawing, outcome, float(outcome.end_s[first]), end),
         spread=_spread(found, conditions),
         plans=tuple(found.plans),
         warnings=tuple(_warnings(asked, inputs)),
     )
-    return Simulation(prediction, drawing, found.graph, outcome)
+    return Simulation(prediction, drawing, found.graph, outcome, tuple(tried))
 
 
 def _compute_s(inputs: Inputs) -> float:
-    """Of the slowest where all wait for all; else the mean that the step's time is, too."""
+    """The compute time of the slowest rank where all wait for all; else the same mean as for the step time."""
     strategy = inputs.strategy
     held_elsewhere = strategy.architecture.has_servers and not strategy.synchronization.barrier
     alone_s = inputs.workload.compute_s + (0.0 if held_elsewhere else inputs.optimizer_s)
@@ -171,7 +203,7 @@ def _compute_s(inputs: Inputs) -> float:
 
 
 def _busy(found: Steady) -> Iterator[tuple[str, float]]:
-    """For each part of the network, the share of the steps' time in which it is held."""
+    """For each part of the network, the share of the steps' time in which it is busy."""
     took_s = found.last_s - found.first_s
     start_s = np.clip(found.outcome.start_s, found.first_s, found.last_s)
     held_s = np.clip(found.outcome.end_s, found.first_s, found.last_s) - start_s
@@ -186,24 +218,31 @@ def _spread(found: Steady, conditions: Conditions) -> Spread | None:
     return spread_of(found, conditions.noise_ratio, np.random.default_rng(conditions.seed))
 
 
-def _wire_bytes(found: Steady) -> int:
+def _wire_bytes(found: Steady, like: Simulation | None) -> int:
+    if like is not None and list(map(id, found.plans)) == list(map(id, like.prediction.plans)):
+        return like.prediction.wire_bytes  # the same steps, which links do not change
     inputs = found.drawing.inputs
     strategy = inputs.strategy
     if strategy.architecture.forms_sums() and inputs.world_size > _ROWS_UP_TO:
-        whole = sum(sent_bytes(inputs, bucket, halves=plan.halves) for plan in found.plans for bucket in plan.buckets)
-        return round(whole * strategy.synchronization.rounds_per_step())
+        rate, by_name, known = strategy.synchronization.rounds_per_step, strategy.codec.traits.by_name, {}
+        total = 0.0
+        for plan in found.plans:
+            for bucket in plan.buckets:
+                key = (plan.halves, bucket if by_name else bucket.layout)
+                if key not in known:
+                    known[key] = sent_bytes(inputs, bucket, halves=plan.halves) * rate(bucket.moment)
+                total += known[key]
+        return round(total)
     return sum(strategy.plan_bytes_per_step(plan, inputs.moment) for plan in found.plans)
 
 
 def _warnings(asked: Strategy, inputs: Inputs) -> list[str]:
     found = inputs.network.warnings()
-    unknown = [] if inputs.codec is not None else [asked.compression]
-    if asked.architecture.holds_shards:
-        measured = {codec.compressor for codec in inputs.workload.codecs}
-        unknown += [] if str(asked.weights_codec) in measured else [asked.weights_codec]
+    measured = {codec.compressor for codec in inputs.workload.codecs}
+    unknown = [one for one in asked.codecs() if str(one) not in measured]
     for text in dict.fromkeys(str(one) for one in unknown if not one.traits.lossless):
         found.append(
-            f'what it takes to encode and decode "{text}" is not known and counted as nothing. '
+            f'the time to encode and decode "{text}" is not known and counted as zero. '
             f'Measure it: laconic profile SCRIPT:FUNCTION --compressor "{text}"'
         )
     return found

@@ -1,13 +1,15 @@
-"""Steps of a strategy, one after the other, until they repeat."""
+"""Simulates steps of a strategy until they repeat."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from laconic.core.moment import Moment
 from laconic.core.plan import Plan
 from laconic.errors import UsageError
 from laconic.simulator.engine import Graph, Outcome
@@ -18,16 +20,17 @@ from laconic.simulator.lowering.task_graph import Inputs, TaskGraph
 from laconic.simulator.lowering.without_barrier import AsyncPairSteps, AsyncServerSteps
 from laconic.strategy import Strategy
 
+Run = Callable[[TaskGraph, Graph], Outcome]
 _STEPS = 6
 _MOST_PERIODS = 48
 _STEADY = 1e-3
-"""Two periods that differ by less are the same."""
+"""Two periods that differ by less count as equal."""
 _LONGEST_PERIOD = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class Steady:
-    """Steps that have come to repeat, and the stretch of time that stands for all that follow."""
+    """Steps that repeat, and the interval that represents all that follow."""
 
     plans: Sequence[Plan]
     drawing: TaskGraph
@@ -37,34 +40,35 @@ class Steady:
     first_s: float
     last_s: float
     step_s: float
-    """The time in which as many samples are done as all ranks do in a step."""
+    """The time in which all ranks together process the samples of one step."""
 
 
 def period_of(strategy: Strategy) -> int:
     """Steps after which everything repeats."""
     rule = strategy.synchronization
-    if rule.interval > _LONGEST_PERIOD:
+    if rule.cycle > _LONGEST_PERIOD:
         raise UsageError(
-            f"{rule.name}: periods of up to {_LONGEST_PERIOD} steps are simulated, got {rule.interval}. In longer ones "
+            f"{rule.name}: periods of up to {_LONGEST_PERIOD} steps are simulated, got {rule.cycle}. In longer ones "
             "communication takes next to nothing."
         )
-    return rule.interval
+    return rule.cycle
 
 
 def draw_steps(drawing: TaskGraph, plans: Sequence[Plan], num_steps: int) -> None:
-    """So many steps, as the hooks of the runtime makes them that the strategy has."""
+    """Add this many steps, as the runtime's hooks for the strategy make them."""
     strategy = drawing.inputs.strategy
     rule, plans = strategy.synchronization, list(plans)
     # A whole number of periods after the warm-up, so that the first step drawn is the first of a period.
-    first_step = rule.interval * (-(-rule.warmup // rule.interval) + 1)
+    first_step = rule.cycle * (-(-rule.warmup // rule.cycle) + 1)
     if strategy.architecture.holds_shards:
         steps = ShardedSteps(drawing, plans[0])
     elif strategy.exchanges_gradients():
-        steps = GradientSteps(drawing, plans[0])
+        late = Moment.steady(drawing.inputs.world_size).step
+        steps = GradientSteps(drawing, plans[0], late - late % rule.cycle)
     elif not rule.barrier:
         servers = strategy.architecture.has_servers
         steps = AsyncServerSteps(drawing, plans[0], rule) if servers else AsyncPairSteps(drawing, plans[0])
-    elif strategy.architecture.scope == "neighbours":
+    elif strategy.mixes_parameters():
         steps = GossipSteps(drawing, plans, first_step)
     else:
         steps = LocalSteps(drawing, plans, rule, first_step)
@@ -72,38 +76,72 @@ def draw_steps(drawing: TaskGraph, plans: Sequence[Plan], num_steps: int) -> Non
         steps.step(number)
 
 
-def until_they_repeat(inputs: Inputs, plans: Sequence[Plan], run: Callable[[TaskGraph, Graph], Outcome]) -> Steady:
-    """Draw and run as many steps as it takes until a period is like the one before, or a good many."""
-    period = period_of(inputs.strategy)
-    # Classes that go at paces of their own meet on the network in ever new ways.
-    own_pace = len(inputs.classes) > 1 and not inputs.strategy.synchronization.barrier
-    num_periods = _MOST_PERIODS if own_pace else _STEPS if period == 1 else 3
+def _own_pace(inputs: Inputs) -> bool:
+    """Whether classes of ranks run at different paces, so that their exchanges never repeat exactly."""
+    return len(inputs.classes) > 1 and not inputs.strategy.synchronization.barrier
+
+
+def _first_periods(inputs: Inputs) -> int:
+    """The number of steps simulated at first."""
+    return _MOST_PERIODS if _own_pace(inputs) else _STEPS if period_of(inputs.strategy) == 1 else 3
+
+
+def until_they_repeat(inputs: Inputs, plans: Sequence[Plan], run: Run) -> Steady:
+    """Simulate steps until a period equals the previous one, or up to a limit."""
+    period, own_pace, num_periods = period_of(inputs.strategy), _own_pace(inputs), _first_periods(inputs)
     while True:
         drawing = TaskGraph(inputs)
         draw_steps(drawing, plans, num_periods * period)
         graph = drawing.builder.build()
         outcome = run(drawing, graph)
-        ended_s = np.array([outcome.end_s[ends] for ends in drawing.step_ends])[period - 1 :: period]
-        lengths_s = np.diff(ended_s, axis=0)
-        steady = not own_pace and np.allclose(lengths_s[-1], lengths_s[-2], rtol=_STEADY, atol=0.0)
-        if steady or num_periods >= _MOST_PERIODS:
-            # Where steps do not repeat exactly, the mean over the second half is what they take.
-            last_s = float(ended_s[-1].min())
-            first_s = float(ended_s[-2].min()) if steady else last_s / 2
-            rate = period * _together(pace(ended_s, first_s, last_s), inputs)
-            return Steady(plans, drawing, graph, outcome, period, first_s, last_s, 1 / rate if rate else 0.0)
+        found = _steady(plans, drawing, graph, outcome, own_pace=own_pace, last=num_periods >= _MOST_PERIODS)
+        if found is not None:
+            return found
         num_periods *= 2
 
 
+def on_other_links(found: Steady, inputs: Inputs, run: Run) -> Steady | None:
+    """The same steps on faster or slower links; None if their tasks would differ."""
+    before = found.drawing
+    if len(before.step_ends) != _first_periods(inputs) * found.period:
+        return None  # with more than the first steps, results could differ slightly
+    durations_s = before.prices.durations_s(
+        found.graph.duration_s, inputs.network, inputs.world_size, inputs.num_servers
+    )
+    if durations_s is None or any(label.launch_s for label in before.labels):
+        return None
+    drawing, graph = copy.copy(before), replace(found.graph, duration_s=durations_s)
+    drawing.inputs = inputs
+    return _steady(found.plans, drawing, graph, run(drawing, graph), own_pace=_own_pace(inputs), last=False)
+
+
+def _steady(
+    plans: Sequence[Plan], drawing: TaskGraph, graph: Graph, outcome: Outcome, *, own_pace: bool, last: bool
+) -> Steady | None:
+    """The steady steps; None if they do not repeat yet and more can be simulated."""
+    inputs = drawing.inputs
+    period = period_of(inputs.strategy)
+    ended_s = np.array([outcome.end_s[ends] for ends in drawing.step_ends])[period - 1 :: period]
+    lengths_s = np.diff(ended_s, axis=0)
+    steady = not own_pace and np.allclose(lengths_s[-1], lengths_s[-2], rtol=_STEADY, atol=0.0)
+    if not steady and not last:
+        return None
+    # Where steps do not repeat exactly, the mean over the second half counts.
+    last_s = float(ended_s[-1].min())
+    first_s = float(ended_s[-2].min()) if steady else last_s / 2
+    rate = period * _together(pace(ended_s, first_s, last_s), inputs)
+    return Steady(plans, drawing, graph, outcome, period, first_s, last_s, 1 / rate if rate else 0.0)
+
+
 def _together(paces: npt.NDArray[np.float64], inputs: Inputs) -> float:
-    """That of all ranks: the slowest, for which the others wait sooner or later; or the mean of all, if nobody does."""
+    """The pace of all ranks: the slowest, for which the others wait; or, without a barrier, the mean."""
     if inputs.strategy.synchronization.barrier:
         return float(paces.min())
     return float(paces @ [ranks.size for ranks in inputs.classes]) / inputs.world_size
 
 
 def pace(ended_s: npt.NDArray[np.float64], first_s: float, last_s: float) -> npt.NDArray[np.float64]:
-    """Per second between two moments, how often each column's periods end; `ended_s` has a line for each period."""
+    """The rate at which each column's periods end between two times; `ended_s` has a row per period."""
     if last_s <= first_s:
         return np.zeros(ended_s.shape[1])
     numbers = np.arange(len(ended_s) + 1)

@@ -26,13 +26,13 @@ _COUNTS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9})(?:\.\.(\d{1,9}))?)?", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where strategies are simulated."""
+    """A cluster and a number of workers to simulate on."""
 
     cluster: Cluster
     workers: int
     """Ranks, on the first devices of the cluster."""
     bandwidth_bps: float
-    """Of the hosts' links; what sets this cluster apart from others in the sweep."""
+    """Bandwidth of the hosts' links, which distinguishes this cluster from others in the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is simulated; in each setting every strategy, in the order given."""
+    """A sweep: every strategy in every setting, in the order given."""
 
     strategies: tuple[Strategy, ...]
     workload: Workload
@@ -60,11 +60,11 @@ class Sweep:
         return len(self.strategies) * len(self.settings)
 
     def rows(self) -> Iterator[Row]:
-        """One after the other, as they are done."""
+        """The rows, each as soon as it is done."""
         return (row for row, _ in self.simulations())
 
     def simulations(self) -> Iterator[tuple[Row, Simulation | None]]:
-        """The same, each with the tasks and times it was read off from; None where it is refused."""
+        """The same, each with its tasks and times; None where it is refused."""
         for setting in self.settings:
             network = network_of(setting.cluster, self.fidelity)
             for strategy in self.strategies:
@@ -81,13 +81,13 @@ class Sweep:
                 conditions=self.conditions,
             )
         except LaconicError as exc:
-            # One strategy that does not fit says nothing about the others.
+            # If one strategy does not fit, others still may.
             return Row(strategy=strategy, setting=setting, prediction=None, refused=one_line(exc, 2000)), None
         return Row(strategy=strategy, setting=setting, prediction=found.prediction), found
 
 
 def network_of(cluster: Cluster, fidelity: Fidelity) -> Network:
-    """What moves cost on the cluster: by formulas and measured tables, or flow by flow on its links."""
+    """The network model of the cluster: formulas and measured tables, or flows on its links."""
     return AnalyticNetwork(cluster) if fidelity == "analytic" else FlowNetwork(cluster)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from laconic.errors import UsageError
 from laconic.simulator.engine import GraphBuilder, run
 from laconic.simulator.lowering.task_graph import Inputs, RankClass, TaskGraph
 from laconic.simulator.network.flow import FlowNetwork
+from laconic.simulator.network.pair_rates import pair_rates
 from laconic.simulator.planning import candidates, settled
 from laconic.simulator.prediction import Shared
 from laconic.simulator.simulation import codec_of, hosts_of
@@ -22,30 +23,33 @@ from laconic.workload import Workload
 
 _PERIODS = 12
 _MOST_STEPS = 20_000
+_LATEST_S = 1e5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """One job, and where it runs."""
+    """One job and its devices."""
 
     strategy: Strategy | str
     workload: Workload
     devices: Sequence[int]
     """The device of each rank; no device has two."""
+    start_s: float = 0.0
+    """How much later than the first job it begins."""
 
 
 def simulate_together(tenants: Sequence[Tenant], cluster: Cluster, *, message_s: float = 0.0) -> list[Shared]:
-    """What a step of each job takes when all run at the same time, and when it has the fabric to itself.
+    """The step time of each job when all run at the same time, and when it has the fabric to itself.
 
-    Jobs start together and run for about as long, the slowest of them for a dozen of its periods; counted is the second
-    half of the time in which all are running.
+    Jobs start together, or at their `start_s`, and run for about as long, the slowest of them for a dozen of its
+    periods; counted is the second half of the time in which all are running.
     """
     _check(tenants, cluster)
     network = FlowNetwork(cluster, message_s=message_s)
     jobs = [_inputs(number, tenant, cluster, network) for number, tenant in enumerate(tenants)]
-    alone = [_steps_s([job], [_PERIODS])[0] for job in jobs]
+    alone = [_steps_s([replace(job, start_s=0.0)], [_PERIODS])[0] for job in jobs]
     periods_s = [step_s * period_of(job.strategy) for step_s, job in zip(alone, jobs, strict=True)]
-    # So that whoever makes short steps does not leave the others alone.
+    # So that a job with short steps does not end before the others.
     longest_s = max(periods_s)
     counts = [round(_PERIODS * longest_s / time_s) if time_s else _PERIODS for time_s in periods_s]
     most = [max(_PERIODS, _MOST_STEPS // period_of(job.strategy)) for job in jobs]
@@ -63,6 +67,8 @@ def _check(tenants: Sequence[Tenant], cluster: Cluster) -> None:
     for number, tenant in enumerate(tenants):
         if not tenant.devices:
             raise UsageError(f"job {number} has no device. Give each job at least one.")
+        if not 0 <= tenant.start_s < _LATEST_S:
+            raise UsageError(f"job {number}: start_s must be at least 0 and below {_LATEST_S:g}, got {tenant.start_s}.")
         for device in tenant.devices:
             if not 0 <= device < cluster.num_devices:
                 raise UsageError(
@@ -78,11 +84,11 @@ def _check(tenants: Sequence[Tenant], cluster: Cluster) -> None:
 def _inputs(number: int, tenant: Tenant, cluster: Cluster, network: FlowNetwork) -> Inputs:
     asked, size = as_strategy(tenant.strategy), len(tenant.devices)
     hosts = hosts_of(tenant.devices, cluster)
-    strategy = settled(asked, hosts, network)
+    strategy = settled(asked, hosts, network, lambda: pair_rates(cluster, tenant.devices))
     if strategy.architecture.tells_hosts_apart() and hosts != hosts_of(range(size), cluster):
         raise UsageError(
-            f"job {number}: {strategy.architecture} is simulated beside other jobs on whole hosts only, device after "
-            "device. Give it such devices, or use algorithm=ring."
+            f"job {number}: {strategy.architecture} is simulated together with other jobs on whole hosts only, device "
+            "after device. Give it such devices, or use algorithm=ring."
         )
     return Inputs(
         strategy=strategy,
@@ -94,11 +100,12 @@ def _inputs(number: int, tenant: Tenant, cluster: Cluster, network: FlowNetwork)
         hosts=hosts,
         moment=Moment.steady(size),
         devices=np.array(tenant.devices, dtype=np.int64),
+        start_s=tenant.start_s,
     )
 
 
 def _steps_s(jobs: Sequence[Inputs], num_periods: Sequence[int]) -> list[float]:
-    """What a step of each takes if these run at the same time."""
+    """The step time of each job if these run at the same time."""
     builder, drawings = GraphBuilder(), list[TaskGraph]()
     for job, count in zip(jobs, num_periods, strict=True):
         drawings.append(TaskGraph(job, builder))

@@ -1,9 +1,9 @@
-"""Simulated steps as the events that the runtime writes, so that what shows a run can show a simulation.
+"""Simulated steps as events of the runtime's format, so that every view of a run also shows a simulation.
 
-Ranks that do the same at the same time are simulated once, and stand here as one rank: the number of their class. What
-they do is told as the runtime tells it: turn, iteration, forward, backward, wait, optimizer, encode, exchange, decode.
-An exchange also has "where", the part of the network it uses, and "busy_s", how long nobody else can use that; a bucket
-whose exchange has several stages has several.
+Ranks that do the same at the same time are simulated once and appear as one rank, the number of their class. The kinds
+of events are those of the runtime: turn, iteration, forward, backward, wait, optimizer, encode, exchange, decode. An
+exchange also has "where", the part of the network it uses, and "busy_s", how long no other exchange can use that part;
+a bucket whose exchange has several stages has several events.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from laconic.core.event import Event, Scalar
 from laconic.simulator.simulation import Simulation
 
 _SHORTEST_S = 1e-9
-"""What takes less would not be seen, and may be rounding."""
+"""Shorter durations are invisible, and may be rounding."""
 
 
 def events(simulation: Simulation, *, began_s: float = 0.0) -> list[Event]:
-    """All that happened, by time; `began_s` is added to all times."""
+    """All events in order of time; `began_s` is added to all times."""
     found = [*_turns(simulation), *_iterations(simulation), *_tasks(simulation), *_waits(simulation)]
     shared: dict[str, Scalar] = {
         "strategy": simulation.prediction.strategy,
@@ -34,13 +34,13 @@ def events(simulation: Simulation, *, began_s: float = 0.0) -> list[Event]:
             )
             for event in found
         ),
-        # What begins with another and lasts longer is around it.
+        # Of events that begin together, the longer one encloses the other.
         key=lambda event: (event.time_s, -event.duration_s),
     )
 
 
 def rank_names(simulation: Simulation) -> dict[int, str]:
-    """Who stands behind each rank of the events."""
+    """The ranks that each rank of the events represents."""
     classes = simulation.drawing.inputs.classes
     names: dict[int, str] = {}
     for number, ranks in enumerate(classes):
@@ -56,7 +56,7 @@ def _turns(simulation: Simulation) -> Iterator[Event]:
 
 
 def _iterations(simulation: Simulation) -> Iterator[Event]:
-    """From the end of one step to the end of the next: what a loop around them would time."""
+    """From the end of one step to the end of the next, as a training loop would time it."""
     end_s = simulation.outcome.end_s
     for rank in range(len(simulation.drawing.inputs.classes)):
         began_s = 0.0
@@ -84,7 +84,7 @@ def _tasks(simulation: Simulation) -> Iterator[Event]:
 
 
 def _latency_s(simulation: Simulation, task: int) -> float:
-    """What passes of an exchange when its links are free again: drawn as the task after it."""
+    """The part of an exchange after its links are free again: the task after it."""
     labels, outcome = simulation.drawing.labels, simulation.outcome
     if task + 1 == len(labels) or labels[task + 1].kind != "latency":
         return 0.0
@@ -92,7 +92,7 @@ def _latency_s(simulation: Simulation, task: int) -> float:
 
 
 def _waits(simulation: Simulation) -> Iterator[Event]:
-    """Where a class computes nothing between two of its tasks."""
+    """Gaps between two compute tasks of a class."""
     drawing, outcome = simulation.drawing, simulation.outcome
     ended_s: dict[int, float] = {}
     tasks = np.array(drawing.compute_tasks, dtype=np.int64)
@@ -108,7 +108,7 @@ def _ranks_of_tasks(simulation: Simulation) -> Iterator[Sequence[int]]:
     """The classes that take part in each task."""
     drawing, graph = simulation.drawing, simulation.graph
     strategy, everyone = drawing.inputs.strategy, range(len(drawing.inputs.classes))
-    # Where workers do not wait for each other, steps of one class are drawn after those of another, exchanges included.
+    # Without a barrier, the steps of one class are added after those of another, exchanges included.
     alone = strategy.architecture.has_servers and not strategy.synchronization.barrier
     last = 0
     for task, label in enumerate(drawing.labels):
@@ -116,7 +116,7 @@ def _ranks_of_tasks(simulation: Simulation) -> Iterator[Sequence[int]]:
             last = label.of
             yield (last,)
         elif label.kind in {"encode", "decode"}:
-            # The thread that does it has its class's number.
+            # The communication thread has the number of its class.
             yield (int(graph.resource_names[graph.resource[task]].rpartition(" ")[2]),)
         else:
             yield (last,) if alone else everyone

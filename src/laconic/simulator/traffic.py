@@ -1,22 +1,23 @@
-"""Bytes one rank sends, from the moves of an exchange: for worlds in which a collective would have too many rows."""
+"""Bytes one rank sends, from the moves of an exchange: for numbers of ranks at which a collective has too many rows."""
 
 from __future__ import annotations
 
 from laconic.core.exchange import Move
+from laconic.core.hosts import Hosts
 from laconic.core.plan import Bucket
 from laconic.core.transport import all_gather_sent, all_reduce_sent, shard_exchange_sent
 from laconic.simulator.lowering.task_graph import Inputs
 
 
 def sent_bytes(inputs: Inputs, bucket: Bucket, *, halves: bool = False) -> int:
-    """What rank 0 sends for one exchange of `bucket`; sums are counted as a ring sends them, whatever forms them."""
+    """Bytes that rank 0 sends for one exchange of `bucket`; every sum is counted as a ring."""
     strategy = inputs.strategy
     moves = strategy.architecture.moves(bucket, strategy.codec, inputs.moment, halves=halves)
-    hosts = inputs.hosts
-    return sum(_sent(move, len(hosts) if move.among_hosts else inputs.world_size, len(hosts[0])) for move in moves)
+    return sum(_sent(move, move.groups or inputs.hosts) for move in moves)
 
 
-def _sent(move: Move, ranks: int, ranks_per_host: int) -> int:
+def _sent(move: Move, hosts: Hosts) -> int:
+    ranks, ranks_per_host = len(hosts) if move.among_hosts else sum(map(len, hosts)), len(hosts[0])
     if move.kind == "to_leaders":
         return 0  # rank 0 is one
     if move.kind == "from_leaders":

@@ -1,9 +1,9 @@
-"""Event sinks for trackers of experiments, each of which needs a package of its own when it is made.
+"""Event sinks for experiment trackers; each needs the tracker's package when it is constructed.
 
     with laconic.TensorBoardSink("runs/tb") as sink, laconic.attach(model, optimizer, "powersgd", events=sink):
         ...
 
-Several at once, with the complete log beside them: `laconic.EventTee(laconic.EventLog("events.jsonl"), sink)`.
+Several at once, together with the complete log: `laconic.EventTee(laconic.EventLog("events.jsonl"), sink)`.
 """
 
 from laconic.sinks.mlflow import MlflowSink

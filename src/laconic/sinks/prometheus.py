@@ -19,7 +19,7 @@ class PrometheusSink(TrackerSink):
     """Sets metrics that a Prometheus server scrapes.
 
     port:     serve them on this port until the sink is closed; left out: the script serves them itself.
-    address:  where to listen. Everybody who reaches it can read the metrics: 127.0.0.1 is this host alone.
+    address:  where to listen. Anyone who can reach it can read the metrics; 127.0.0.1 is reachable from this host only.
     registry: a prometheus_client.CollectorRegistry; left out: one of the sink's own with a port, else the global one.
     """
 
@@ -51,7 +51,7 @@ class PrometheusSink(TrackerSink):
                 self._gauge(name).labels(rank).set(value)
 
     def finish(self) -> None:
-        """Stop serving, and give the names back."""
+        """Stop serving, and unregister the metrics."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

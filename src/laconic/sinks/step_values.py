@@ -1,13 +1,13 @@
 """From the events of a session to a few numbers per step.
 
-    step_s           from the end of the step before to the end of this one
-    wait_s           training stands still for communication
+    step_s           from the end of the previous step to the end of this one
+    wait_s           training waits for communication
     encode_s         the communication thread compresses
     decode_s         the communication thread decompresses
     exchange_s       sum over buckets of the time from the first byte to the result; buckets overlap
     sent_bytes       payload this rank has sent
     residual_norm    of all buckets together, where error feedback keeps residuals
-    relative_error   mean over buckets: what compression has left out, relative to what there was to send
+    relative_error   mean over buckets: the norm of what compression left out, relative to that of its input
     staleness        largest over buckets, where a strategy has no barrier
     loss             where an event carries one
 
@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from laconic.core.event import Event
 
 _OPEN_STEPS = 2
-"""Steps that wait for late events: a GPU lags behind the host, and some schedules exchange in the next forward pass."""
+"""Steps held back for late events: a GPU lags behind the host, and some schedules exchange in the next forward pass."""
 STEP_KINDS = ("step", "iteration")
-"""What ends a step: the session's own record, or that of a loop that times itself, which then counts."""
+"""Events that end a step: the session's own, or that of a loop that times itself, which takes precedence."""
 _TIMES = ("wait", "encode", "decode", "exchange")
 _COMBINED: dict[str, Callable[[Sequence[float]], float]] = {
     "residual_norm": lambda norms: math.hypot(*norms),
@@ -47,7 +47,7 @@ class StepValues:
 
 @dataclass
 class _OpenStep:
-    """What has been told of a step so far."""
+    """The values of a step so far."""
 
     totals: dict[str, float] = field(default_factory=dict)
     measured: dict[str, list[float]] = field(default_factory=dict)
@@ -64,17 +64,17 @@ class StepSums:
         self._rank = 0
         self._sent_bytes = 0
         self._last = -1
-        """The last step that has been handed out."""
+        """The last step that has been returned."""
 
     def add(self, event: Event) -> Iterator[StepValues]:
-        """Take one event and give every step that is complete by now."""
+        """Take one event and return every step that is complete by now."""
         if event.kind == "attach" or (event.kind in STEP_KINDS and event.step <= self._last):
             # Another session, or one that has loaded an earlier state: steps are counted anew from here.
             yield from self.rest()
             self._last = event.step - 1
         if event.kind == "attach":
             self._sent_bytes = 0
-        # A straggler of a step that was handed out belongs to the earliest one that was not.
+        # A late event of a returned step is added to the earliest open step.
         step = max(event.step, self._last + 1)
         self._rank = event.rank
         found = self._open.setdefault(step, _OpenStep())
@@ -95,7 +95,7 @@ class StepSums:
             yield from self._close(until=event.step - _OPEN_STEPS)
 
     def rest(self) -> Iterator[StepValues]:
-        """Give the steps that are still open, at the end of a run."""
+        """Return the steps that are still open, at the end of a run."""
         yield from self._close(until=max(self._open, default=-1))
 
     def _close(self, until: int) -> Iterator[StepValues]:

@@ -1,9 +1,9 @@
-"""What all sinks for trackers of experiments have in common.
+"""The common base of all sinks for experiment trackers.
 
 Values are sent by a thread of the sink, so that training never waits for a disk or a network. A tracker that fails must
-not end a training of days, and must not fail unseen: the first failure is a LaconicWarning with the reason, and the
-sink takes nothing more. Whoever would rather stop turns that warning into an error
-(`warnings.simplefilter("error", laconic.LaconicWarning)`), or looks at `sink.failure`.
+not end a training of days, and must not fail silently: the first failure is a LaconicWarning with the reason, and the
+sink ignores further events. To stop training instead, turn that warning into an error (`warnings.simplefilter("error",
+laconic.LaconicWarning)`), or check `sink.failure`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TrackerSink(ABC):
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
-        """Why the tracker takes nothing more, if it has failed."""
+        """Why the tracker has failed, if it has."""
         self._told = False
         self._sums = StepSums()
         self._lock = threading.Lock()
@@ -39,10 +39,10 @@ class TrackerSink(ABC):
 
     @abstractmethod
     def send(self, values: StepValues) -> None:
-        """Hand the numbers of one step to the tracker; called on the thread of the sink."""
+        """Pass the numbers of one step to the tracker; called on the thread of the sink."""
 
     def finish(self) -> None:  # noqa: B027 - most trackers have nothing to do here
-        """End what the sink has begun with the tracker; called once, on the thread of the sink, after all values."""
+        """Close the sink's connection to the tracker; called once, on the thread of the sink, after all values."""
 
     def write(self, event: Event) -> None:
         """Take one event; the numbers of a step are sent when two more steps have been made."""
@@ -82,7 +82,7 @@ class TrackerSink(ABC):
             self._told = True
             notes = ", ".join(getattr(self.failure, "__notes__", ()))
             warn_user(
-                f"{type(self).__name__} failed {notes} and takes nothing more; training goes on. "
+                f"{type(self).__name__} failed {notes} and ignores further events; training continues. "
                 f"{type(self.failure).__name__}: {one_line(self.failure)}"
             )
 
@@ -96,7 +96,7 @@ class TrackerSink(ABC):
 
 
 def tracker_package(module: str, *, package: str, sink: str) -> ModuleType:
-    """The module of an optional package; without it, an error that says what to install."""
+    """Import an optional package; if it is missing, raise an error that says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as exc:

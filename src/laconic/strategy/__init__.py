@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import torch
 
 from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
-from laconic.compression import COMPRESSORS, ByStep, Compressor, NoCompression, Wrapper
+from laconic.compression import COMPRESSORS, ByStep, Compressor, NoCompression, TwoLevels, Wrapper
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
 from laconic.core.stateful import BucketState, Resize
@@ -30,6 +30,7 @@ from laconic.errors import (
 from laconic.grammar import Call, parse_text
 from laconic.registry import Registry
 from laconic.scheduling import SCHEDULES, Fusion, Schedule
+from laconic.scheduling.contract import one_bucket_per_kind
 from laconic.settings import Method, found
 from laconic.strategy.legality import Parts, cannot_combine, check_legal
 from laconic.strategy.presets import PRESETS as PRESETS
@@ -78,11 +79,11 @@ class Strategy:
         if preset is None and axes[0][0].name in PRESETS and axes[0][0].name not in SYNCHRONIZATIONS:
             name = axes[0][0].name
             raise SyntaxProblem(
-                f'strategy: the preset "{name}" stands alone. To change it, write it out: "{PRESETS[name][0]}".'
+                f'strategy: the preset "{name}" cannot be combined. To change it, write it out: "{PRESETS[name][0]}".'
             )
         if len(axes) > len(AXES):
             raise SyntaxProblem(
-                f'strategy "{one_line(text, 100)}" has {len(axes)} parts; at most {len(AXES)} are allowed: '
+                f'strategy "{one_line(text, 100)}" has {len(axes)} choices; at most {len(AXES)} are allowed: '
                 f"{' / '.join(AXES)}."
             )
         if len(axes) == 1 and axes[0][0].name not in SYNCHRONIZATIONS:
@@ -118,7 +119,7 @@ class Strategy:
 
     @classmethod
     def _assemble(cls, methods: Mapping[str, Method]) -> Strategy:
-        """Parts that were left off are the partners of the synchronization, then the general defaults."""
+        """Axes that were left off get the partners of the synchronization, then the general defaults."""
         when = cast(Synchronization, methods.get("synchronization", cls.synchronization))
         # The registries guarantee the types; __post_init__ checks them again.
         return cls(**cast(dict[str, Any], {**methods, **_partners(when, methods)}))
@@ -143,20 +144,27 @@ class Strategy:
 
     @property
     def codec(self) -> Compressor:
-        """The compressor over the whole of training: the strategy's, and what a synchronization has in its place."""
+        """The compressor over the whole training, including that of the first steps, or of the sums between hosts."""
         when = self.synchronization
-        if not when.beginning:
+        if (between := self.architecture.between_by) is not None:
+            return TwoLevels(self.compression, sums=cast(Compressor, _from_value("compression", between)))
+        if not when.beginning and not when.moments:
             return self.compression
-        first = cast(Compressor, _from_value("compression", when.beginning))
+        first = cast(Compressor, _from_value("compression", when.beginning or "none"))
         return _AsTheRuleSays(self.compression, first=first, rule=when)
+
+    def codecs(self) -> tuple[Compressor, ...]:
+        """Every compressor in use: that of gradients, of weights, and of sums between hosts."""
+        sums = self.codec.between_hosts
+        return (self.compression, self.weights_codec, *(() if sums is None else (sums,)))
 
     @property
     def weights_codec(self) -> Compressor:
-        """The compressor by which weights travel where each rank holds a shard of them."""
+        """The compressor of weights, where each rank holds a shard of them."""
         return cast(Compressor, _from_value("compression", self.architecture.weights_by))
 
     def planned(self, total_steps: int) -> Strategy:
-        """The same, knowing how many optimizer steps training will take."""
+        """The same strategy with the number of optimizer steps of training."""
         self.compression.check_length(total_steps)
         return dataclasses.replace(self, synchronization=self.synchronization.planned(total_steps))
 
@@ -173,62 +181,97 @@ class Strategy:
         plan = self.scheduling.plan(tensors, observed=observed, timing=timing, candidate=candidate)
         return self._cut(plan, world_size)
 
+    def exchange_line(
+        self, tensors: Sequence[TensorSpec], world_size: int, startup_s: float, byte_s: float
+    ) -> tuple[float, float]:
+        """The a and b of t(M) = a + b M for M bytes of gradients, sent compressed, from those of plain all-reduces.
+
+        Every wait has a start-up. How much less is sent follows from formulas, for all tensors together.
+        """
+        codec, whom, moment = self.codec, self.architecture, Moment.steady(world_size)
+        buckets = [bucket for bucket in one_bucket_per_kind(tensors) if bucket.nbytes]
+        if world_size == 1 or codec.traits.lossless or not buckets:
+            return startup_s, byte_s
+        sent, plain = (
+            sum(whom.sent_bytes(bucket, method, moment) for bucket in buckets) for method in (codec, NoCompression())
+        )
+        num_waits = max(codec.num_waits(bucket, moment) for bucket in buckets)
+        return num_waits * startup_s, byte_s * sent / plain
+
     def lasting_plan(self, tensors: Sequence[TensorSpec], world_size: int) -> Plan | None:
-        """The plan kept for good where any pass may leave parameters out; see Schedule.lasting_plan."""
+        """The plan of the whole training where any pass may leave parameters out."""
         plan = self.scheduling.lasting_plan(tensors)
         return None if plan is None else self._cut(plan, world_size)
 
     def _cut(self, plan: Plan, world_size: int) -> Plan:
-        # Only gradients that are summed: parameters, which rounds exchange or servers hold, are wanted whole.
+        # Only gradients that are summed: parameters, which rounds exchange or servers hold, must stay whole.
         shapes = self.codec.traits.needs_whole_tensors
         return self.architecture.cut(plan, world_size, tensors=self.exchanges_gradients() and not shapes)
 
     def plans(self, tensors: Sequence[TensorSpec], world_size: int) -> list[Plan]:
-        """One plan for each part of the model that is exchanged at a time of its own."""
+        """One plan for each fragment of the model."""
         return [self.plan(part, world_size) for part in self.synchronization.parts(tensors)]
 
     def init(self, bucket: Bucket) -> BucketState:
-        """What is remembered about `bucket` before the first step, except for what needs to know its values."""
-        state = self.architecture.init(self.compression, bucket)
-        if self._agrees_with_all():
+        """The state of `bucket` before the first step, except for fields that depend on parameter values."""
+        state = self.architecture.init(NoCompression() if bucket.moment else self.compression, bucket)
+        if not self.mixes_parameters() and not bucket.moment:
             self.synchronization.init(state)
         return state
 
-    def _agrees_with_all(self) -> bool:
-        """Whether there is something all agree on, for the synchronization to remember; neighbours mix parameters."""
-        return self.architecture.scope == "everyone"
+    def mixes_parameters(self) -> bool:
+        """Whether neighbours mix their parameters directly, and the synchronization only says when."""
+        return self.architecture.scope == "neighbours" and not self.synchronization.among_neighbours
 
     def resize(self) -> dict[str, Resize]:
-        """What becomes of each field of state when the number of workers changes."""
+        """How each field of state is converted when the number of workers changes."""
         found: dict[str, Resize] = {}
         for layer in self.compression.layers():
             found |= layer.on_resize
-        when = self.synchronization.remembered() if self._agrees_with_all() else {}
+        if self.architecture.adds_differences:
+            # Neighbours change then, and both ranks of a pair must have the same state.
+            found = dict.fromkeys(found, "reset")
+        rule = self.synchronization
+        when = {} if self.mixes_parameters() else {**rule.remembered(), **rule.whole_fields}
         return {**found, **when, **self.architecture.fields}
 
     def scale_equivariant(self) -> bool:
-        """Whether twice the gradients give twice the result, as a GradScaler needs it."""
+        """Whether twice the gradients give twice the result, as a GradScaler requires."""
         return self.synchronization.scale_equivariant and self.codec.traits.scale_equivariant
 
     def scaled_fields(self) -> frozenset[str]:
         """The fields of state that are in the unit of the gradients, which a GradScaler may change."""
         return self.synchronization.scaled_fields.union(*(layer.scaled_fields for layer in self.compression.layers()))
 
+    def owed_fields(self) -> frozenset[str]:
+        """The fields of state that hold gradients or changes still to be sent, which another strategy can take over."""
+        return self.synchronization.owed_fields.union(*(layer.owed_fields for layer in self.compression.layers()))
+
     def wire_bytes_per_step(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
         """Payload bytes one worker sends per optimizer step, from formulas alone."""
         moment = Moment.steady(world_size)
         return sum(self.plan_bytes_per_step(plan, moment) for plan in self.plans(list(tensors), world_size))
 
-    def state_bytes(self, tensors: Iterable[TensorSpec]) -> int:
-        """Bytes one worker remembers of these between steps: residuals, anchors, momenta; what servers do, not counted.
+    def wire_bytes_per_round(self, tensors: Iterable[TensorSpec], world_size: int) -> int:
+        """Payload bytes one worker sends when everything is exchanged once, however many steps come before."""
+        moment = Moment.steady(world_size)
+        return sum(self.plan_bytes(plan, moment) for plan in self.plans(list(tensors), world_size))
 
-        They come on top of model, gradients and optimizer.
+    def state_bytes(self, tensors: Iterable[TensorSpec]) -> int:
+        """Bytes of state that one worker keeps between steps: residuals, anchors, momenta; without the servers' state.
+
+        They are in addition to model, gradients and optimizer.
         """
-        states = [self._remembered(tensor) for tensor in tensors]
-        return sum(v.nbytes for state in states for fields in state.by_parameter().values() for v in fields.values())
+        if self.compression.traits.by_name:
+            return sum(self._remembered(tensor).nbytes for tensor in tensors)
+        # Large models have many tensors of few shapes.
+        alike: dict[tuple[object, ...], list[TensorSpec]] = {}
+        for tensor in tensors:
+            alike.setdefault((tensor.shape, tensor.dtype, tensor.moment), []).append(tensor)
+        return sum(len(group) * self._remembered(group[0]).nbytes for group in alike.values())
 
     def per_element(self, tensor: TensorSpec) -> frozenset[str]:
-        """Fields of what is remembered of a tensor that hold a value for each of its elements."""
+        """Fields of a tensor's state that hold a value for each of its elements."""
         return self._remembered(tensor).per_element()
 
     def _remembered(self, tensor: TensorSpec) -> BucketState:
@@ -240,7 +283,12 @@ class Strategy:
 
     def plan_bytes_per_step(self, plan: Plan, moment: Moment) -> int:
         """Payload bytes one worker sends per optimizer step under a given plan."""
-        return round(self.plan_bytes(plan, moment) * self.synchronization.rounds_per_step())
+        rule, sent = self.synchronization, 0.0
+        for kept in ("", *rule.moments):
+            buckets = tuple(bucket for bucket in plan.buckets if bucket.moment == kept)
+            part = dataclasses.replace(plan, buckets=buckets, weights=() if kept else plan.weights)
+            sent += self.plan_bytes(part, moment) * rule.rounds_per_step(kept)
+        return round(sent)
 
     def plan_bytes(self, plan: Plan, moment: Moment) -> int:
         """Payload bytes one worker sends when all buckets of a plan are exchanged once."""
@@ -250,20 +298,23 @@ class Strategy:
         price = whom.halves_bytes if plan.halves else whom.sent_bytes
         if not when.barrier and not whom.has_servers:
             price = whom.pairwise_bytes
-        gathered = (
-            bucket.tensors[0].gathers * whom.gathered_bytes(bucket, self.weights_codec, moment)
-            for bucket in plan.weights
+        codec, weights = self.codec, self.weights_codec
+        gathered = _of_each(
+            plan.weights,
+            weights,
+            lambda bucket: bucket.tensors[0].gathers * whom.gathered_bytes(bucket, weights, moment),
         )
-        return sum(price(bucket, self.codec, moment) for bucket in plan.buckets) + sum(gathered)
+        return _of_each(plan.buckets, codec, lambda bucket: price(bucket, codec, moment)) + gathered
 
     def exchanges_gradients(self) -> bool:
-        """Whether gradients, or what takes their place, are averaged over all in every step; else parameters are."""
+        """Whether gradients (or momenta) are averaged over all ranks in every step; False: parameters are exchanged."""
         when, whom = self.synchronization, self.architecture
         return when.quantity != "change" and when.barrier and whom.scope == "everyone"
 
     def exact(self) -> bool:
-        """Whether predicted bytes are exactly what is sent; else this depends on values or on who is how fast."""
-        return self.codec.traits.exact_bytes and (self.synchronization.barrier or self.architecture.has_servers)
+        """Whether predicted bytes are exact; False: bytes depend on values or on the speed of workers."""
+        when = self.synchronization
+        return self.codec.traits.exact_bytes and not when.lazy and (when.barrier or self.architecture.has_servers)
 
     def cannot_combine(self) -> list[str]:
         """Wrappers that would be refused on top of this strategy, with the reason."""
@@ -272,18 +323,27 @@ class Strategy:
 
 @dataclass(frozen=True, kw_only=True)
 class _AsTheRuleSays(ByStep):
-    """The strategy's compressor, and in some steps the one a synchronization has in its place."""
+    """The strategy's compressor; in some steps, or for moments, the one of the synchronization."""
 
     name: ClassVar[str] = "by_step"
     rule: Synchronization
 
-    def is_first(self, step: int) -> bool:
-        """See ByStep."""
-        return self.rule.begins(step)
+    def is_first(self, bucket: Bucket, moment: Moment) -> bool:
+        return bool(bucket.moment) or self.rule.begins(moment.step)
+
+
+def _of_each(buckets: Sequence[Bucket], codec: Compressor, price: Callable[[Bucket], int]) -> int:
+    """The sum of all prices; equal buckets, of which large models have many, are priced once."""
+    if codec.traits.by_name:
+        return sum(map(price, buckets))
+    alike: dict[object, list[Bucket]] = {}
+    for bucket in buckets:
+        alike.setdefault((bucket.layout, bucket.tensors[0].gathers), []).append(bucket)
+    return sum(len(group) * price(group[0]) for group in alike.values())
 
 
 def _not_a_strategy(name: str) -> UnknownName:
-    """Why a name by itself is no strategy; a method of another axis is shown in its place, and in presets."""
+    """Why a single name is no strategy; a method of another axis is shown in its place, and in presets."""
     for position, (axis, registry) in enumerate(AXES.items()):
         if name in registry and not issubclass(registry.lookup(name), Wrapper):
             usual = Strategy()

@@ -1,37 +1,79 @@
-"""WHEN replicas agree. One file per method; its registration is its entry in the list below."""
+"""WHEN replicas agree. One file per method; the list below registers it."""
 
 from laconic.registry import Registry
+from laconic.synchronization.adacomm import AdaComm
 from laconic.synchronization.asp import Asp
 from laconic.synchronization.bsp import Bsp
-from laconic.synchronization.contract import Asynchronous, LocalUpdates, Synchronization
+from laconic.synchronization.contract import Asynchronous, LocalUpdates, Pace, Synchronization
 from laconic.synchronization.decoupled_momentum import DecoupledMomentum
+from laconic.synchronization.delayed import Delayed
 from laconic.synchronization.demo import Demo
+from laconic.synchronization.des_loc import DesLoc
 from laconic.synchronization.diloco import DiLoCo
+from laconic.synchronization.dssp import Dssp
+from laconic.synchronization.easgd import Easgd
+from laconic.synchronization.fedprox import FedProx
+from laconic.synchronization.lag import Lag
 from laconic.synchronization.local_sgd import LocalSgd
+from laconic.synchronization.noloco import NoLoCo
 from laconic.synchronization.onebit_adam import OnebitAdam
+from laconic.synchronization.scaffold import Scaffold
 from laconic.synchronization.slowmo import SlowMo
 from laconic.synchronization.ssp import Ssp
 from laconic.synchronization.streaming_diloco import StreamingDiLoCo
+from laconic.synchronization.zero_one_adam import ZeroOneAdam
 
 SYNCHRONIZATIONS: Registry[Synchronization] = Registry(
     "synchronization",
     Synchronization,
-    [Bsp, Ssp, Asp, LocalSgd, SlowMo, DiLoCo, StreamingDiLoCo, DecoupledMomentum, Demo, OnebitAdam],
+    [
+        Bsp,
+        Lag,
+        Ssp,
+        Dssp,
+        Asp,
+        LocalSgd,
+        AdaComm,
+        Delayed,
+        Easgd,
+        FedProx,
+        Scaffold,
+        SlowMo,
+        DiLoCo,
+        StreamingDiLoCo,
+        NoLoCo,
+        DecoupledMomentum,
+        DesLoc,
+        Demo,
+        OnebitAdam,
+        ZeroOneAdam,
+    ],
 )
 
 __all__ = [
     "SYNCHRONIZATIONS",
+    "AdaComm",
     "Asp",
     "Asynchronous",
     "Bsp",
     "DecoupledMomentum",
+    "Delayed",
     "Demo",
+    "DesLoc",
     "DiLoCo",
+    "Dssp",
+    "Easgd",
+    "FedProx",
+    "Lag",
     "LocalSgd",
     "LocalUpdates",
+    "NoLoCo",
     "OnebitAdam",
+    "Pace",
+    "Scaffold",
     "SlowMo",
     "Ssp",
     "StreamingDiLoCo",
     "Synchronization",
+    "ZeroOneAdam",
 ]

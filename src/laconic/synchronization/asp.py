@@ -12,7 +12,7 @@ from laconic.synchronization.contract import Asynchronous
 
 @dataclass(frozen=True, kw_only=True)
 class Asp(Asynchronous):
-    """Nobody waits for anybody.
+    """Workers never wait for each other.
 
         server, on a gradient of worker i:   g <- g + lambda g * g * (x - x_then),   x <- optimizer(x, g)
 
@@ -28,16 +28,14 @@ class Asp(Asynchronous):
     for_servers: ClassVar[tuple[str, ...]] = ("learning_rate", "delay_compensation")
 
     learning_rate: str = choice("mean", "staleness", "full")
-    """mean: divided by the number of workers, so that one gradient of each moves parameters as far as their mean would.
-    staleness: divided by 1 + staleness. full: as the optimizer has it."""
+    """mean: divided by the number of workers, so that one gradient of each moves parameters as far as their mean.
+    staleness: divided by 1 + staleness. full: that of the optimizer."""
     delay_compensation: float = number(0.0, at_least=0.0)
     """lambda; 0: no correction."""
 
     @property
     def compensation(self) -> float:
-        """See Synchronization."""
         return self.delay_compensation
 
     def rate(self, world_size: int, staleness: int) -> float:
-        """See Synchronization."""
         return {"mean": 1 / world_size, "staleness": 1 / (1 + staleness), "full": 1.0}[self.learning_rate]

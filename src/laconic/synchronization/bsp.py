@@ -18,5 +18,6 @@ class Bsp(Synchronization):
     """
 
     name: ClassVar[str] = "bsp"
+    elastic: ClassVar[bool] = True
     quantity: ClassVar[Quantity] = "gradient"
     replicas_identical: ClassVar[bool] = True

@@ -1,21 +1,22 @@
-"""What a synchronization rule promises: when replicas agree, on which quantity, and how the result is applied.
+"""The contract of a synchronization rule: when replicas agree, on which quantity, and how the result is applied.
 
-`Synchronization` holds every question that the runtime, the simulator and the rules of legality ask, with the answer of
-plain bulk-synchronous training as the default. `quantity` and `barrier` say how a rule takes part in training:
+`Synchronization` has every property that the runtime, the simulator and the rules of legality use, with plain
+bulk-synchronous training as the default. `quantity` and `barrier` say how a rule takes part in training:
 
     barrier, "gradient"    gradients are averaged before the optimizer's step; `around` does more than average them
     barrier, "momentum"    the optimizer's momentum is averaged in the gradients' place from some step on: `around`
-                           leaves it where the gradient was, and the optimizer is given it; `begins`: not yet
+                           leaves it where the gradient was, and the optimizer is given it; `begins`: not yet. Where
+                           nothing is `due`, replicas make the step alone; `returns`: they come back together
     barrier, "change"      parameters are averaged after some steps; `outer` applies the mean. See `LocalUpdates`
-    no barrier             whoever holds the common state applies each gradient with `rate`. See `Asynchronous`
+    no barrier             the server applies each gradient with `rate`. See `Asynchronous`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 
@@ -27,11 +28,29 @@ from laconic.errors import AttachError
 from laconic.settings import Method, count
 
 Quantity = Literal["gradient", "momentum", "change"]
-"""gradient: of one step. momentum: the optimizer's, after this step's gradient was added to it. change: how far
-parameters have moved since replicas last agreed."""
+"""gradient: of one step. momentum: the optimizer's, after this step's gradient was added to it. change: the change of
+parameters since replicas last agreed."""
 
-Average = Callable[[torch.Tensor, "torch.Tensor | None"], Exchange]
-"""Replaces its first argument by the mean; fills the second, if given, with what this rank contributed to it."""
+
+class Average(Protocol):
+    """What a rule asks of the other replicas while a bucket is exchanged."""
+
+    def __call__(self, flat: torch.Tensor, own: torch.Tensor | None) -> Exchange:
+        """Replace `flat` by the mean; fill `own`, if given, with what this rank contributed to it."""
+        ...
+
+    def total(self, number: torch.Tensor) -> Exchange:
+        """Replace a number by its sum over all replicas; counted as control traffic."""
+        ...
+
+
+class Pace(NamedTuple):
+    """The pace of a worker."""
+
+    last_s: float
+    """When its last gradient arrived."""
+    step_s: float
+    """The time from its last answer to that gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,76 +59,112 @@ class Synchronization(Method):
 
     axis: ClassVar[str] = "synchronization"
     quantity: ClassVar[Quantity]
-    """What is averaged."""
+    """The quantity that is averaged."""
     replicas_identical: ClassVar[bool]
-    """All replicas hold the same parameters after every step, where all average with all."""
+    """All replicas hold the same parameters after every step, if the architecture averages over all of them."""
     barrier: ClassVar[bool] = True
-    """Everybody takes part in a round; else each goes on by itself."""
+    """All replicas take part in every exchange; False: each trains without waiting for the others."""
+    elastic: ClassVar[bool] = False
+    """Training may continue when ranks die, join or leave: state that only one rank holds is a residual, or may be lost
+    with it, and an exchange can be repeated."""
     needs_everyone: ClassVar[bool] = False
-    """Works on the mean over all replicas, not only over a few of them."""
+    """Needs the mean over all replicas, not over a few neighbours."""
+    among_neighbours: ClassVar[bool] = False
+    """Makes an outer step with the mean over a few neighbours, from an anchor of each replica's own."""
     acts_alone: ClassVar[bool] = False
-    """Does something even where there is only one worker."""
+    """Has an effect even with one worker."""
     keeps_scale: ClassVar[bool] = True
-    """The optimizer gets what was averaged with its size; else a direction of length one per parameter, which needs the
-    learning rate of sign methods and an optimizer without momentum."""
+    """True: the optimizer gets the averaged values. False: it gets a direction of length one per parameter, which needs
+    the learning rate of sign methods and an optimizer without momentum."""
     needs_clocks: ClassVar[bool] = False
-    """Makes the fastest worker wait for the slowest, so something must know how far each is."""
+    """Makes the fastest worker wait for the slowest, so the architecture must keep the step of each worker."""
     for_servers: ClassVar[tuple[str, ...]] = ()
     """Settings that take effect only where servers apply gradients."""
     remembers_unsent: ClassVar[bool] = False
-    """Keeps what compression does not send, so it needs a compressor that loses something and forgets it."""
+    """Keeps the values that compression does not send, so it needs a lossy compressor without a residual of its own."""
+    lazy: ClassVar[bool] = False
+    """An exchange that is due begins with a question to all, and ends there if no replica has anything new to send. So
+    bytes are predicted as a bound."""
     fields: ClassVar[Mapping[str, Resize]] = {}
-    """What it remembers per element, and what becomes of that when the number of workers changes."""
+    """Its state per element, and what becomes of each field when the number of workers changes."""
+    whole_fields: ClassVar[Mapping[str, Resize]] = {}
+    """Its state of a few numbers, kept with every parameter; `note` writes them, `noted` reads them."""
+    asks_for_loss: ClassVar[bool] = False
+    """When the next round is due depends on the loss, which the training loop reports: see `after_round`."""
+    losses_field: ClassVar[str] = ""
+    """The one of `whole_fields` that holds what this replica has reported since the last round: the sum, and how many.
+    Written by whoever saves a state."""
     scale_equivariant: ClassVar[bool] = True
-    """Twice the gradients give twice the result. False where only a direction comes out: a GradScaler divides it
-    by its scale, which would shrink every step."""
+    """Twice the gradients give twice the result. False if the result is a direction: a GradScaler would divide it by
+    its scale and shrink every step."""
+    owed_fields: ClassVar[frozenset[str]] = frozenset()
+    """Those fields that hold changes still to be sent, as they would be exchanged: they are applied when another
+    strategy takes over."""
     partners: ClassVar[Mapping[str, str]] = {}
-    """What parts of a strategy that are left off are, where the general defaults would not do: axis -> text. By name,
+    """The methods of axes that a strategy leaves off, where the general defaults do not fit: axis -> text. As text,
     because the other axes are not known here."""
     scaled_fields: ClassVar[frozenset[str]] = frozenset()
-    """Those fields that are in the unit of the gradients: they follow when a GradScaler changes its scale."""
+    """Fields in the unit of the gradients, which are rescaled when a GradScaler changes its scale."""
+    corrects: ClassVar[bool] = False
+    """`correct` changes a replica's parameters before each of its steps, where changes are exchanged."""
+    needs_adam: ClassVar[bool] = False
+    """Uses the moments of the optimizer, which must be Adam or one of its variants."""
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise AttachError if this cannot work with these parameters and this optimizer."""
 
     @property
     def interval(self) -> int:
-        """Optimizer steps from one round of a part of the model to the next."""
+        """Optimizer steps from one exchange of a fragment of the model to the next."""
         return 1
 
     @property
     def num_parts(self) -> int:
-        """Into how many parts the model is cut that are exchanged at different times."""
+        """The number of fragments of the model that are exchanged at different times."""
         return 1
 
     @property
     def delay(self) -> int:
-        """Steps between the start of a round and its effect."""
+        """Steps between the launch of an exchange and its effect."""
         return 0
 
     @property
+    def deadline_s(self) -> float | None:
+        """Seconds after which a round ends even if fewer than `interval` steps have been made: the steps that are left
+        are skipped, and ranks are weighted by the steps they have made. None: only steps count.
+        """
+        return None
+
+    @property
     def warmup(self) -> int:
-        """Steps at the beginning with a round each."""
+        """The number of steps at the start with an exchange each."""
         return 0
 
-    def rounds_per_step(self) -> float:
-        """How often everything is exchanged, per optimizer step."""
+    @property
+    def cycle(self) -> int:
+        """Optimizer steps after which rounds of all parts come in the same order again."""
+        return self.interval
+
+    def rounds_per_step(self, moment: str = "") -> float:
+        """How often everything is exchanged, per optimizer step; or one of `moments`."""
         return 1.0 / self.interval
 
     def round_number(self, step: int) -> int:
-        """Rounds of one part before `step` steps were complete."""
+        """Exchanges of one fragment before `step` steps were complete."""
         early = min(step, self.warmup)
         return early + max(0, step // self.interval - self.warmup // self.interval)
 
     def due(self, num_steps: int) -> list[int]:
-        """Parts whose exchange begins when `num_steps` steps are complete."""
+        """Fragments whose exchange is launched when `num_steps` steps are complete; where gradients or momenta are
+        exchanged, with the last of these.
+        """
         if num_steps <= self.warmup:
             return list(range(self.num_parts))
         every = self.interval
         return [part for part in range(self.num_parts) if num_steps % every == part * every // self.num_parts]
 
     def parts(self, tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
-        """The tensors that are exchanged at one time: as many lists as there are parts, of about equally many bytes."""
+        """The tensors of each fragment, with about the same number of bytes, then one list for each moment."""
         # Of all shards, so that those of one tensor go at the same time, however uneven they are.
         sizes = [tensor.whole_bytes or tensor.nbytes for tensor in tensors]
         total = sum(sizes)
@@ -117,16 +172,16 @@ class Synchronization(Method):
         for tensor, nbytes, end in zip(tensors, sizes, accumulate(sizes), strict=True):
             middle = end - nbytes / 2
             cut[min(self.num_parts - 1, int(middle * self.num_parts / max(total, 1)))].append(tensor)
-        return cut
+        return cut + [[tensor.moment_of(moment) for tensor in tensors] for moment in self.moments]
 
-    # -- what depends on how long training will be ----------------------------------------------------------------
+    # -- what depends on the length of training ------------------------------------------------------------------
 
     def planned(self, total_steps: int) -> Self:
-        """The same, knowing how many optimizer steps training will take; raises if they are too few."""
+        """The same rule with the number of optimizer steps of training; raises if they are too few."""
         if self.interval > total_steps:
             raise AttachError(
-                f"synchronization.{self.name} has a round every {self.interval} steps, and training takes "
-                f"{total_steps}: there would be none. Give a shorter period."
+                f"synchronization.{self.name} makes an outer step every {self.interval} steps, and training "
+                f"takes {total_steps}: there would be none. Give a shorter period."
             )
         return self
 
@@ -141,17 +196,23 @@ class Synchronization(Method):
         return ""
 
     def begins(self, step: int) -> bool:
-        """Whether `beginning` sends what is exchanged in this step."""
+        """Whether this step uses the compressor `beginning`."""
         return False
 
     # -- where the optimizer's momentum is averaged: quantity "momentum" ------------------------------------------
 
     def refresh(self, step: int, beta2: float) -> float:
-        """How much the squared gradient of this step counts in the second moment once that is no longer Adam's own.
+        """The weight of this step's squared gradient in the variance once that is no longer Adam's own.
 
         0: nothing, because `around` leaves a momentum and no gradient.
         """
         return 0.0
+
+    def returns(self, step: int) -> bool:
+        """Whether this step begins at the parameters that replicas last agreed on (`anchor`), whatever each has done
+        since: its momentum represents all those steps.
+        """
+        return False
 
     @property
     def momentum_field(self) -> str:
@@ -160,7 +221,7 @@ class Synchronization(Method):
 
     @property
     def variance_floor(self) -> float:
-        """The least second moment of an element when it is frozen, as a share of its tensor's mean."""
+        """The smallest variance of an element when v is frozen, as a share of its tensor's mean."""
         return 0.0
 
     # -- where parameters are averaged after some steps: quantity "change" ---------------------------------------
@@ -172,8 +233,29 @@ class Synchronization(Method):
 
     @property
     def keep(self) -> float:
-        """The weight of a replica's own parameters when the outcome of a round is mixed in."""
+        """The weight of a replica's own parameters when the new anchor is mixed in."""
         return 0.0
+
+    @property
+    def departure(self) -> str:
+        """The field that holds a replica's own parameters at the start of a round, where the steps that it makes while
+        the round is in flight are added to the result; "": they are not.
+        """
+        return ""
+
+    @property
+    def lasting_rounds(self) -> int:
+        """Rounds after the last step of training in which the mean of all replicas still moves, by a momentum of each
+        replica's own.
+        """
+        return 0
+
+    @property
+    def moments(self) -> Sequence[str]:
+        """The names of optimizer states that are averaged uncompressed, besides the parameters; each is a fragment of
+        its own, after those of the model.
+        """
+        return ()
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
         """Move `anchor`, the parameters last agreed on, by the mean `change`.
@@ -182,7 +264,14 @@ class Synchronization(Method):
         """
         raise NotImplementedError
 
-    # -- where each worker goes on by itself: no barrier -----------------------------------------------------------
+    def correct(self, values: torch.Tensor, anchor: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
+        """Change a replica's parameters before the optimizer's step; gradients have been computed by then.
+
+        values: of one parameter. anchor, memory: x_old and this method's fields for it, of its shape. rate: as above.
+        """
+        raise NotImplementedError
+
+    # -- where workers do not wait for each other: no barrier ----------------------------------------------------
 
     @property
     def lead(self) -> int | None:
@@ -190,23 +279,47 @@ class Synchronization(Method):
         return 0
 
     @property
+    def sure_lead(self) -> int | None:
+        """Steps by which it may always be ahead; beyond these, up to `lead`, only as `more_steps` says."""
+        return self.lead
+
+    def more_steps(self, fastest: Pace, slowest: Pace, room: int) -> int:
+        """The steps, at most `room`, that the fastest worker makes before it waits; used beyond `sure_lead`."""
+        return 0
+
+    @property
     def compensation(self) -> float:
-        """How strongly a gradient is corrected for what has changed since its worker last got parameters."""
+        """The strength of the correction of a gradient for updates since its worker last got parameters."""
         return 0.0
 
     def rate(self, world_size: int, staleness: int) -> float:
-        """What the learning rate is multiplied by for a gradient that so many others have overtaken."""
+        """The factor of the learning rate for a gradient of this staleness."""
         raise NotImplementedError
+
+    # -- where the loss decides when the next round is due: asks_for_loss ------------------------------------------
+
+    def after_round(self, num_steps: int, loss: float) -> Self:
+        """The rule from here on: a round was due when `num_steps` steps were complete, and `loss` is the mean of what
+        all replicas have reported since the one before.
+        """
+        return self
+
+    def note(self, state: BucketState) -> None:
+        """Write `whole_fields` into the state of a bucket."""
+
+    def noted(self, state: BucketState) -> Self:
+        """The rule as `whole_fields` in the state of a bucket have it."""
+        return self
 
     # -- what is remembered ----------------------------------------------------------------------------------------
 
     def remembered(self) -> dict[str, Resize]:
-        """Every field it remembers per element: x_old where changes are exchanged, and its own."""
+        """Every field of its state per element: x_old where changes are exchanged, and its own."""
         agreed: dict[str, Resize] = {self.anchor: "copy"} if self.quantity == "change" else {}
         return {**agreed, **self.fields}
 
     def init(self, state: BucketState) -> None:
-        """Add what is remembered about the state's bucket."""
+        """Add this rule's state for the bucket."""
         bucket = state.bucket
         for field in self.remembered():
             state.flat[field] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
@@ -218,7 +331,7 @@ class Synchronization(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Asynchronous(Synchronization):
-    """Each worker goes on without waiting for the others, or not for long.
+    """Each worker continues without waiting for the others, or not for long.
 
     Where servers hold the parameters, a worker sends them the gradient of each step and gets parameters back.
     """
@@ -230,13 +343,13 @@ class Asynchronous(Synchronization):
 
     @property
     def lead(self) -> int | None:
-        """See Synchronization; nobody waits for anybody."""
+        """No limit: a worker never waits for another."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalUpdates(Synchronization):
-    """Replicas train alone for `period` steps, then agree on how far they have come.
+    """Replicas train alone for `period` steps, then make an outer step along the mean change.
 
     d = mean_i(x_old - x_i),   x_old <- outer(x_old, d),   x_i <- x_old
     """
@@ -246,11 +359,10 @@ class LocalUpdates(Synchronization):
     needs_everyone: ClassVar[bool] = True
 
     period: int = count(32, at_least=1, advice='To average every step use "bsp".')
-    """Optimizer steps between two rounds."""
+    """Optimizer steps between two outer steps."""
 
     @property
     def interval(self) -> int:
-        """See Synchronization."""
         return self.period
 
 
@@ -261,7 +373,7 @@ def nesterov(anchor: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor,
 
 
 def exchange_momentum(momentum: torch.Tensor, beta: float, flat: torch.Tensor, average: Average) -> Exchange:
-    """Add `flat` to a decaying momentum, average what the compressor takes out of it, and keep the rest.
+    """Add `flat` to a decaying momentum, average the part that the compressor selects, and keep the rest.
 
     m <- beta m + flat,   q = C(m),   m <- m - q,   flat <- mean(q)
     """
@@ -270,5 +382,5 @@ def exchange_momentum(momentum: torch.Tensor, beta: float, flat: torch.Tensor, a
     sent = torch.empty_like(flat)
     yield from average(flat, sent)
     momentum -= sent
-    # What is not finite has been sent as it is, for everyone to see; remembering it would spoil all that follows.
+    # Values that are not finite have been sent, so all ranks have them; keeping them would spoil all later steps.
     momentum.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

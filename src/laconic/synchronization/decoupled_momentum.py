@@ -29,21 +29,22 @@ class DecoupledMomentum(LocalUpdates):
     """
 
     name: ClassVar[str] = "decoupled_momentum"
+    elastic: ClassVar[bool] = True
     acts_alone: ClassVar[bool] = True
     remembers_unsent: ClassVar[bool] = True
     partners: ClassVar[Mapping[str, str]] = {"compression": "dct_topk"}
-    # Changes come scaled by 1/n, so what is still to be sent adds up.
+    # Changes are scaled by 1/n, so unsent values of several workers add up.
     fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum"}
+    owed_fields: ClassVar[frozenset[str]] = frozenset({_MOMENTUM})
 
     lr: float = number(0.7, above=0.0)
     """The outer learning rate."""
     beta: float = number(0.9, at_least=0.0, at_most=0.999)
-    """How much of what was not sent is kept until the next round."""
+    """The share of the unsent momentum that is kept until the next outer step."""
 
     def around(self, flat: torch.Tensor, state: BucketState, average: Average) -> Exchange:
-        """Exchange what the compressor takes out of the momentum."""
+        """Exchange the part of the momentum that the compressor selects."""
         return exchange_momentum(state.flat[_MOMENTUM], self.beta, flat, average)
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """See Synchronization."""
         anchor.add_(change, alpha=-self.lr)

@@ -25,12 +25,13 @@ class Demo(Synchronization):
         m_i <- beta m_i + g_i,   q_i = C(m_i),   m_i <- m_i - q_i,   g <- sign(mean_i(q_i))
 
     C is the compressor of the strategy; left off, dct_topk as published. The optimizer must be SGD without momentum: it
-    is given a direction of length one per parameter, so its learning rate is that of sign methods.
+    gets a direction of length one per parameter, so its learning rate is that of sign methods.
 
     Reference: Peng et al. 2024, arXiv:2411.19870.
     """
 
     name: ClassVar[str] = "demo"
+    elastic: ClassVar[bool] = True
     acts_alone: ClassVar[bool] = True
     keeps_scale: ClassVar[bool] = False
     quantity: ClassVar[Quantity] = "gradient"
@@ -38,19 +39,19 @@ class Demo(Synchronization):
     needs_everyone: ClassVar[bool] = True
     remembers_unsent: ClassVar[bool] = True
     partners: ClassVar[Mapping[str, str]] = {"compression": "dct_topk"}
-    # Gradients come scaled by 1/n, so what is still to be sent adds up.
+    # Gradients are scaled by 1/n, so unsent values of several workers add up.
     fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum"}
     scale_equivariant: ClassVar[bool] = False
     scaled_fields: ClassVar[frozenset[str]] = frozenset({_MOMENTUM})
 
     beta: float = number(0.999, at_least=0.0, at_most=1.0)
-    """How much of what was not sent is kept until the next step."""
+    """The share of the unsent momentum that is kept until the next step."""
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise if the optimizer has momentum as well."""
         optimizer.check_no_momentum("synchronization.demo", 'use "bsp", which keeps none')
 
     def around(self, flat: torch.Tensor, state: BucketState, average: Average) -> Exchange:
-        """Exchange what the compressor takes out of the momentum; the sign of the mean takes the gradient's place."""
+        """Exchange the part of the momentum that the compressor selects; the sign of the mean replaces the gradient."""
         yield from exchange_momentum(state.flat[_MOMENTUM], self.beta, flat, average)
         flat.sign_()

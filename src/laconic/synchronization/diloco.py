@@ -10,14 +10,15 @@ import torch
 
 from laconic.core.stateful import Resize
 from laconic.settings import number
-from laconic.synchronization.contract import LocalUpdates, nesterov
+from laconic.synchronization.contract import nesterov
+from laconic.synchronization.families.timed import TimedLocalUpdates
 
 _MOMENTUM = "diloco.momentum"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(LocalUpdates):
-    """Train alone for many steps, then take an outer Nesterov step along the mean change.
+class DiLoCo(TimedLocalUpdates):
+    """Train alone for `period` steps, then take an outer Nesterov step along the mean change.
 
         d = mean_i(x_old - x_i),   u <- beta u + d,   x <- x_old - lr (d + beta u)
 
@@ -27,6 +28,7 @@ class DiLoCo(LocalUpdates):
     """
 
     name: ClassVar[str] = "diloco"
+    elastic: ClassVar[bool] = True
     acts_alone: ClassVar[bool] = True
     fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "copy"}
 
@@ -36,5 +38,4 @@ class DiLoCo(LocalUpdates):
     """The outer momentum."""
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """See Synchronization."""
         nesterov(anchor, change, memory[_MOMENTUM], self.lr, self.momentum)

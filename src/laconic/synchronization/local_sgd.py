@@ -9,26 +9,27 @@ import torch
 
 from laconic.errors import InvalidSetting
 from laconic.settings import count
-from laconic.synchronization.contract import LocalUpdates
+from laconic.synchronization.families.timed import TimedLocalUpdates
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSgd(LocalUpdates):
-    """Make `period` steps alone, then average parameters.
+class LocalSgd(TimedLocalUpdates):
+    """Train alone for `period` steps, then average parameters.
 
         x_i <- mean_j(x_j)   every H steps
 
-    post_local: for that many steps average in every step, and only then every H steps: early steps decide much, and
-    replicas that part later end at better solutions (post-local SGD). Any optimizer; its state stays local.
+    post_local: average in every step for that many steps, and only then every H steps: replicas that begin to differ
+    later end at better solutions (post-local SGD). It works with any optimizer, whose state stays local.
 
     Reference: Stich 2019, arXiv:1805.09767; Lin et al. 2020 (post-local SGD), arXiv:1808.07217.
     """
 
     name: ClassVar[str] = "local_sgd"
+    elastic: ClassVar[bool] = True
     needs_everyone: ClassVar[bool] = False
 
     post_local: int = count(0)
-    """Steps at the beginning after each of which parameters are averaged."""
+    """Number of steps at the start after each of which parameters are averaged."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,9 +41,7 @@ class LocalSgd(LocalUpdates):
 
     @property
     def warmup(self) -> int:
-        """See Synchronization."""
         return self.post_local
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """See Synchronization."""
         anchor -= change

@@ -10,14 +10,14 @@ import torch
 
 from laconic.core.stateful import Resize
 from laconic.settings import number
-from laconic.synchronization.contract import LocalUpdates
+from laconic.synchronization.families.timed import TimedLocalUpdates
 
 _MOMENTUM = "slowmo.momentum"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowMo(LocalUpdates):
-    """Train alone for a while, then take a step with momentum along the mean change.
+class SlowMo(TimedLocalUpdates):
+    """Train alone for `period` steps, then take an outer step with momentum along the mean change.
 
         u <- beta u + (x_old - mean_i(x_i)) / gamma,   x <- x_old - alpha gamma u      gamma: the learning rate
 
@@ -27,6 +27,7 @@ class SlowMo(LocalUpdates):
     """
 
     name: ClassVar[str] = "slowmo"
+    elastic: ClassVar[bool] = True
     acts_alone: ClassVar[bool] = True
     fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "copy"}
 
@@ -36,10 +37,9 @@ class SlowMo(LocalUpdates):
     """The slow momentum."""
 
     def outer(self, anchor: torch.Tensor, change: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """See Synchronization."""
         momentum = memory[_MOMENTUM]
         if rate == 0:
-            # No scale is left to measure the change by: what it tends to as the rate does, without touching u.
+            # The limit for a learning rate of zero, which leaves u unchanged.
             anchor.add_(change, alpha=-self.alpha)
             return
         momentum.mul_(self.beta).add_(change, alpha=1 / rate)

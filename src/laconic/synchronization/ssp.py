@@ -12,11 +12,11 @@ from laconic.synchronization.contract import Asynchronous
 
 @dataclass(frozen=True, kw_only=True)
 class Ssp(Asynchronous):
-    """The fastest worker may be ahead of the slowest by so many steps; then it waits.
+    """The fastest worker may be at most `staleness` steps ahead of the slowest.
 
-        worker i goes on after step c   when   c - min_j(c_j) <= staleness
+        worker i continues after step c   when   c - min_j(c_j) <= staleness
 
-    The server keeps the clocks: what it answers to a worker that is too far ahead, it answers later.
+    The server keeps the clocks, and delays its answer to a worker that is too far ahead.
 
     Reference: Ho et al. 2013, NeurIPS.
     """
@@ -26,16 +26,14 @@ class Ssp(Asynchronous):
     needs_clocks: ClassVar[bool] = True
 
     staleness: int = count(3)
-    """Steps the fastest may be ahead of the slowest."""
+    """The number of steps by which the fastest worker may be ahead of the slowest."""
     learning_rate: str = choice("mean", "full")
-    """mean: divided by the number of workers, so that one gradient of each moves parameters as far as their mean would.
-    full: as the optimizer has it."""
+    """mean: divided by the number of workers, so that one gradient of each moves parameters as far as their mean.
+    full: that of the optimizer."""
 
     @property
     def lead(self) -> int | None:
-        """See Synchronization."""
         return self.staleness
 
     def rate(self, world_size: int, staleness: int) -> float:
-        """See Synchronization."""
         return 1 / world_size if self.learning_rate == "mean" else 1.0

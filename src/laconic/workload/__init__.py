@@ -24,12 +24,14 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "llama-70b": llama.llama_70b,
 }
 """The known models by name."""
+IMAGE_WORKLOADS = ("resnet50", "vgg16")
+"""Those that learn from images; all others learn from text."""
 
-__all__ = ["DTYPES", "WORKLOADS", "CodecCost", "Layer", "TensorShape", "Workload", "workload"]
+__all__ = ["DTYPES", "IMAGE_WORKLOADS", "WORKLOADS", "CodecCost", "Layer", "TensorShape", "Workload", "workload"]
 
 
 def workload(name_or_path: str | Path) -> Workload:
-    """The known model of that name, or what a .json file describes."""
+    """The known model of that name, or the workload in a .json file."""
     text = str(name_or_path)
     if text in WORKLOADS:
         return WORKLOADS[text]()

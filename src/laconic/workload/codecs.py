@@ -1,4 +1,4 @@
-"""What it costs a device to encode and to decode gradients, as a line through what was measured."""
+"""The cost of encoding and decoding gradients on a device, as a line fitted to measurements."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TIMES = ("encode_startup_s", "encode_byte_s", "decode_startup_s", "decode_byte_
 
 @dataclass(frozen=True, kw_only=True)
 class CodecCost:
-    """How long one compressor takes for a bucket of M bytes, before compression.
+    """The time of one compressor for a bucket of M bytes, before compression.
 
     encode = encode_startup_s + encode_byte_s M,   decode = decode_startup_s + decode_byte_s M
 
-    decode is that of one payload: who gathers the payloads of n ranks decodes n of them.
+    decode is the time of one payload: a rank that gathers the payloads of n ranks decodes n of them.
     """
 
     compressor: str

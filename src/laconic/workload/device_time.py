@@ -1,4 +1,4 @@
-"""When something happened in a pass: on the host, or on a GPU, which runs behind the host."""
+"""Times in a pass: on the host, or on a GPU, which runs behind the host."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Mark = float | torch.cuda.Event
 
 
 class DeviceTime:
-    """Marks moments now and tells afterwards how far apart they were.
+    """Marks points in time and computes the time between two marks afterwards.
 
-    device: cpu, or cuda with a GPU that is there.
+    device: cpu, or cuda where there is a GPU.
     """
 
     def __init__(self, device: torch.device, clock: Clock | None = None) -> None:
@@ -25,7 +25,7 @@ class DeviceTime:
             raise UsageError('there is no CUDA device here that torch can use. Measure on the CPU with "--device cpu".')
 
     def mark(self) -> Mark:
-        """The moment at which all that the current stream has been asked for so far is done."""
+        """A mark of the time at which all work issued so far on the current stream is done."""
         if self._device.type != "cuda":
             return self._clock.now()
         event = torch.cuda.Event(enable_timing=True)

@@ -1,10 +1,10 @@
-"""Hooks that see which layer of a model computes when, in both passes, and when gradients are complete.
+"""Hooks that record when each layer of a model computes, in both passes, and when gradients are complete.
 
 A layer is a module without children or with parameters of its own. In the forward pass its time lasts from its call to
 the next layer's, so that functions between two modules belong to the module before them. Every node of autograd's graph
-belongs to the layer in whose time it was made, and in the backward pass a layer begins where autograd comes to one of
-its nodes: so what belongs to a layer in one pass belongs to it in the other. Nodes are hooked, not modules or tensors,
-because modules that work in place could not be hooked otherwise.
+belongs to the layer in whose time it was made, and in the backward pass a layer begins when autograd reaches one of its
+nodes, so functions belong to the same layer in both passes. Nodes are hooked, not modules or tensors, because modules
+that work in place could not be hooked otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sight:
 
 
 class LayerWatch:
-    """What is seen of one step while the `with` block lasts; afterwards the model is as it was.
+    """Records one step inside a `with` block; afterwards all hooks are removed.
 
     with LayerWatch(model, mark) as watch:
         loss = ...
@@ -50,13 +50,13 @@ class LayerWatch:
         self.forward: list[Sight] = []
         """Layers, in the order in which they were called."""
         self.backward: list[Sight] = []
-        """Layers and gradients, in the order in which autograd came to them."""
+        """Layers and gradients, in the order in which autograd reached them."""
         self._sights = self.forward
         self._seen = ""
         self._layer: str | None = None
         self._inside: list[str] = []
         self._made: list[tuple[list[Node], str]] = []
-        # Kept while the step lasts: a node that nobody holds comes back as another object.
+        # Kept during the step: a node without a reference returns as another object.
         self._nodes: dict[Node, RemovableHandle] = {}
         self._handles: list[RemovableHandle] = []
 
@@ -101,7 +101,7 @@ class LayerWatch:
             self._seen = layer
 
     def _was_made(self, values: object, layer: str) -> None:
-        """These values are the outcome of what `layer` has computed since the last that was made."""
+        """These values are the results that `layer` has computed since the last call."""
         nodes = [tensor.grad_fn for tensor in tensors_in(values) if tensor.grad_fn is not None]
         if self._sights is self.forward:
             self._made.append((nodes, layer))  # the rest can wait until the pass is over
@@ -109,7 +109,7 @@ class LayerWatch:
             self._claim(nodes, layer)  # recomputed by checkpointing, and about to be used
 
     def _claim(self, nodes: list[Node], layer: str) -> None:
-        """These nodes, and all they were made from that no layer has claimed, are `layer`'s."""
+        """Assign these nodes, and all their unclaimed inputs, to `layer`."""
         found = list(nodes)
         while found:
             node = found.pop()
@@ -133,7 +133,7 @@ class LayerWatch:
             self._was_made(outputs, layer)
             self._inside.pop()
             if self._inside:
-                # What the layer around this one does by itself is its own time again.
+                # The enclosing layer's own work counts as its time again.
                 self._layer = self._inside[-1]
                 self._see(self._layer)
 
@@ -144,7 +144,7 @@ class LayerWatch:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether a module's time is told by itself."""
+    """Whether a module is timed by itself."""
     has_children = next(module.children(), None) is not None
     return not has_children or next(module.parameters(recurse=False), None) is not None
 

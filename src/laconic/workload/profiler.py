@@ -1,4 +1,4 @@
-"""Measure a torch model into a workload: which layer computes how long, and in which order gradients are complete.
+"""Measures a torch model into a workload: the time of each layer, and the order in which gradients are complete.
 
 Steps with and without hooks take turns. The hooks tell how a pass divides among layers; because they cost time
 themselves, the layers' medians are multiplied by one factor for each pass, so that they add up to the median of the
@@ -26,18 +26,18 @@ from laconic.workload.seen_pass import SeenPass, Step
 from laconic.workload.workload import Layer, TensorShape, Workload
 
 _WARMUP_STEPS = 3
-"""In which memory is allocated and libraries choose their kernels."""
+"""Warm-up steps, in which memory is allocated and libraries choose their kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is measured: one step is `loss(model, batch).backward()`."""
+    """The measured job: one step is `loss(model, batch).backward()`."""
 
     model: nn.Module
     batch: object
     """A tensor, or tuples, lists or mappings of tensors; its samples are the first dimension of the first tensor."""
     loss: Callable[[nn.Module, object], torch.Tensor]
-    """Makes the forward pass and gives a single number."""
+    """Makes the forward pass and returns a scalar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +46,11 @@ class Profile:
 
     workload: Workload
     forward_factor: float
-    """What the times of layers, as seen through hooks, were multiplied by."""
+    """The factor on the forward times of layers, as measured with hooks."""
     backward_factor: float
     """Likewise."""
     ready_error_s: float
-    """The largest distance between when a gradient was complete and when its layer has ended, as a workload has it."""
+    """The largest time between the completion of a gradient and the end of its layer in the workload."""
     notes: tuple[str, ...]
     """What else there is to know; also in the workload's source."""
 
@@ -58,7 +58,7 @@ class Profile:
 def profile(
     subject: Subject, *, name: str, device: torch.device | str, steps: int = 10, clock: Clock | None = None
 ) -> Profile:
-    """Make `steps` steps with hooks and as many without, after a few that do not count; leaves no gradients behind."""
+    """Make `steps` steps with hooks and as many without, after a few warm-up steps; leaves no gradients behind."""
     if steps < 1:
         raise UsageError(f"steps to measure must be >= 1, got {steps}.")
     device = torch.device(device)
@@ -110,7 +110,7 @@ def _samples(batch: object) -> int:
 
 
 def _step(subject: Subject, timer: DeviceTime, watch: LayerWatch | None = None) -> Step:
-    """One step; between its passes the watch makes itself ready, which is no part of either."""
+    """One step; the preparation of the watch between the passes counts in neither."""
     subject.model.zero_grad(set_to_none=True)
     began = timer.mark()
     loss = subject.loss(subject.model, subject.batch)

@@ -4,8 +4,8 @@
 
 The weights divide the time of both passes among the layers, so that only the device's ratio of operations to bytes
 matters, not its peaks. Backward costs twice as much because it computes two products, one for the gradient of the
-input and one for that of the weights, where forward computes one. Where nobody has measured the sum, it is taken to be
-that of the weights divided by the share of the peaks that training reaches, which the source of the workload states.
+input and one for that of the weights, where forward computes one. Where the sum was not measured, it is the sum of the
+weights divided by the share of the peaks that training reaches, which the source of the workload states.
 
 Reference: Williams, Waterman, Patterson 2009, Roofline, doi:10.1145/1498765.1498785.
 """
@@ -43,7 +43,7 @@ H200_BF16 = Device(flops_per_s=989.4e12, memory_bytes_per_s=4.8e12, element_byte
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWork:
-    """What the forward pass of one layer does."""
+    """The work of the forward pass of one layer."""
 
     name: str
     tensors: tuple[TensorShape, ...] = ()
@@ -69,7 +69,7 @@ def timed_layers(work: Sequence[LayerWork], device: Device, *, compute_s: float)
 
 
 def stated_compute_s(work: Sequence[LayerWork], device: Device, *, share: float) -> float:
-    """What both passes take where `share` of the device's peaks is reached."""
+    """The time of both passes at this share of the device's peaks."""
     return (1 + _BACKWARD_TO_FORWARD) * math.fsum(layer.forward_s(device) for layer in work) / share
 
 

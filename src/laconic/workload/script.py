@@ -1,9 +1,9 @@
-"""A model to measure, from a function in somebody's script.
+"""Loads a model to measure from a function in a user's script.
 
     def make_model():
         return model, batch, loss          # loss(model, batch) is what backward() is called on
 
-Whatever goes wrong in the script is told in one line that names it and the line of the script where it happened.
+An error in the script becomes one line with the error and the line of the script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WANTED = "It must return (model, batch, loss), where loss(model, batch) gives w
 
 
 def load_subject(where: str) -> Subject:
-    """What the function of "path/to/script.py:function" returns."""
+    """The result of the function "path/to/script.py:function"."""
     path, function_name = _split(where)
     with explained(where, path), _beside(path):
         module = _imported(path)
@@ -50,7 +50,7 @@ def load_subject(where: str) -> Subject:
 
 @contextlib.contextmanager
 def explained(where: str, path: Path) -> Generator[None, None, None]:
-    """Errors of the script as one line that says where in it they came about."""
+    """Turns errors of the script into one line with their position in it."""
     try:
         yield
     except LaconicError as exc:
@@ -83,7 +83,7 @@ def _split(where: str) -> tuple[Path, str]:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Generator[None, None, None]:
-    """Like a script that is run, it can import what lies beside it."""
+    """Lets the script import modules from its own folder, as when it is run."""
     sys.path.insert(0, str(path.parent))
     try:
         yield

@@ -1,4 +1,4 @@
-"""What hooks saw of one step, as a list of layers that a workload can have.
+"""The hooks' record of one step as a list of layers for a workload.
 
 A workload's backward pass takes its layers in reverse, each once, and a layer's gradients are ready when its time has
 passed. So layers stand in the reverse order in which they finished: a module that is called twice stands where its
@@ -41,7 +41,7 @@ class SeenPass:
 
     @classmethod
     def read(cls, timer: DeviceTime, watch: LayerWatch, step: Step) -> SeenPass:
-        """From what a watch has seen of a step; all marks must be in the past."""
+        """Made from a watch's record of a step; all marks must be in the past."""
         ready_s: dict[str, float] = {}
         owners: dict[str, str] = {}
         last_seen: dict[str, int] = {}

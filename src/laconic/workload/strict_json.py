@@ -1,4 +1,4 @@
-"""JSON read strictly: every function returns a value of the type it names, or says where another one stands."""
+"""Reads JSON strictly: every function returns a value of its type, or raises with the position of the wrong one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parse(text: str, what: str) -> object:
         if len(table) < len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise UsageError(f'{what}: the key "{one_line(twice, 40)}" stands twice in one object. Remove one.')
+            raise UsageError(f'{what}: the key "{one_line(twice, 40)}" appears twice in one object. Remove one.')
         return table
 
     try:
@@ -70,7 +70,7 @@ def read_seconds(value: object, where: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf  # whoever uses it refuses it as any other time that is too long
+        return math.inf  # refused later, like any other time that is too long
 
 
 def shown(value: object) -> str:

@@ -24,6 +24,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -73,7 +74,7 @@ class TensorShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What computes as one piece; the gradients of its tensors are ready when its backward time has passed."""
+    """A unit of computation; the gradients of its tensors are ready at the end of its backward time."""
 
     name: str
     forward_s: float
@@ -101,7 +102,7 @@ class Workload:
     dtype: torch.dtype = torch.float32
     """Of all gradients."""
     codecs: tuple[CodecCost, ...] = ()
-    """What compressors cost on the device of the source, for those that were measured."""
+    """The cost of measured compressors on the device of the source."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "a workload's name")
@@ -127,7 +128,7 @@ class Workload:
         if twice is not None:
             raise UsageError(f'{where}: two codecs are called "{one_line(twice, 80)}". Keep one.')
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Elements of all tensors."""
         return sum(tensor.numel for layer in self.layers for tensor in layer.tensors)
@@ -137,7 +138,7 @@ class Workload:
         """Bytes of all gradients, uncompressed."""
         return self.num_parameters * self.dtype.itemsize
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """All tensors in the order in which their gradients become ready: last layer first."""
         return tuple(
@@ -146,12 +147,12 @@ class Workload:
             for tensor in layer.tensors
         )
 
-    @property
+    @cached_property
     def forward_s(self) -> float:
         """The time of the forward pass."""
         return math.fsum(layer.forward_s for layer in self.layers)
 
-    @property
+    @cached_property
     def backward_s(self) -> float:
         """The time of the backward pass."""
         return math.fsum(layer.backward_s for layer in self.layers)
@@ -162,12 +163,12 @@ class Workload:
         return self.forward_s + self.backward_s
 
     def least_step_s(self, byte_s: float) -> float:
-        """What no order of exchanges can beat if each byte of a gradient keeps the network busy for `byte_s`.
+        """The shortest step of any order of exchanges, if each byte of a gradient keeps the network busy for `byte_s`.
 
             max over layers l:  compute - compute of the layers before l + byte_s x bytes of the layers up to l
 
-        Gradients of the first layers come when the backward pass of all others is over, and are needed before their
-        next forward pass: only what the first layers compute themselves can hide them.
+        Gradients of the first layers are ready when the backward pass of all others is over, and are needed before
+        their next forward pass: only the compute of the first layers themselves can hide them.
         """
         left_s, nbytes, least_s = self.compute_s, 0, self.compute_s
         for layer in self.layers:
@@ -179,7 +180,7 @@ class Workload:
     def scaled(self, *, compute_s: float) -> Workload:
         """The same job on a faster or slower device: all times in the same proportion, `compute_s` in sum.
 
-        What compressors cost stays as it was measured.
+        The measured costs of compressors do not change.
         """
         where = f'workload "{one_line(self.name, 80)}"'
         check_time(compute_s, f"{where}: compute_s to scale to")

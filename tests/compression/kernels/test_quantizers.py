@@ -31,6 +31,10 @@ CASES = [
         ("qsgd", {"levels": levels}, "levels", {"largest": levels}, (2 * levels).bit_length(), 1, True)
         for levels in (1, 3, 7, 8, 31, 50, 127)
     ],
+    *[
+        ("nuqsgd", {"levels": levels}, "nuqsgd", {"largest": levels}, (2 * levels).bit_length(), 1, True)
+        for levels in (1, 7, 20)
+    ],
     ("terngrad", {"clip": 2.5}, "levels", {"largest": 1}, 2, 1, True),
     ("natural", {}, "natural", {}, 8, 1, False),
     ("sign", {}, "sign", {}, 1, 1, False),
@@ -64,6 +68,11 @@ def assert_agreement(case: Case, flat: torch.Tensor, bucket: Bucket, block: int)
         for out, plainly in zip(outs, (False, True), strict=True):
             quantizers.decode(decoder, plain, chunks, out, reference=plainly, **decoder_settings)
         assert bits(outs[0].cpu().nan_to_num(nan=1e4)) == bits(outs[1].cpu().nan_to_num(nan=1e4))
+        begun = torch.linspace(-3.0, 5.0, flat.numel(), device=flat.device).to(flat.dtype)
+        for plainly in (False, True):
+            total = begun.clone()
+            quantizers.decode(decoder, plain, chunks, total, add=True, reference=plainly, **decoder_settings)
+            assert bits(total.cpu().nan_to_num(nan=1e4)) == bits((begun + outs[1]).cpu().nan_to_num(nan=1e4))
 
 
 def assert_same_but_for_the_last_bit_of_scales(fused: torch.Tensor, plain: torch.Tensor, chunks: Chunks) -> None:
@@ -163,3 +172,12 @@ def test_a_faster_backend_has_every_kernel(package: str) -> None:
     fused = pytest.importorskip(f"laconic.compression.kernels.{package}.quantizers", exc_type=ImportError)
     assert fused.ENCODERS.keys() == reference.ENCODERS.keys()
     assert fused.DECODERS.keys() == reference.DECODERS.keys()
+
+
+@pytest.mark.parametrize("sizes", [(0,), (1,), (31, 32, 33), (64, 0, 7), (1000, 1)])
+@pytest.mark.parametrize(("bits", "num_scales"), [(1, 2), (3, 1), (8, 0)])
+def test_bytes_are_counted_without_laying_out_chunks(sizes: tuple[int, ...], bits: int, num_scales: int) -> None:
+    bucket = Bucket(tuple(TensorSpec(f"p{number}", (size,)) for number, size in enumerate(sizes)))
+    chunks = Chunks(bucket, 32, bits, num_scales)
+    assert chunks.num_chunks == len(chunks.starts) - 1
+    assert chunks.code_bytes == chunks.code_starts[-1]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -65,6 +66,7 @@ class ShelfByHand:
         groups: Sequence[dict[str, object]] = (SGD,),
         values: torch.Tensor | None = None,
         group_of: dict[str, int] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         parsed = Strategy.parse(strategy)
         assert not parsed.synchronization.barrier
@@ -73,7 +75,9 @@ class ShelfByHand:
         self.answers = Answers()
         about = configuration(strategy, world_size, optimizer=optimizer, groups=groups, group_of=group_of or {})
         self.start = torch.arange(float(BUCKET.numel)) if values is None else values
-        self.shelf = ParameterStore(0, about, parsed.compression, parsed.synchronization, self.start.clone())
+        self.shelf = ParameterStore(
+            0, about, parsed.compression, parsed.synchronization, self.start.clone(), now_s=now_s
+        )
         self._states = [parsed.compression.init(BUCKET) for _ in range(world_size)]
         self._world_size = world_size
 

@@ -80,7 +80,7 @@ def test_a_worker_that_is_killed_takes_its_server_along_and_is_named() -> None:
 def test_a_worker_that_stalls_is_named_to_those_who_wait() -> None:
     results = stops("bsp / parameter_server(shards=1)", 1, "stall", world_size=3)
     for waiting in (results[0], results[2]):
-        assert "rank 1 kept the others waiting at bucket 0" in waiting.value["error"]
+        assert "rank 1 stalled at bucket 0" in waiting.value["error"]
         assert "the limit is 4 s" in waiting.value["error"]
         assert waiting.value["error"].startswith("PeerLost")
         assert waiting.value["seconds"] < 6

@@ -39,7 +39,7 @@ def test_a_server_that_listens_has_loaded_its_kernels() -> None:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "laconic.runtime.servers.process", "127.0.0.1", "server 0", "3"),
-            *("sums", strategy, "float32,bfloat16"),
+            *("sums", strategy, "float32,bfloat16", ""),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

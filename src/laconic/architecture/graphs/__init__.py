@@ -1,1 +1,1 @@
-"""Who talks to whom in gossip."""
+"""The graphs of neighbours in gossip."""

@@ -1,20 +1,21 @@
-"""Who talks to whom in a round of gossip.
+"""The neighbours of each replica in a round of gossip.
 
-A round is a matrix W: row i says how replica i mixes what it has and what it receives, all with the same weight,
-W_ij = 1 / (1 + number of replicas i hears). Where everybody hears as many as it talks to, rows and columns of W add up
-to one, and the mean over all replicas stays what it was.
+A round is a matrix W: row i says how replica i mixes its own values and those it receives, all with the same weight,
+W_ij = 1 / (1 + number of replicas that i receives from). Where every replica receives from as many as it sends to, rows
+and columns of W add up to one, and the mean over all replicas is preserved.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
+from laconic.architecture.graphs.fast_pairs import Partners, fast_pairs
 from laconic.errors import InvalidSetting, LaconicError
 
 _TOLERANCE = 1e-9
@@ -31,7 +32,7 @@ class Neighbourhood:
 
     @property
     def weight(self) -> float:
-        """Of each value received, and of the replica's own."""
+        """The weight of each value received, and of the replica's own."""
         return 1.0 / (1 + len(self.receives))
 
 
@@ -43,16 +44,22 @@ class Topology:
     fixed: bool
     """The same neighbours in every round."""
     symmetric: bool
-    """Whoever sends to a replica also receives from it."""
+    """A replica receives from every replica that it sends to."""
     balanced: bool
-    """Every replica hears as many as it talks to."""
+    """Every replica receives from as many replicas as it sends to."""
     targets: Callable[[int, int, int, int], set[int]]
     """(rank, world size, round, seed): the ranks that this rank sends to."""
     draws: bool = False
-    """Who that is, is drawn from the seed."""
+    """Whether these are drawn from the seed."""
+
+    def placed(self, rank: int, order: Sequence[int], round: int, seed: int) -> Neighbourhood:
+        """The same where the i-th rank of `order` stands in the place of rank i."""
+        around = self.neighbourhood(order.index(rank), len(order), round, seed)
+        sends, receives = (tuple(sorted(order[place] for place in ends)) for ends in (around.sends, around.receives))
+        return Neighbourhood(sends, receives)
 
     def neighbourhood(self, rank: int, world_size: int, round: int, seed: int) -> Neighbourhood:
-        """Whom `rank` sends to and receives from in `round`."""
+        """The ranks that `rank` sends to and receives from in `round`."""
         sends = self.targets(rank, world_size, round, seed)
         if self.symmetric:
             receives = sends
@@ -82,6 +89,14 @@ def _one_peer_exponential(rank: int, world_size: int, round: int, seed: int) -> 
     return {(rank + 2 ** (round % levels)) % world_size} if levels else set()
 
 
+def _fast_pair(rank: int, world_size: int, round: int, seed: int) -> set[int]:
+    return _partner(_equal_links(world_size), rank, round)
+
+
+def _partner(cycle: Sequence[Partners], rank: int, round: int) -> set[int]:
+    return {cycle[round % len(cycle)][rank]} - {rank}
+
+
 def _random_pair(rank: int, world_size: int, round: int, seed: int) -> set[int]:
     return {_matching(world_size, round, seed)[rank]} - {rank}
 
@@ -98,8 +113,13 @@ def _sides(world_size: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
+def _equal_links(world_size: int) -> tuple[Partners, ...]:
+    return fast_pairs(((1.0,) * world_size,) * world_size)
+
+
+@lru_cache(maxsize=64)
 def _matching(world_size: int, round: int, seed: int) -> tuple[int, ...]:
-    """Partners drawn at random, the same on every rank; with an odd number one stays alone."""
+    """Partners drawn at random, the same on every rank; with an odd number one has no partner."""
     order: list[int] = torch.randperm(world_size, generator=_generator(round, seed)).tolist()
     partners = list(range(world_size))
     for left, right in zip(order[::2], order[1::2], strict=False):
@@ -117,7 +137,7 @@ def _draws(world_size: int, round: int, seed: int) -> tuple[int, ...]:
 
 
 def _generator(round: int, seed: int) -> torch.Generator:
-    # Mixed first: a generator on a CPU looks at 32 bits of its seed only.
+    # Mixed first: a generator on a CPU uses only 32 bits of its seed.
     mixed = hashlib.blake2b(f"{seed} {round}".encode(), digest_size=4).digest()
     return torch.Generator().manual_seed(int.from_bytes(mixed, "big"))
 
@@ -128,6 +148,8 @@ EXPONENTIAL = Topology("exponential", fixed=True, symmetric=False, balanced=True
 ONE_PEER_EXPONENTIAL = Topology(
     "one_peer_exponential", fixed=False, symmetric=False, balanced=True, targets=_one_peer_exponential
 )
+FAST_PAIRS = Topology("fast_pairs", fixed=False, symmetric=True, balanced=True, targets=_fast_pair)
+"""As it is where all links are equal; see `cycle_of` for where they are not."""
 RANDOM_PAIRS = Topology("random_pairs", fixed=False, symmetric=True, balanced=True, targets=_random_pair, draws=True)
 RANDOM_TARGETS = Topology(
     "random_targets", fixed=False, symmetric=False, balanced=False, targets=_random_target, draws=True
@@ -135,11 +157,17 @@ RANDOM_TARGETS = Topology(
 
 TOPOLOGIES = {
     topology.name: topology
-    for topology in (RING, TORUS, EXPONENTIAL, ONE_PEER_EXPONENTIAL, RANDOM_PAIRS, RANDOM_TARGETS)
+    for topology in (RING, TORUS, EXPONENTIAL, ONE_PEER_EXPONENTIAL, FAST_PAIRS, RANDOM_PAIRS, RANDOM_TARGETS)
 }
-"""ring: the two next to it. torus: the four around it on a grid. exponential: those 1, 2, 4, ... places on.
-one_peer_exponential: one of these in turn. random_pairs: pairs drawn anew in every round. random_targets: each sends to
-one drawn anew in every round, whoever that one sends to."""
+"""ring: the two next to it. torus: the four around it on a grid. exponential: those at a distance of 1, 2, 4, ...
+one_peer_exponential: one of these in turn. fast_pairs: pairs with the fastest links, in turn. random_pairs: new random
+pairs in every mixing step. random_targets: each sends to a new random one in every mixing step, whatever the others do.
+"""
+
+
+def cycle_of(rounds: tuple[Partners, ...]) -> Topology:
+    """The topology of pairs that follow each other in these rounds, again and again."""
+    return replace(FAST_PAIRS, targets=lambda rank, world_size, round, seed: _partner(rounds, rank, round))
 
 
 def check_seed(where: str, topology: str, seed: int) -> None:

@@ -1,1 +1,1 @@
-"""What architectures with servers share: where buckets are kept, and how one is summed there."""
+"""The common parts of architectures with servers: the server of each bucket, and how a bucket is summed there."""

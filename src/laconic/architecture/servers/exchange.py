@@ -1,10 +1,12 @@
 """An exchange through a server: a worker sends its payload and gets the sum of all.
 
-For any architecture that has servers. A compressor whose payload cannot be read alone has its sums formed by the server
-instead, round by round.
+For any architecture that has servers. For a compressor whose payload cannot be decoded alone, the server forms the sums
+round by round instead.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -23,21 +25,28 @@ def sum_at_server(
     """Send this rank's payload, get the sum of all; in several rounds where the compressor needs them."""
     assert wire.servers is not None, "the architecture declares no servers"
     if not compression.traits.decodes_alone:
-        group = _AtServer(wire.servers, wire, state.moment)
-        yield from compression.exchange(flat, state, group, own)
+        yield from sum_rounds_at_server(flat, state, compression, wire, own)
         return
     payload = compression.encode(flat, state)
     if own is not None:
         compression.decode(payload, own, state)
     answer = wire.servers.reduce(wire.bucket, payload.tensors, decoded=True, moment=state.moment, what=wire.what)
     if wire.halves:
-        yield DoneWork()  # what the server answers is taken later
+        yield DoneWork()  # the answer of the server is taken later
     yield answer
     compression.back().decode(Payload(answer.tensors), flat, state)
 
 
+def sum_rounds_at_server(
+    flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
+) -> Exchange:
+    """Form every sum of the compressor on a server."""
+    assert wire.servers is not None, "the architecture declares no servers"
+    yield from compression.exchange(flat, state, _AtServer(wire.servers, wire, state.moment), own)
+
+
 def bytes_to_server(bucket: Bucket, compression: Codec, moment: Moment) -> int:
-    """What a worker sends: one payload, or what each round sums."""
+    """Bytes that a worker sends: one payload, or those that each round sums."""
     if compression.traits.decodes_alone:
         return compression.payload_bytes(bucket, moment)
     return sum(size for round in compression.rounds(bucket, moment) for size in round.sizes)
@@ -54,12 +63,12 @@ def moves_to_server(bucket: Bucket, compression: Codec, moment: Moment) -> tuple
 
 
 def waits_for_server(bucket: Bucket, compression: Codec, moment: Moment) -> int:
-    """One, or as often as the compressor."""
+    """One wait, or those of the compressor."""
     return 1 if compression.traits.decodes_alone else compression.num_waits(bucket, moment)
 
 
 class _AtServer:
-    """A group whose sums a server forms; it knows nothing else."""
+    """A group whose sums a server forms; it supports no other operation."""
 
     def __init__(self, servers: Servers, wire: Wire, moment: Moment) -> None:
         self._servers = servers
@@ -86,6 +95,11 @@ class _AtServer:
         raise AssertionError("refused by the rules of legality")
 
     def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
+        raise AssertionError("refused by the rules of legality")
+
+    def scatter_uneven(
+        self, messages: Sequence[torch.Tensor], lengths: Sequence[int]
+    ) -> tuple[Work, list[torch.Tensor]]:
         raise AssertionError("refused by the rules of legality")
 
     def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:

@@ -1,4 +1,4 @@
-"""What can be typed after `laconic compare`."""
+"""The options of `laconic compare`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ class Arguments:
     strategy: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[STRATEGY ...]")] = ()
     """Presets, or one-line texts in quotes. Left out: one of each kind that exchanges something in --steps."""
     strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """A file with one strategy per line; empty lines and what follows a # are left out."""
+    """A file with one strategy per line; empty lines and comments after a # are skipped."""
+    plan: bool = False
+    """Let the planner choose the strategies, and compare its predictions with the measurements."""
     hosts: int = 4
-    """Number of virtual hosts, one process each."""
+    """Number of virtual hosts."""
+    ranks_per_host: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Processes on every host, which share its link."""
+    sharded: bool = False
+    """FSDP2 shards the model over the ranks of a host, and torch HSDP is the baseline in place of torch DDP."""
     bandwidth: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RATE")] = ()
-    """Of every host's link: 10mbit, 1gbit; repeat for several. Left out: 100mbit. "unlimited": no virtual hosts."""
+    """Bandwidth of every host's link: 10mbit, 1gbit; repeat for several. Left out: 100mbit. "unlimited": no virtual
+    hosts."""
     cluster: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
     """Hosts, links and racks from a file, instead of --hosts and --bandwidth."""
     links: Literal["auto", "shaped", "paced"] = "auto"
-    """shaped: real links of virtual hosts; paced: held back in software; auto: shaped where this machine allows it."""
+    """shaped: real links of virtual hosts; paced: limited in software; auto: shaped where this machine allows it."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Optimizer steps under each strategy. Left out: 36."""
     seconds: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
@@ -33,28 +40,28 @@ class Arguments:
     batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Samples per host and step. Left out: 2 for text, 32 for images."""
     learning_rate: float = 1e-3
-    """Of AdamW."""
+    """Learning rate of AdamW."""
     seed: int = 0
-    """Initial weights and batches."""
+    """Seed of initial weights and batches."""
     data: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A text file to train a GPT on. Left out: the Python standard library's source."""
     images: Annotated[str | None, tyro.conf.arg(metavar="FILE.npz")] = None
     """Labelled images to train a CNN on, instead of text."""
     no_communication: bool = False
-    """Also train every replica alone, to see how fast a step can be at most."""
+    """Also train every replica alone, which gives the fastest possible step."""
     torch_hook: Annotated[tuple[Literal["fp16", "powersgd"], ...], tyro.conf.UseAppendAction] = ()
     """Run torch DDP with its own communication hook as well; repeat for both."""
     target_loss: Annotated[float | None, tyro.conf.arg(metavar="LOSS")] = None
     """Measure the time until this loss. Left out: the loss torch DDP has after four fifths of its steps."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """cuda: all ranks share the GPUs of this machine and talk through NCCL; auto: cuda if there is a GPU."""
+    """cuda: all ranks share the GPUs of this machine and communicate through NCCL; auto: cuda if there is a GPU."""
     mps: Literal["auto", "on", "off"] = "auto"
-    """Ranks on a GPU run side by side through NVIDIA's Multi-Process Service; auto: where it can be used."""
+    """Ranks on a GPU run in parallel through NVIDIA's Multi-Process Service; auto: where it can be used."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "30min"
     """How long the training on one link may take."""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
     """Repeat a run from its config.toml, instead of the options above."""
     output: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where to keep the run. Left out: runs/TIME-compare."""
+    """Folder of the run. Left out: runs/TIME-compare."""
     json: bool = False
     """Print JSON instead of tables."""

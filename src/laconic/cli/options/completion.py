@@ -1,4 +1,4 @@
-"""What can be typed after `laconic completion`."""
+"""The options of `laconic completion`."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class Arguments:
     """
 
     shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
-    """The shell that is to read it."""
+    """The shell to write the script for."""

@@ -1,4 +1,4 @@
-"""What can be typed after `laconic doctor`."""
+"""The options of `laconic doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Show versions, backends, GPUs and what this machine allows; name each problem with what to do about it.
+    """Show versions, backends, GPUs and what this machine allows; name each problem and its cure.
 
     The last block is plain text, made to be pasted in an issue.
     """

@@ -1,4 +1,4 @@
-"""What can be typed after `laconic explain`."""
+"""The options of `laconic explain`."""
 
 from __future__ import annotations
 
@@ -20,5 +20,7 @@ class Arguments:
     """Number of fp32 parameters: 25000000, 25_000_000, 25M, 1.5B."""
     shards: Annotated[str, tyro.conf.arg(metavar="S")] = "1"
     """Ranks that each worker's model is sharded over (FSDP2); bytes and memory are those of the largest shard."""
+    ranks_per_host: Annotated[str, tyro.conf.arg(metavar="R")] = ""
+    """Workers that share a host, for strategies that distinguish hosts."""
     json: bool = False
     """Print JSON instead of text."""

@@ -1,13 +1,20 @@
-"""What can be typed after `laconic list`."""
+"""The options of `laconic list`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Show every method on each of the four axes with its settings, and the presets."""
+    """Show the methods of each axis and the presets; with words or a family, only those, with all their settings."""
 
+    words: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[WORD ...]")] = ()
+    """Only methods and presets that have all of these words somewhere in their description."""
+    family: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
+    """Only methods of this family, such as sparsification, or of this axis."""
     json: bool = False
     """Print JSON instead of tables."""

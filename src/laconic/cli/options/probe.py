@@ -1,4 +1,4 @@
-"""What can be typed after `laconic probe`."""
+"""The options of `laconic probe`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Arguments:
     output: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
     """Cluster file that rank 0 writes; left out: only the table is printed."""
     bandwidth: str | None = None
-    """What the hosts' links are said to have, e.g. 10gbit: compared with what was measured, and written instead."""
+    """The nominal bandwidth of hosts' links, e.g. 10gbit: compared with the measured one, and written to the file."""
     pairs: bool = False
-    """Also measure the bandwidth from every rank to every other, one pair at a time."""
+    """Also measure the bandwidth between every two ranks while all others send too, which tells racks apart."""
     algorithms: tuple[str, ...] = ()
-    """All-reduce algorithms to measure beside the backend's own: ring, tree, ..."""
+    """All-reduce algorithms to measure in addition to the backend's own: ring, tree, ..."""
     sizes: tuple[str, ...] = ()
     """Sizes to measure, e.g. 1KiB 1MiB; left out: 1 KiB to 64 MiB by factors of 4."""
     limit: str = "10s"
-    """How long to measure, roughly: no larger size is begun that would take longer."""
+    """How long to measure, roughly: a larger size that would take longer is not begun."""
     timeout: str = "60s"
     """How long any one wait for other ranks may take."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """What carries the bytes; auto: NCCL where there are GPUs, else Gloo."""
+    """The backend; auto: NCCL where there are GPUs, otherwise Gloo."""
     json: bool = False
     """Print JSON instead of a table."""

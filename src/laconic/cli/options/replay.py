@@ -1,4 +1,4 @@
-"""What can be typed after `laconic replay`."""
+"""The options of `laconic replay`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Sleep each layer's compute time while its gradients, which are real, cross real links; torch DDP beside.
+    """Replay a workload: compute is slept, gradients cross real links, under each strategy and torch DDP.
 
-    Schedules are measured cleanly this way even on few cores, for models no machine at hand could train.
+    This measures schedules cleanly even on few cores, for models that this machine could not train.
     """
 
     workload: Annotated[str, tyro.conf.arg(metavar="NAME|FILE.json")] = "resnet50"
@@ -22,17 +22,17 @@ class Arguments:
     preset: Literal["seven"] | None = None
     """seven: the seven lossless methods of the quantitative survey, instead of strategies."""
     strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """A file with one strategy per line; empty lines and what follows a # are left out."""
+    """A file with one strategy per line; empty lines and comments after a # are skipped."""
     hosts: int = 4
     """Number of virtual hosts, one process each."""
     bandwidth: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RATE")] = ()
-    """Of every host's link: 100mbit, 1gbit; repeat for several. Left out: 1gbit."""
+    """Bandwidth of every host's link: 100mbit, 1gbit; repeat for several. Left out: 1gbit."""
     cluster: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
     """Hosts, links and racks from a file, instead of --hosts and --bandwidth."""
     links: Literal["auto", "shaped", "paced"] = "auto"
-    """shaped: real links of virtual hosts; paced: held back in software; auto: shaped where this machine allows it."""
+    """shaped: real links of virtual hosts; paced: limited in software; auto: shaped where this machine allows it."""
     compute: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
-    """How long forward and backward take together, e.g. 500ms. Left out: as long as the workload says."""
+    """The time of forward and backward together, e.g. 500ms. Left out: that of the workload."""
     steps: Annotated[int, tyro.conf.arg(metavar="N")] = 10
     """Steps under each strategy, in turns."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "30min"
@@ -40,6 +40,6 @@ class Arguments:
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
     """Repeat a run from its config.toml, instead of the options above."""
     output: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where to keep the run. Left out: runs/TIME-replay."""
+    """Folder of the run. Left out: runs/TIME-replay."""
     json: bool = False
     """Print JSON instead of tables."""

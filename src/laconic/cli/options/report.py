@@ -1,4 +1,4 @@
-"""What can be typed after `laconic report`."""
+"""The options of `laconic report`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Write one HTML page about one or more runs; it needs no network to be read."""
+    """Write one HTML page about one or more runs; the page works without a network."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Folders of runs, as compare leaves them under runs/; several share their figures."""
+    """Folders of runs, as compare leaves them under runs/; several share their figures. Or one folder with the event
+    logs of an elastic run, as lab --kill leaves it."""
     output: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Where to write; by default report.html in the run's folder, for several runs ./report.html."""
     json: bool = False

@@ -1,4 +1,4 @@
-"""What can be typed after `laconic serve`."""
+"""The options of `laconic serve`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class Arguments:
     """Port to listen on; 0: any that is free."""
     token_file: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """File with the token, 32 hex digits; left out: the environment variable LACONIC_TOKEN."""
+    slots: int = 16384
+    """Slots for sums on the path (in_network), 2880 bytes each; 0: none, so such sums are formed of whole tensors."""
     once: bool = False
     """End with the first job."""
     new_token: bool = False

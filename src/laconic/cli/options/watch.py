@@ -1,4 +1,4 @@
-"""What can be typed after `laconic watch`."""
+"""The options of `laconic watch`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Show how a run is going, from its event log, while the log grows; ends with Ctrl-C."""
+    """Show the progress of a run, from its event log, while the log grows; ends with Ctrl-C."""
 
     log: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EVENTS.jsonl|FOLDER")]
     """The log of a laconic.EventLog, or the folder of a run that holds one."""
     once: bool = False
-    """Print the present state and end."""
+    """Print the current state and end."""
     every: Annotated[str, tyro.conf.arg(metavar="TIME")] = "5s"
     """How often a line is printed where the output is not a terminal."""
     json: bool = False

@@ -1,4 +1,4 @@
-"""How hosts are joined. One file per topology; its registration is its entry in the list below."""
+"""How hosts are connected. One file per topology; the list below registers it."""
 
 from laconic.cluster.topologies.bcube import BCube
 from laconic.cluster.topologies.contract import Messages, Paths, Ports, Topology

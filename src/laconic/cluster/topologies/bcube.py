@@ -32,7 +32,6 @@ class BCube(Topology):
     """The highest level; hosts have k + 1 NICs."""
 
     def check(self, num_hosts: int, nics: int, devices_per_host: int) -> None:
-        """See Topology."""
         held = self.n ** (self.k + 1)
         if held != num_hosts:
             raise UsageError(
@@ -43,7 +42,6 @@ class BCube(Topology):
             raise UsageError(f"topology bcube: with k = {self.k}, nics must be {self.k + 1}, got {nics}.")
 
     def connect(self, ports: Ports, table: LinkTable) -> Paths:
-        """See Topology."""
         levels = self.k + 1
         weights = self.n ** np.arange(levels, dtype=np.int64)
 
@@ -69,5 +67,4 @@ class BCube(Topology):
         return paths
 
     def describe(self) -> str:
-        """See Topology."""
         return f"bcube of n = {self.n}, k = {self.k}"

@@ -1,4 +1,4 @@
-"""What a topology promises: links between hosts, and the way each message takes over them.
+"""The contract of a topology: links between hosts, and the route of each message over them.
 
 A topology is a frozen dataclass with a `kind`; its fields are made by `whole`, `number`, `seconds`, `rate` and
 `wholes`, which check Python objects and TOML alike. A field's key in TOML is its name without the unit: delay_s is
@@ -28,7 +28,7 @@ NOT_CROSSED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """What a topology is told about the hosts it joins."""
+    """The hosts that a topology connects."""
 
     num_hosts: int
     nics: int
@@ -46,13 +46,13 @@ class Messages:
     """Messages between different hosts."""
 
     source: Indices
-    """The host each comes from."""
+    """The source host of each message."""
     destination: Indices
     source_nic: Indices
     """The NIC, counted within its host, of the device each comes from."""
     destination_nic: Indices
     spread: npt.NDArray[np.uint64]
-    """A hash of (source device, destination device): what spreads messages over equal paths, as ECMP does."""
+    """A hash of (source device, destination device), which spreads messages over equal paths, as ECMP does."""
 
     def choose(self, num_paths: int, *, level: int = 0) -> Indices:
         """One of several equal paths for each message; different levels choose independently."""
@@ -90,6 +90,11 @@ class Topology(ABC):
         """Lay the links between hosts and say how messages cross them."""
         ...
 
+    @property
+    def is_nonblocking(self) -> bool:
+        """Whether only the hosts' own links limit messages."""
+        return False
+
     @abstractmethod
     def describe(self) -> str:
         """In a few words; empty if there is nothing to say."""
@@ -110,7 +115,7 @@ class Topology(ABC):
         return [_key(field.name) for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
 
     def to_lines(self) -> list[str]:
-        """What from_table reads, one key to a line; what has its default is left out."""
+        """The inverse of from_table, one key per line; defaults are left out."""
         return [
             f"{_key(field.name)} = {_kind(field).write(getattr(self, field.name))}"
             for field in dataclasses.fields(self)

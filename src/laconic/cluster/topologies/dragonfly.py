@@ -58,7 +58,6 @@ class Dragonfly(Topology):
                 Link(bandwidth_bps=bandwidth_bps)  # its bounds are those of any link
 
     def check(self, num_hosts: int, nics: int, devices_per_host: int) -> None:
-        """See Topology."""
         super().check(num_hosts, nics, devices_per_host)
         held = self.groups * self.routers * self.hosts_per_router
         if held < num_hosts:
@@ -68,7 +67,6 @@ class Dragonfly(Topology):
             )
 
     def connect(self, ports: Ports, table: LinkTable) -> Paths:
-        """See Topology."""
         groups, routers, cables, per_router = self.groups, self.routers, self.cables, self.hosts_per_router
         local = ports.usual.bytes_per_s if self.local_bps is None else self.local_bps / 8
         between = ports.usual.bytes_per_s if self.between_bps is None else self.between_bps / 8
@@ -119,5 +117,4 @@ class Dragonfly(Topology):
         return paths
 
     def describe(self) -> str:
-        """See Topology."""
         return f"dragonfly of {self.groups} groups x {self.routers} routers x {self.hosts_per_router} hosts"

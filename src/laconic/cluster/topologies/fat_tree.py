@@ -57,7 +57,6 @@ class FatTree(Topology):
             raise UsageError("topology fat_tree: pod_oversubscription has no effect without leaves_per_pod.")
 
     def connect(self, ports: Ports, table: LinkTable) -> Paths:
-        """See Topology."""
         per_leaf = self.hosts_per_leaf
         leaves = -(-ports.num_hosts // per_leaf)
         spines = self.spines or max(1, round(per_leaf * ports.nics / self.oversubscription))
@@ -114,8 +113,12 @@ class FatTree(Topology):
 
         return paths
 
+    @property
+    def is_nonblocking(self) -> bool:
+        """Flows that meet on one spine switch are left to the flow simulator."""
+        return self.oversubscription <= 1 and self.pod_oversubscription <= 1
+
     def describe(self) -> str:
-        """See Topology."""
         pods = (
             f", pods of {self.leaves_per_pod} leaves at {self.pod_oversubscription:g}:1" if self.leaves_per_pod else ""
         )

@@ -38,7 +38,6 @@ class Rail(Topology):
     """Of the cables between rail switches and spine."""
 
     def check(self, num_hosts: int, nics: int, devices_per_host: int) -> None:
-        """See Topology."""
         super().check(num_hosts, nics, devices_per_host)
         if nics > devices_per_host:
             raise UsageError(
@@ -47,7 +46,6 @@ class Rail(Topology):
             )
 
     def connect(self, ports: Ports, table: LinkTable) -> Paths:
-        """See Topology."""
         up, down = lay_nic_links(ports, table, lambda host, nic: f"rail {nic}")
         capacity = ports.num_hosts * ports.usual.bytes_per_s / self.oversubscription
         rise = table.add_alike(ports.nics, capacity, self.delay_s, lambda rail: f"rail {rail} -> spine")
@@ -64,6 +62,9 @@ class Rail(Topology):
 
         return paths
 
+    @property
+    def is_nonblocking(self) -> bool:
+        return self.oversubscription <= 1
+
     def describe(self) -> str:
-        """See Topology."""
         return f"rails joined by a spine at {self.oversubscription:g}:1"

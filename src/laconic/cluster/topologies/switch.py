@@ -18,7 +18,6 @@ class Switch(Topology):
     in_lab: ClassVar[bool] = True
 
     def connect(self, ports: Ports, table: LinkTable) -> Paths:
-        """See Topology."""
         up, down = lay_nic_links(ports, table, lambda host, nic: "switch")
 
         def paths(messages: Messages) -> list[Indices]:
@@ -29,6 +28,9 @@ class Switch(Topology):
 
         return paths
 
+    @property
+    def is_nonblocking(self) -> bool:
+        return True
+
     def describe(self) -> str:
-        """See Topology."""
         return ""

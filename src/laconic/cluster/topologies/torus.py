@@ -29,7 +29,6 @@ class Torus(Topology):
     """Hosts along each dimension; numbers of hosts grow fastest along the last."""
 
     def check(self, num_hosts: int, nics: int, devices_per_host: int) -> None:
-        """See Topology."""
         held = math.prod(self.dims)
         if held != num_hosts:
             grid = " x ".join(map(str, self.dims))
@@ -42,7 +41,6 @@ class Torus(Topology):
             )
 
     def connect(self, ports: Ports, table: LinkTable) -> Paths:
-        """See Topology."""
         dims, num_dims = self.dims, len(self.dims)
         strides = [math.prod(dims[axis + 1 :]) for axis in range(num_dims)]
 
@@ -78,5 +76,4 @@ class Torus(Topology):
         return paths
 
     def describe(self) -> str:
-        """See Topology."""
         return f"torus of {' x '.join(map(str, self.dims))}"

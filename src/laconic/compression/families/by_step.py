@@ -1,4 +1,4 @@
-"""One compressor in some steps, another in all others."""
+"""One compressor for some exchanges, another for all others."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FIRST = "by_step.first"
 
 @dataclass(frozen=True, kw_only=True)
 class ByStep(Wrapper):
-    """`first` in the steps that `is_first` says, the wrapped method in the others."""
+    """`first` for the exchanges that `is_first` selects, the wrapped method for the others."""
 
     first: Compressor = method(NoCompression(), wants=Compressor)
-    """What sends those steps' gradients: one that remembers nothing, such as int8."""
+    """The compressor of those steps: one without state, such as int8."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,57 +35,72 @@ class ByStep(Wrapper):
                 "nothing and send values with their size. Use none, bf16, int8 or int4."
             )
 
-    def is_first(self, step: int) -> bool:
-        """Whether `first` sends what is exchanged in this step."""
+    def is_first(self, bucket: Bucket, moment: Moment) -> bool:
+        """Whether `first` sends this bucket now."""
         raise NotImplementedError
 
-    def _now(self, moment: Moment) -> Compressor:
-        return self.first if self.is_first(moment.step) else self.inner
+    def is_first_in(self, state: BucketState) -> bool:
+        """Whether `first` sends the bucket of this state now."""
+        return self.is_first(state.bucket, state.moment)
 
-    def _state_now(self, state: BucketState) -> BucketState:
-        if not self.is_first(state.moment.step):
-            return state
+    def _now(self, bucket: Bucket, moment: Moment) -> Compressor:
+        return self.first if self.is_first(bucket, moment) else self.inner
+
+    def _of(self, state: BucketState) -> tuple[Compressor, BucketState]:
+        """The compressor of this step, and its state."""
+        if not self.is_first_in(state):
+            return self.inner, state
         beginning: BucketState = state.tables.setdefault(_FIRST, self.first.init(state.bucket))
         beginning.moment, beginning.measure, beginning.metrics = state.moment, state.measure, state.metrics
-        return beginning
+        return self.first, beginning
 
     def traits_around(self, inner: Traits) -> Traits:
-        """What holds only if it holds in both phases."""
+        """Traits that must hold in both phases."""
         first = self.first.traits
         return replace(
             inner,
             warms_up=True,
             payloads_add_up=inner.payloads_add_up and first.payloads_add_up,
+            sends_every_value=inner.sends_every_value and first.sends_every_value,
             sums_only=inner.sums_only and first.sums_only,
             decodes_alone=inner.decodes_alone and first.decodes_alone,
             exact_bytes=inner.exact_bytes and first.exact_bytes,
             scale_equivariant=inner.scale_equivariant and first.scale_equivariant,
+            tensor_by_tensor=inner.tensor_by_tensor and first.tensor_by_tensor,
             needs_whole_tensors=inner.needs_whole_tensors or first.needs_whole_tensors,
             dtypes=tuple(dtype for dtype in inner.dtypes if dtype in first.dtypes),
         )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
-        """What the compressor of this step sends."""
-        return self._now(moment).rounds(bucket, moment)
+        """The rounds of the compressor of this step."""
+        return self._now(bucket, moment).rounds(bucket, moment)
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
         """As many as the compressor of this step has."""
-        return self._now(moment).num_waits(bucket, moment)
+        return self._now(bucket, moment).num_waits(bucket, moment)
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """As the compressor of this step does."""
-        return self._now(state.moment).encode(flat, self._state_now(state))
+        compressor, state = self._of(state)
+        return compressor.encode(flat, state)
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """As the compressor of this step does."""
-        self._now(state.moment).decode(payload, out, self._state_now(state))
+        compressor, state = self._of(state)
+        compressor.decode(payload, out, state)
+
+    def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """As the compressor of this step does."""
+        compressor, state = self._of(state)
+        compressor.add_decoded(payload, out, state)
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """As the compressor of this step."""
-        return self._now(moment).payload_bytes(bucket, moment)
+        return self._now(bucket, moment).payload_bytes(bucket, moment)
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
-        """As the compressor of this step does; of its loss on the way back nothing is remembered."""
-        return self._now(state.moment).exchange(flat, self._state_now(state), group, own)
+        """Exchange with the compressor of this step; its loss in compressed sums is not kept."""
+        compressor, state = self._of(state)
+        return compressor.exchange(flat, state, group, own)

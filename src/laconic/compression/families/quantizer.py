@@ -1,8 +1,8 @@
-"""What all quantizers share: chunks of codes with their scales, made and read by a kernel."""
+"""The base of all quantizers: chunks of codes with their scales, written and read by a kernel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -10,6 +10,7 @@ import torch
 
 from laconic.compression.contract import Packed
 from laconic.compression.kernels.quantizers import decode, encode
+from laconic.compression.traits import Traits
 from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.compression.wire.seeds import moment_seed
 from laconic.core.plan import Bucket
@@ -22,11 +23,12 @@ class Quantizer(Packed):
     """Send each value as a code of a few bits and, for each block of a parameter, its scales in float32.
 
     All arithmetic is in float32; float64 is rounded to it first. A block that holds a NaN or an infinity arrives as NaN
-    as a whole. What a kernel is told beside the chunks are its settings: whole numbers, reals, true or false.
+    as a whole. A kernel gets the chunks and its settings: integers, floats or booleans.
     """
 
     encoder: ClassVar[str]
     """Name of the kernel that packs."""
+    family: ClassVar[str] = "quantization"
     decoder: ClassVar[str]
     """Name of the kernel that unpacks."""
     num_scales: ClassVar[int] = 1
@@ -36,20 +38,25 @@ class Quantizer(Packed):
     """Values that share a scale; no block holds values of two parameters."""
 
     @property
+    def traits(self) -> Traits:
+        """No block holds values of two tensors."""
+        return replace(super().traits, tensor_by_tensor=True)
+
+    @property
     def bits(self) -> int:
         """Bits per code, at most 8."""
         raise NotImplementedError
 
     def encoder_settings(self) -> dict[str, float]:
-        """What the packing kernel is told."""
+        """The settings of the packing kernel."""
         return {}
 
     def decoder_settings(self) -> dict[str, float]:
-        """What the unpacking kernel is told."""
+        """The settings of the unpacking kernel."""
         return {}
 
     def chunks(self, state: BucketState) -> Chunks:
-        """Where scales and codes of a bucket lie."""
+        """The layout of scales and codes of a bucket."""
         return chunks_of(state, block=self.block, bits=self.bits, num_scales=self.num_scales)
 
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
@@ -59,13 +66,39 @@ class Quantizer(Packed):
         return encode(self.encoder, flat, self.chunks(state), seed, **self.encoder_settings())
 
     def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
-        """What they stand for."""
+        """Decode them."""
         # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
         decode(self.decoder, packed, self.chunks(state), out, **self.decoder_settings())
+
+    def add_unpacked(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        """In one pass."""
+        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
+        decode(self.decoder, packed, self.chunks(state), out, add=True, **self.decoder_settings())
 
     def packed_bytes(self, bucket: Bucket) -> int:
         """As `chunks` counts them."""
         return _packed_bytes(bucket, self.block, self.bits, self.num_scales)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels(Quantizer):
+    """A quantizer whose codes are multiples of a unit, such as qsgd; the multiples reach from -largest to largest."""
+
+    decoder: ClassVar[str] = "levels"
+
+    @property
+    def largest_level(self) -> int:
+        """The largest multiple."""
+        raise NotImplementedError
+
+    @property
+    def bits(self) -> int:
+        """As many as there are multiples of either sign, and zero."""
+        return (2 * self.largest_level).bit_length()
+
+    def decoder_settings(self) -> dict[str, float]:
+        """The largest multiple."""
+        return {"largest": self.largest_level}
 
 
 # Asked for several times in every exchange, and a large bucket has many chunks.

@@ -1,8 +1,9 @@
-"""What sparsifiers share: a few entries of each tensor are sent, where they are and what they are."""
+"""The base of sparsifiers: a few entries of each tensor are sent, with their positions and values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -21,16 +22,18 @@ from laconic.settings import Setting, choice, share
 class Sparsifier(Packed):
     """A compressor that sends k entries of each tensor; the others arrive as zero.
 
-    A method writes `select`, and `num_entries` or `dense` where the defaults do not fit. A wrapper that codes the
+    A method implements `select`, and `num_entries` or `dense` where the defaults do not fit. A wrapper that codes the
     values in another way uses `selected`, `pack_indices`, `unpack_indices`, `place` and the sizes.
     """
+
+    family: ClassVar[str] = "sparsification"
 
     density: float = share(0.01)
     """Share of the entries of each tensor that is sent; at least one of each."""
     route: str = choice("gather", "scatter")
-    """How payloads meet. scatter adds up shards and selects again from the sums: fewer bytes, more loss."""
+    """How payloads are combined. scatter adds up shards and selects again from the sums: fewer bytes, more loss."""
     indices: str = choice("auto", *CODINGS)
-    """How the places of the entries are coded; auto takes what needs the fewest bytes."""
+    """How the indices of the entries are coded; auto takes the coding with the fewest bytes."""
 
     @property
     def traits(self) -> Traits:
@@ -44,34 +47,37 @@ class Sparsifier(Packed):
         return {"density": declared.pop("density"), **declared}
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
-        """What to send of `flat`: ascending places in the bucket, and their values."""
+        """The entries of `flat` to send: ascending positions among `entries`, and their values."""
         raise NotImplementedError
 
     def selected(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `select` gives, if there are as many entries as all other ranks expect."""
+        """The result of `select`, if it has the number of entries that all other ranks expect."""
         indices, values = self.select(flat, state)
         due = self.num_values(state.bucket)
         if not indices.numel() == values.numel() == due:
             raise MethodError(
-                f"compression.{self.name}: select must give {due} entries of {flat.numel()}, as num_entries says, and "
-                f"gave {indices.numel()} places and {values.numel()} values."
+                f"compression.{self.name}: select must return {due} entries of {flat.numel()}, as num_entries says, "
+                f"but returned {indices.numel()} positions and {values.numel()} values."
             )
         return indices, values
 
     def num_entries(self, numel: int) -> int:
-        """How many entries of a tensor are sent."""
+        """The number of entries of a tensor that are sent."""
         return num_kept(self.density, numel)
 
     def dense(self, values: torch.Tensor, state: BucketState) -> torch.Tensor:
-        """What selected values, each in its place and zeros elsewhere, stand for."""
+        """The gradient for selected values at their positions and zeros elsewhere."""
         return values
 
     def entries(self, bucket: Bucket) -> Entries:
-        """How many entries of each tensor are sent, and how they are packed."""
+        """The number of entries of each tensor that are sent, and their packing.
+
+        Positions are those in the bucket; where they are not, `dense` maps them.
+        """
         return Entries(bucket, tuple(self.num_entries(tensor.numel) for tensor in bucket.tensors), self.indices)
 
     def num_values(self, bucket: Bucket) -> int:
-        """How many values `select` gives."""
+        """The number of values that `select` returns."""
         return self.entries(bucket).num_values
 
     def values_bucket(self, bucket: Bucket) -> Bucket:
@@ -84,35 +90,36 @@ class Sparsifier(Packed):
         )
 
     def indices_bytes(self, bucket: Bucket) -> int:
-        """How many bytes `pack_indices` gives; a multiple of 4."""
+        """The number of bytes that `pack_indices` returns; a multiple of 4."""
         return self.entries(bucket).indices_bytes
 
     def pack_indices(self, indices: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """The places that `select` gives, as bytes."""
+        """The positions from `select`, as bytes."""
         return self.entries(bucket).encode(indices)
 
     def unpack_indices(self, packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """The places again, from exactly `indices_bytes` bytes."""
+        """Decode the positions from exactly `indices_bytes` bytes."""
         return self.entries(bucket).decode(packed)
 
     def place(self, indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
-        """Write what values at these places stand for into `out`."""
-        scattered = torch.zeros(out.numel(), dtype=torch.promote_types(out.dtype, torch.float32), device=out.device)
+        """Write the gradient for values at these positions into `out`."""
+        num_places = self.entries(state.bucket).numel
+        scattered = torch.zeros(num_places, dtype=torch.promote_types(out.dtype, torch.float32), device=out.device)
         scattered[indices] = values.to(scattered.dtype)
         out.copy_(self.dense(scattered, state))
 
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
-        """Coded places, then values."""
+        """Coded positions, then values."""
         return self.entries(state.bucket).pack(*self.selected(flat, state))
 
     def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
-        """Zeros, and the values in their places."""
+        """Zeros, and the values at their positions."""
         self.place(*self.entries(state.bucket).unpack(packed), out, state)
 
     def packed_bytes(self, bucket: Bucket) -> int:
-        """Those of the places, and four for each value."""
+        """Bytes of the positions, and four for each value."""
         return self.entries(bucket).packed_bytes
 
     def _sum(self, rows: torch.Tensor, like: torch.Tensor, state: BucketState) -> torch.Tensor:
-        """Entry by entry: what is zero costs nothing."""
+        """Add entry by entry; zeros cost nothing."""
         return self.dense(self.entries(state.bucket).sum(rows, like.dtype), state)

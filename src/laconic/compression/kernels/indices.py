@@ -13,7 +13,7 @@ def encode_bitmap(indices: torch.Tensor, packed: torch.Tensor) -> None:
 
 
 def decode_bitmap(packed: torch.Tensor, k: int) -> torch.Tensor:
-    """The places of the k bits that are set."""
+    """The positions of the k bits that are set."""
     return load_kernels("indices", packed.device.type).decode_bitmap(packed, k)
 
 
@@ -23,5 +23,5 @@ def encode_packed(indices: torch.Tensor, packed: torch.Tensor, bits: int) -> Non
 
 
 def decode_packed(packed: torch.Tensor, k: int, bits: int) -> torch.Tensor:
-    """The k indices again."""
+    """Decode the k indices."""
     return load_kernels("indices", packed.device.type).decode_packed(packed, k, bits)

@@ -1,4 +1,4 @@
-"""Which kernels run on a device: the one place that imports numba's and Triton's, and warns if they cannot be used."""
+"""Chooses the kernels of a device: the only module that imports numba's and Triton's, and warns if they fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FASTER = {"cpu": ("numba_cpu", "numba"), "cuda": ("triton_gpu", "triton")}
 def load_kernels(family: str, device_type: str, *, reference: bool = False) -> ModuleType:
     """The module that holds a family of kernels for this kind of device, imported when first asked for.
 
-    It is the reference if that is wanted, or if there is nothing faster here.
+    It is the reference if that is requested, or if there is nothing faster here.
     """
     faster = None if reference else _faster(family, device_type)
     return faster or import_module(f"{_ROOM}.reference.{family}")
@@ -36,7 +36,7 @@ def _faster(family: str, device_type: str) -> ModuleType | None:
         return None
     try:
         return import_module(f"{_ROOM}.{folder}.{family}")
-    except (ImportError, RuntimeError) as exc:  # another numpy than it was made for; nowhere to keep compiled code
+    except (ImportError, RuntimeError) as exc:  # built for another numpy; no place for compiled code
         _warn(package, one_line(exc))
         return None
 

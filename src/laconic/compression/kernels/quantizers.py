@@ -3,7 +3,7 @@
 A family of quantizers has two tables:
 
     ENCODERS[name](flat, chunks, packed, moment_seed, **settings)     fills `packed` except for its padding
-    DECODERS[name](packed, chunks, out, **settings)                   fills `out`
+    DECODERS[name](packed, chunks, out, add, **settings)              fills `out`, or adds to it
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def decode(
     chunks: Chunks,
     out: torch.Tensor,
     *,
+    add: bool = False,
     reference: bool = False,
     **settings: float,
 ) -> None:
-    """Write what `packed` stands for into `out`."""
+    """Write what `packed` stands for into `out`, or add it: the same bits, without room for a second copy."""
     assert len(packed) == chunks.packed_bytes, f"{len(packed)} bytes where {chunks.packed_bytes} are due"
     if len(packed):
         kernels = load_kernels("quantizers", out.device.type, reference=reference)
-        kernels.DECODERS[name](packed, chunks, out, **settings)
+        kernels.DECODERS[name](packed, chunks, out, add, **settings)

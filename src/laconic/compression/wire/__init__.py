@@ -1,1 +1,1 @@
-"""How payloads are laid out: shards, chunks, entries, seeds, bits and indices."""
+"""The layout of payloads: shards, chunks, entries, seeds, bits and indices."""

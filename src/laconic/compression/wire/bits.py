@@ -6,14 +6,14 @@ import torch
 
 
 def write_bits(bits: torch.Tensor, packed: torch.Tensor) -> None:
-    """Zeros and ones as bits of `packed`; those left over become zero."""
+    """Pack zeros and ones into the bits of `packed`; remaining bits become zero."""
     row = torch.zeros(packed.numel() * 8, dtype=torch.uint8, device=packed.device)
     row[: bits.numel()] = bits
     packed.copy_((row.view(-1, 8) << _each_bit(packed)).sum(1, dtype=torch.uint8))
 
 
 def bits_of(packed: torch.Tensor) -> torch.Tensor:
-    """Zeros and ones again, eight for each byte."""
+    """Unpack bytes into zeros and ones, eight for each byte."""
     return ((packed.unsqueeze(1) >> _each_bit(packed)) & 1).view(-1)
 
 

@@ -24,7 +24,7 @@ from laconic.core.stateful import BucketState
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where the chunks of one bucket lie, in the flat tensor and in the packed bytes."""
+    """Positions of the chunks of one bucket, in the flat tensor and in the packed bytes."""
 
     bucket: Bucket
     block: int
@@ -63,7 +63,16 @@ class Chunks:
     @property
     def num_chunks(self) -> int:
         """How many there are."""
-        return len(self.starts) - 1
+        return sum(-(-tensor.numel // self.block) for tensor in self.bucket.tensors)
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of all codes: the last entry of `code_starts`, without making the others."""
+        whole, total = (self.block * self.bits + 7) // 8, 0
+        for tensor in self.bucket.tensors:
+            full, rest = divmod(tensor.numel, self.block)
+            total += full * whole + (rest * self.bits + 7) // 8
+        return total
 
     @property
     def scale_bytes(self) -> int:
@@ -73,7 +82,7 @@ class Chunks:
     @property
     def packed_bytes(self) -> int:
         """Bytes of the whole."""
-        return -(-(self.scale_bytes + int(self.code_starts[-1])) // 4) * 4
+        return -(-(self.scale_bytes + self.code_bytes) // 4) * 4
 
     @cached_property
     def lengths(self) -> torch.Tensor:
@@ -107,7 +116,7 @@ class Chunks:
 
 
 def chunks_of(state: BucketState, *, block: int, bits: int, num_scales: int) -> Chunks:
-    """The chunks of a state's bucket, worked out once."""
+    """The chunks of a state's bucket, computed once."""
     key = ("chunks", block, bits, num_scales)
     if key not in state.tables:
         state.tables[key] = Chunks(state.bucket, block, bits, num_scales)

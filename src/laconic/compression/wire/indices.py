@@ -1,12 +1,12 @@
-"""Which k of n entries are meant, as bytes: the cheapest of four codings.
+"""The positions of k of n entries as bytes: the cheapest of four codings.
 
     int32    4 bytes an index
-    int16    2 bytes an index, its place in a block of 65536 entries; before them, for each block, where it ends
+    int16    2 bytes an index, its position in a block of 65536 entries; before them, for each block, where it ends
     bitmap   1 bit an entry
-    packed   Elias-Fano: the low l bits of each index side by side, then what remains of it as a bit in a row of
+    packed   Elias-Fano: the low l bits of each index in sequence, then its high bits in unary, in a row of
              k + n / 2^l bits; about k (2 + log2(n / k)) bits in all
 
-How many bytes there are follows from n and k alone. None and all of the entries need no bytes.
+The number of bytes follows from n and k alone. None and all of the entries need no bytes.
 
 Reference: Elias 1974; Fano 1971.
 """
@@ -23,12 +23,12 @@ from laconic.errors import MethodError
 CODINGS = ("int32", "int16", "bitmap", "packed")
 _BLOCK = 1 << 16
 _LARGEST = 1 << 31
-"""Entries; no bucket here reaches that many."""
+"""The largest number of entries; no bucket here reaches it."""
 
 
 @lru_cache(maxsize=4096)
 def chosen_coding(coding: str, n: int, k: int) -> str:
-    """What "auto" stands for: the coding with the fewest bytes."""
+    """The choice of "auto": the coding with the fewest bytes."""
     return min(CODINGS, key=lambda name: indices_bytes(n, k, name)) if coding == "auto" else coding
 
 
@@ -56,7 +56,7 @@ def encode_indices(indices: torch.Tensor, n: int, coding: str = "auto") -> torch
     k = indices.numel()
     # On a GPU the host would have to wait for the answer.
     if k > n or (indices.device.type == "cpu" and k and not _are_ascending(indices, n)):
-        raise MethodError(f"places of entries must be ascending, distinct and below {n}, got {k} that are not.")
+        raise MethodError(f"positions of entries must be ascending, distinct and below {n}, got {k} that are not.")
     packed = torch.zeros(indices_bytes(n, k, coding), dtype=torch.uint8, device=indices.device)
     if not packed.numel():
         return packed
@@ -66,7 +66,7 @@ def encode_indices(indices: torch.Tensor, n: int, coding: str = "auto") -> torch
         case "int16":
             ends = 4 * _num_blocks(n)
             packed[:ends].view(torch.int32).copy_(torch.searchsorted(indices, _block_ends(n, indices.device)))
-            # Moved down by half a block, so that it fits a signed number.
+            # Shifted by half a block, so that it fits a signed number.
             packed[ends : ends + 2 * k].view(torch.int16).copy_(indices % _BLOCK - _BLOCK // 2)
         case "bitmap":
             encode_bitmap(indices, packed)
@@ -76,7 +76,7 @@ def encode_indices(indices: torch.Tensor, n: int, coding: str = "auto") -> torch
 
 
 def decode_indices(packed: torch.Tensor, n: int, k: int, coding: str = "auto") -> torch.Tensor:
-    """The k int64 indices that `packed` (with nothing behind them) stands for."""
+    """Decode `packed`, without trailing bytes, into k int64 indices."""
     assert packed.numel() == indices_bytes(n, k, coding), f"{packed.numel()} bytes for {k} of {n} entries"
     if k in (0, n):
         return torch.arange(k, device=packed.device)
@@ -102,7 +102,7 @@ def _are_ascending(indices: torch.Tensor, n: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def low_bits(n: int, k: int) -> int:
-    """How many low bits of each index stand side by side: what gives the fewest bytes."""
+    """The number of low bits of each index that gives the fewest bytes."""
     return min(range(n.bit_length()), key=lambda bits: sum(_packed_bytes(n, k, bits)))
 
 

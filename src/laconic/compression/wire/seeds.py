@@ -1,4 +1,4 @@
-"""Random numbers that depend on step, parameter, rank and position alone.
+"""Random numbers that depend only on step, parameter, rank and position.
 
 The same few operations on 32-bit whole numbers give them in plain torch, in numba and in Triton, so every kernel rounds
 alike, a run can be repeated bit for bit, and no generator has to be saved.
@@ -41,12 +41,12 @@ def mix_tensor(values: torch.Tensor) -> torch.Tensor:
 
 
 def base_seed(name: str, position: int) -> int:
-    """What belongs to one place of one parameter, whatever bucket it travels in."""
+    """The seed of one position of one parameter, in whatever bucket it is exchanged."""
     return mix(zlib.crc32(name.encode()) + mix(position))
 
 
 def moment_seed(moment: Moment, *, shared: bool = False) -> int:
-    """What belongs to one step of one rank; `shared`: the same on every rank."""
+    """The seed of one step of one rank; `shared`: the same on every rank."""
     rank = 0 if shared else moment.rank + 1
     return mix(mix(moment.step + 1) ^ mix(rank * 0x9E3779B1))
 

@@ -10,12 +10,12 @@ from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
 
 _ALIGNMENT = 256
-"""Elements; a cut inside a block of values would give both sides a scale of their own."""
+"""Elements between possible cuts; a cut inside a block of values would give both sides a scale of their own."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One piece: where it lies in the flat tensor, and what it holds."""
+    """One piece: its range in the flat tensor, and its tensors."""
 
     place: slice
     bucket: Bucket
@@ -23,7 +23,7 @@ class Shard:
 
 @lru_cache(maxsize=1024)
 def shards_of(bucket: Bucket, count: int) -> list[Shard]:
-    """`count` pieces in order; the last ones may be empty. Pieces of tensors are named after what they hold."""
+    """`count` pieces in order; the last ones may be empty. Pieces of tensors are named after their ranges."""
     size = -(-bucket.numel // (count * _ALIGNMENT)) * _ALIGNMENT
     first = bucket.tensors[0]
     # An empty piece still knows its dtype and device.

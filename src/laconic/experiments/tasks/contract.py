@@ -1,4 +1,4 @@
-"""What a task is: a model, an optimizer, batches that depend on nothing but seed, step and rank, and a loss."""
+"""The contract of a task: a model, an optimizer, batches that depend only on seed, step and rank, and a loss."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ TaskKind = Literal["text", "images", "replay"]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """Which task, and how large."""
+    """The task and its size."""
 
     kind: TaskKind = "text"
     size: str = "small"
-    """Of the model; a replayed workload has the size it has."""
+    """The size of the model; a replayed workload has its own."""
     batch: int = 2
     """Samples per rank and step; a replayed workload has its own."""
     learning_rate: float = 1e-3
     seed: int = 0
-    """Of initial weights and batches."""
+    """The seed of initial weights and batches."""
     data: str | None = None
     """A text file, an .npz file, a workload's name or file; None: the standard library's source text."""
     compute_s: float | None = None
-    """replay: how long one step computes; None: as long as the workload says."""
+    """replay: the compute time of one step; None: the workload's own."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -47,10 +47,10 @@ class TaskConfig:
 
 
 class Task(Protocol):
-    """Something to train; making one checks that its data is there."""
+    """A task; constructing one checks that its data can be read."""
 
     title: str
-    """The work in a few words, e.g. GPT (small, 1.9 M parameters) on text."""
+    """The task in a few words, e.g. GPT (small, 1.9 M parameters) on text."""
     learns: bool
     """Whether its loss means anything."""
 
@@ -63,11 +63,11 @@ class Task(Protocol):
         ...
 
     def batch(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets: the same for the same step and rank, whatever strategy asks."""
+        """Inputs and targets: the same for the same step and rank under every strategy."""
         ...
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """What to minimise."""
+        """The loss to minimise."""
         ...
 
 

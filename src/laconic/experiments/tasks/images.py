@@ -57,11 +57,11 @@ def _arrays(path: Path) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     except (ValueError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as exc:
         raise UsageError(f"the image file {path} is not an .npz archive of arrays: {one_line(exc, 100)}.") from exc
     wanted = "; ".join(f"{images} and {labels}" for images, labels in _NAMES)
-    raise UsageError(f"the image file {path} holds {found}; wanted are {wanted}.")
+    raise UsageError(f"the image file {path} holds {found}; expected: {wanted}.")
 
 
 class ImageTask:
-    """Tell the class of an image, in random batches."""
+    """Classify images, in random batches."""
 
     learns = True
 
@@ -80,17 +80,15 @@ class ImageTask:
         return SmallCnn(self._shape, channels=self._images.shape[1], classes=self._classes)
 
     def model(self) -> nn.Module:
-        """See Task."""
         torch.manual_seed(self._config.seed)
         return self._model()
 
     def optimizer(self, model: nn.Module, *, directions: bool = False) -> Optimizer:
-        """See Task; a step of Adam is about as long as a direction times its learning rate."""
+        """SGD for directions: a step of Adam is about as long as a direction times its learning rate."""
         kind = torch.optim.SGD if directions else torch.optim.AdamW
         return kind(model.parameters(), lr=self._config.learning_rate)
 
     def batch(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See Task."""
         generator = batch_generator(self._config.seed, step, rank)
         chosen = torch.randint(len(self._labels), (self._config.batch,), generator=generator)
         return self._images[chosen], self._labels[chosen]

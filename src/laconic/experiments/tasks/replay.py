@@ -13,7 +13,7 @@ from laconic.workload import workload
 
 
 class ReplayTask:
-    """A workload, step after step; nothing is learnt."""
+    """A workload, step after step, without learning."""
 
     learns = False
 
@@ -28,19 +28,18 @@ class ReplayTask:
         self.title = f"{self.workload.name} replayed ({about})"
 
     def model(self) -> nn.Module:
-        """See Task; all models of a process share the memory of their parameters, which never change."""
+        """All models of a process share the memory of their parameters, which never change."""
         model = ReplayedModel(self.workload, storage=self._first)
         self._first = self._first or model
         return model
 
     def optimizer(self, model: nn.Module, *, directions: bool = False) -> Optimizer:
-        """See Task."""
         return NoUpdate(model.parameters())
 
     def batch(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nothing: gradients do not depend on it."""
+        """An empty batch: gradients do not depend on it."""
         return torch.zeros(1), torch.zeros(1)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Something to start the backward pass from."""
+        """A scalar to start the backward pass from."""
         return outputs.sum()

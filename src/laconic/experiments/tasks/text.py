@@ -22,13 +22,18 @@ _LEAST_BYTES = 10_000
 
 def load_text(path: str | None = None) -> torch.Tensor:
     """The bytes of a text file, or of the standard library's modules in alphabetical order, one token each."""
-    data = _standard_library() if path is None else _file(Path(path))
+    data = b"".join(_modules()) if path is None else _file(Path(path))
     if len(data) < _LEAST_BYTES:
         raise UsageError(f"{path} holds {len(data)} bytes; at least {_LEAST_BYTES} are needed to train on.")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
 
 
-def _standard_library() -> bytes:
+def library_files() -> list[torch.Tensor]:
+    """The bytes of each of the standard library's modules, in alphabetical order."""
+    return [torch.from_numpy(np.frombuffer(source, dtype=np.uint8).copy()) for source in _modules() if source]
+
+
+def _modules() -> list[bytes]:
     parts: list[bytes] = []
     size = 0
     for module in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -38,7 +43,7 @@ def _standard_library() -> bytes:
             break
     if size < _LEAST_BYTES:
         raise UsageError("the Python standard library's source is not installed here; give a text file with --data.")
-    return b"".join(parts)
+    return parts
 
 
 def _file(path: Path) -> bytes:
@@ -68,17 +73,15 @@ class TextTask:
         self.title = f"GPT ({config.size}, {millions(num_parameters)} parameters) on text"
 
     def model(self) -> nn.Module:
-        """See Task."""
         torch.manual_seed(self._config.seed)
         return SmallGpt(self._shape)
 
     def optimizer(self, model: nn.Module, *, directions: bool = False) -> Optimizer:
-        """See Task; a step of Adam is about as long as a direction times its learning rate."""
+        """SGD for directions: a step of Adam is about as long as a direction times its learning rate."""
         kind = torch.optim.SGD if directions else torch.optim.AdamW
         return kind(model.parameters(), lr=self._config.learning_rate)
 
     def batch(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See Task."""
         window = self._shape.context + 1
         generator = batch_generator(self._config.seed, step, rank)
         starts = torch.randint(len(self._tokens) - window, (self._config.batch,), generator=generator)

@@ -1,11 +1,11 @@
-"""All checks by name, and how they are made on threads."""
+"""All checks by name, and how they run on threads."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from laconic.collectives.choice import NATIVE, Costs
+from laconic.architecture.contract import NothingMeasured
 from laconic.errors import AttachError, UsageError, one_line
 from laconic.experiments.verification import learning, replicas, settings, staleness, state, traces, traffic
 from laconic.experiments.verification.outcome import Findings, Outcome, failed
@@ -24,16 +24,15 @@ CHECKS: dict[str, Check] = {
     "settings": settings.check,
     "learns": learning.check,
 }
-"""name -> check, in the order in which they are made."""
+"""name -> check, in the order in which they run."""
 
 _LEAST_WORKERS, _MOST_WORKERS = 2, 16
-_NOTHING_MEASURED = Costs((1,), ((NATIVE, (0.0,)),))
 
 
 def verify_on_threads(
     strategy: Strategy, workers: int, *, on_check: Callable[[str, Outcome], None] = lambda name, outcome: None
 ) -> Findings:
-    """Make every check with that many threads as workers; raises UsageError if it makes no sense to begin."""
+    """Run every check with that many threads as workers; raises UsageError if the strategy cannot be checked."""
     if strategy.architecture.holds_shards:
         raise UsageError(f'verify: "{strategy.architecture.name}" needs a process for each shard, not a thread.')
     check_possible(strategy, workers)
@@ -54,12 +53,12 @@ def verify_on_threads(
 def _made(check: Check, strategy: Strategy, workers: int) -> Outcome:
     try:
         return on_threads(workers, lambda stage: check(stage, strategy))[0]
-    except Exception as exc:  # noqa: BLE001 - a method may fail in any way; that is what the check has found
+    except Exception as exc:  # noqa: BLE001 - a method may fail in any way; the failure is the result
         return failed(raised(exc))
 
 
 def raised(exc: Exception) -> str:
-    """An error as what a check has found."""
+    """An error as the result of a check."""
     return f"raised {type(exc).__name__}: {one_line(exc, 300)}"
 
 
@@ -77,7 +76,7 @@ def check_possible(strategy: Strategy, workers: int) -> None:
             "start and end servers of their own. Leave hosts out."
         )
     try:
-        strategy.architecture.settled(lambda: virtual_hosts(workers), lambda algorithms: _NOTHING_MEASURED)
+        strategy.architecture.settled(lambda: virtual_hosts(workers), NothingMeasured())
     except AttachError as exc:
         raise UsageError(
             f"verify: with {workers} workers, two on each virtual host, nothing could be checked: {exc} Or give "

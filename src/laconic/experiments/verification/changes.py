@@ -1,4 +1,4 @@
-"""Settings that differ from their defaults, wherever in a strategy they are, and what to compare each with."""
+"""Settings of a strategy that differ from their defaults, and the strategies to compare each with."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from laconic.strategy import AXES, Strategy
 
 @dataclass(frozen=True)
 class Change:
-    """One setting that somebody has chosen."""
+    """One setting with a value other than its default."""
 
     path: tuple[str, ...]
-    """Fields that lead from the strategy to the method: an axis, then what it wraps or holds."""
+    """The fields from the strategy to the method: an axis, then nested methods."""
     key: str
 
     def method(self, strategy: Strategy) -> Method:
@@ -33,11 +33,11 @@ class Change:
         return self.method(strategy).declared()[self.key]
 
     def value(self, strategy: Strategy) -> Value:
-        """What has been chosen."""
+        """The chosen value."""
         return self.method(strategy).settings()[self.key]
 
     def default(self, strategy: Strategy) -> Value:
-        """What it is if nobody chooses."""
+        """Its default."""
         defaults = {field.name: field.default for field in dataclasses.fields(self.method(strategy))}
         return cast(Value, defaults[self.key])
 
@@ -52,7 +52,7 @@ class Change:
 
 
 def _with(strategy: Strategy, values: Mapping[Change, Value]) -> Strategy | None:
-    """The same strategy with some settings replaced at once, however deep they lie; None if that is refused."""
+    """The same strategy with some settings replaced, at any depth; None if that is refused."""
     try:
         found = _rebuilt(strategy, {(*change.path, change.key): value for change, value in values.items()})
     except StrategyError:
@@ -62,7 +62,7 @@ def _with(strategy: Strategy, values: Mapping[Change, Value]) -> Strategy | None
 
 
 def _rebuilt(holder: object, values: Mapping[tuple[str, ...], Value]) -> object:
-    """What holds settings, with these replaced: fields that lead to each, and its value."""
+    """A method with these settings replaced: the path to each, and its value."""
     assert dataclasses.is_dataclass(holder)
     assert not isinstance(holder, type)
     new: dict[str, object] = {}
@@ -89,10 +89,10 @@ def _of(method: Method, path: tuple[str, ...]) -> Iterator[Change]:
 def comparisons(strategy: Strategy, change: Change) -> Iterator[tuple[Strategy, Strategy]]:
     """Pairs of strategies that differ in this setting alone; any difference between them is its effect.
 
-    First the strategy itself beside the same with the default. Where that is refused because another chosen setting
-    asks for this one, both without the other; where neither can be without the other, the strategy beside the same
-    without both; where there is no such pair either, beside the nearest value that is allowed. What a default of "auto"
-    takes by itself may be what was chosen, so then it is set beside other choices.
+    First the strategy itself and the same with the default. Where that is refused because another chosen setting
+    requires this one, both without the other; where neither works without the other, the strategy and the same without
+    both; where there is no such pair either, the strategy and the nearest allowed value. A default of "auto" may come
+    to the chosen value by itself, so it is compared with other choices instead.
     """
     usual = change.undone(strategy)
     setting = change.setting(strategy)

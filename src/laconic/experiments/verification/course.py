@@ -1,4 +1,4 @@
-"""Which steps a check watches: enough for everything a strategy does to happen, and no more."""
+"""The steps that a check observes: enough to see everything a strategy does, and no more."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ _LATE = 2**20
 """Beyond any warm-up of a compressor."""
 
 
+_LENGTH = 100
+"""The total number of steps given to a strategy that needs it."""
+
+
 @dataclass(frozen=True)
 class Course:
     """Some steps in a row."""
@@ -31,14 +35,22 @@ class Course:
         return range(self.start, self.start + self.count)
 
 
-def course(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -> Course:
-    """Steps in which everything happens that happens again and again.
+def with_length(strategy: Strategy) -> Strategy:
+    """The same strategy with the length of training, if it needs that."""
+    return strategy.planned(_LENGTH) if strategy.synchronization.asks_for_length else strategy
 
-    A compressor that warms up is watched when it has: what it does before is not what it is there for.
+
+def course(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -> Course:
+    """Steps in which every recurring operation happens.
+
+    A compressor with a warm-up is observed after it, when it works as intended.
     """
     late = warms_up(strategy, tensors, world_size)
-    rule = strategy.synchronization
+    rule = with_length(strategy).synchronization
     if rule.quantity != "change":
+        if rule.beginning:
+            # It builds on the optimizer's state from the first steps, so those must have been made.
+            return Course(0, max(_FEW, rule.warmup + 2 * rule.interval + 2))
         return Course(_LATE if late else 0, _FEW)
     period = rule.interval
     two_periods = 2 * period + rule.delay + 1
@@ -53,7 +65,7 @@ def course(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -
 
 
 def opening(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -> Course | None:
-    """The first steps, if a compressor does something else in them than later on."""
+    """The first steps, if a compressor works differently in them."""
     if not warms_up(strategy, tensors, world_size):
         return None
     return Course(0, max(_FEW, min(strategy.synchronization.interval, 1000)))

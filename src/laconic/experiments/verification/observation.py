@@ -1,4 +1,4 @@
-"""All that can be seen of a strategy at work, so that two strategies can be told apart, or not."""
+"""Everything observable of a running strategy, so that two strategies can be distinguished, or not."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from laconic.experiments.verification.trainee import Size, Trainee, digest
 from laconic.strategy import Strategy
 
 _FACTOR = 100
-"""Runs that are not reproducible must differ this much more than two of the same kind do."""
+"""Runs that are not reproducible must differ by this factor more than two equal runs do."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen of one run; the same on every rank."""
+    """The observations of one run; the same on every rank."""
 
     parameters: list[str]
     """A digest of every rank's parameters at the end."""
@@ -28,13 +28,15 @@ class Observation:
     sent: list[int]
     """Payload bytes of every rank."""
     buckets: list[list[str]]
-    """What travelled together in the last step."""
+    """The buckets of the last step."""
     plan: str
     """A digest of the buckets of a model with very many parameters."""
     in_flight: int
-    """The most of these buckets that may be under way at a time, where bytes under way are limited; else 0."""
+    """The most of these buckets that may be in flight at a time, where bytes in flight are limited; else 0."""
+    slots: int
+    """Slots in which an aggregator has formed sums; else 0."""
     staleness: int
-    """The largest of all ranks."""
+    """The largest staleness of all ranks."""
 
     def as_fact(self) -> dict[str, object]:
         """Plain containers."""
@@ -43,18 +45,18 @@ class Observation:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which two strategies are looked at."""
+    """The conditions under which two strategies are compared."""
 
     world_size: int
     size: Size
     start: int
     steps: int
     in_turns: bool
-    """One rank after the other, so that the outcome can be repeated where nobody waits for anybody."""
+    """One rank after the other, so that the result is reproducible without a barrier."""
 
 
 def observe(stage: Stage, strategy: Strategy, under: Conditions) -> Observation:
-    """Make some steps and look at everything."""
+    """Make some steps and observe everything."""
     trainee = Trainee(stage, strategy, under.size)
     steps = range(under.start, under.start + under.steps)
     with trainee.attach(under.start) as session:
@@ -68,8 +70,8 @@ def observe(stage: Stage, strategy: Strategy, under: Conditions) -> Observation:
                     stage.meet()
         else:
             trainee.train(steps)
-            session.state_dict()  # returns when nothing is on its way any more
-        sent, staleness = session.traffic.sent_bytes("payload"), session.staleness
+            session.state_dict()  # returns when nothing is in flight any more
+        sent, slots, staleness = session.traffic.sent_bytes("payload"), session.slots, session.staleness
         buckets = [[tensor.name for tensor in bucket.tensors] for bucket in session.plan.buckets]
         stage.meet()
     return Observation(
@@ -78,6 +80,7 @@ def observe(stage: Stage, strategy: Strategy, under: Conditions) -> Observation:
         stage.gather(sent),
         buckets,
         *_large_plan(strategy, stage.world_size),
+        slots,
         max(stage.gather(staleness)),
     )
 
@@ -89,7 +92,7 @@ def _fingerprint(value: torch.Tensor) -> float:
 
 @lru_cache(maxsize=64)
 def _large_plan(strategy: Strategy, world_size: int) -> tuple[str, int]:
-    """A digest of the buckets of 4096 tensors of 32 KiB, and how many may be under way: large limits show there."""
+    """A digest of the buckets of 4096 tensors of 32 KiB, and how many may be in flight: large limits show there."""
     tensors = [TensorSpec(f"layers.{number}.weight", (128, 64)) for number in range(4096)]
     plans = strategy.plans(tensors, world_size)
     buckets = digest([torch.tensor([len(bucket.tensors) for plan in plans for bucket in plan.buckets])])
@@ -97,11 +100,11 @@ def _large_plan(strategy: Strategy, world_size: int) -> tuple[str, int]:
 
 
 def most_in_flight(plan: Plan) -> int:
-    """The most buckets of a plan that are under way at a time; 0: that is not limited by bytes."""
+    """The most buckets of a plan that are in flight at a time; 0: that is not limited by bytes."""
     if not plan.credit_bytes:
         return 0
     most, first, under_way = 0, 0, 0
-    # The next one leaves while those under way have fewer bytes than allowed.
+    # The next one is launched while those in flight have fewer bytes than allowed.
     for number, bucket in enumerate(plan.buckets):
         while under_way >= plan.credit_bytes:
             under_way -= plan.buckets[first].nbytes
@@ -117,13 +120,15 @@ def noise(one: Observation, same: Observation) -> float:
 
 
 def difference(one: Observation, other: Observation, floor: float) -> str | None:
-    """What is not the same, in words; None if nothing can be told apart."""
+    """The difference in words; None if there is none."""
     if one.sent != other.sent:
         return f"{one.sent[0]} payload bytes instead of {other.sent[0]}"
     if one.buckets != other.buckets or one.plan != other.plan:
         return "other buckets"
     if one.in_flight != other.in_flight:
-        return f"{one.in_flight} exchange(s) of a large model under way at a time instead of {other.in_flight}"
+        return f"{one.in_flight} exchange(s) of a large model in flight at a time instead of {other.in_flight}"
+    if one.slots != other.slots:
+        return f"sums formed in {one.slots} slots instead of {other.slots}"
     if one.parameters != other.parameters and _distance(one, other) > _FACTOR * floor:
         return "other parameters"
     if one.staleness != other.staleness and not floor:

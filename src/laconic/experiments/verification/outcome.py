@@ -1,4 +1,4 @@
-"""What came out of a check, and of all checks of one strategy."""
+"""The result of a check, and of all checks of one strategy."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Literal
 
 Verdict = Literal["passed", "failed", "not applicable"]
 Where = Literal["threads", "processes"]
-"""Whether the ranks were threads of one process, or processes that talk over Gloo."""
+"""Whether the ranks were threads of one process, or processes that communicate over Gloo."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The verdict of one check, and what was seen, with figures."""
+    """The verdict of one check, and the observations, with figures."""
 
     verdict: Verdict
     words: str
 
 
 def passed(words: str) -> Outcome:
-    """What was promised is what was seen."""
+    """The promise was kept."""
     return Outcome("passed", words)
 
 
 def failed(words: str) -> Outcome:
-    """Something else was seen, or nothing at all."""
+    """The promise was broken, or nothing could be observed."""
     return Outcome("failed", words)
 
 
@@ -41,12 +41,12 @@ class Findings:
     workers: int
     where: Where
     outcomes: dict[str, Outcome]
-    """By the name of the check, in the order in which they were made."""
+    """Results by the name of the check, in the order in which they ran."""
     seconds: float
 
     @property
     def failures(self) -> dict[str, str]:
-        """The checks that failed, and what was seen."""
+        """The checks that failed, with their observations."""
         return {name: outcome.words for name, outcome in self.outcomes.items() if outcome.verdict == "failed"}
 
     def as_json(self) -> dict[str, object]:

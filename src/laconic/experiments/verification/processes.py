@@ -1,4 +1,4 @@
-"""The same checks on processes that talk over Gloo: one launch for all checks of one number of workers.
+"""The same checks on processes that communicate over Gloo: one launch for all checks of one number of workers.
 
 Started once per rank as `python -m laconic.experiments.verification.processes STRATEGIES.json`. Rank 0 prints one JSON
 line per check.
@@ -37,9 +37,9 @@ def verify_on_processes(
     *,
     on_check: Callable[[int, str, Outcome], None] = lambda number, name, outcome: None,
 ) -> list[Findings]:
-    """Make every check of every strategy with that many processes as workers.
+    """Run every check of every strategy with that many processes as workers.
 
-    on_check: told the number of the strategy, the check and what came out, as soon as that is known.
+    on_check: gets the number of the strategy, the check and its result, as soon as that is known.
     """
     for strategy in strategies:
         check_possible(strategy, workers)
@@ -54,7 +54,7 @@ def verify_on_processes(
             ended_s[number + 1 :] = [time.monotonic()] * (len(strategies) - number)
             on_check(number, name, outcome)
 
-    problem = "was not made"
+    problem = "did not run"
     with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
         path = Path(scratch) / "strategies.json"
         path.write_text(json.dumps([str(strategy) for strategy in strategies]), encoding="utf-8")
@@ -67,7 +67,7 @@ def verify_on_processes(
                 on_line=on_line,
             )
         except RankFailed as exc:
-            problem = f"was not made: {one_line(exc, 300)}"
+            problem = f"did not run: {one_line(exc, 300)}"
     for number, found in enumerate(outcomes):
         for name in CHECKS:
             if name not in found:
@@ -95,22 +95,22 @@ def _places(workers: int) -> list[Place]:
 
 
 def _be_rank(strategies: list[Strategy]) -> int:
-    """Make all checks as one rank; the exit code."""
+    """Run all checks as one rank; return the exit code."""
     stage = on_this_process()
-    # What torch loads at the first step of an optimizer would look like a worker that is slow to start.
+    # Modules that torch loads at the first optimizer step would look like a slow worker.
     Trainee(stage, Strategy()).train([0])
     for number, strategy in enumerate(strategies):
         for name, check in CHECKS.items():
             going_on = True
             try:
                 outcome = check(stage, strategy)
-            except Exception as exc:  # noqa: BLE001 - a method may fail in any way; that is what the check has found
+            except Exception as exc:  # noqa: BLE001 - a method may fail in any way; the failure is the result
                 outcome, going_on = failed(raised(exc)), False
             if stage.rank == 0:
                 line = {"strategy": number, "check": name, "outcome": asdict(outcome)}
                 print(json.dumps(line), flush=True)  # noqa: T201 - read by whoever started this rank
             if not going_on:
-                # Other ranks may still be in the middle of it: nothing that follows would mean anything.
+                # Other ranks may still be in the middle of the check, so later results would be meaningless.
                 print(outcome.words, flush=True)  # noqa: T201 - likewise
                 return 1
     return 0

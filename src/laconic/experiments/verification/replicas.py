@@ -1,4 +1,4 @@
-"""Replicas are equal where and when the strategy says so; elsewhere they come closer, and their mean stays."""
+"""Replicas are equal when the strategy promises it; otherwise they come closer, and their mean is preserved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from laconic.experiments.verification.course import course
+from laconic.experiments.verification.course import course, with_length
 from laconic.experiments.verification.outcome import Outcome, failed, not_applicable, passed
 from laconic.experiments.verification.stage import Stage
 from laconic.experiments.verification.trainee import Trainee, digest
@@ -18,29 +18,29 @@ from laconic.synchronization import Synchronization
 
 Seen = TypeVar("Seen")
 _TOLERANCE = 1e-5
-"""Of a mean of float32 values after many additions, relative to the largest."""
+"""Rounding error of a mean of float32 values after many additions, relative to the largest."""
 _SMALLER = 0.5
-"""What is left of the distance between replicas once they have mixed enough."""
+"""The remaining share of the distance between replicas once they have mixed enough."""
 _MOST_ROUNDS = 600
 _LEAST_ROUNDS = 3
 _BREATH_S = 0.005
-"""Between steps that only wait for others to average in the background."""
+"""Pause between steps that only wait for others to average in the background."""
 
 
 def check(stage: Stage, strategy: Strategy) -> Outcome:
-    """See the module."""
+    """Compare replicas where the strategy promises that they are equal."""
     if strategy.architecture.scope == "neighbours":
         return _come_closer(stage, strategy)
     if not strategy.synchronization.barrier:
         return _get_what_servers_hold(stage, strategy)
     if strategy.synchronization.quantity == "change":
         return _equal_after_rounds(stage, strategy, strategy.synchronization)
-    if strategy.synchronization.replicas_identical:
-        return _equal_after_steps(stage, strategy)
+    if strategy.synchronization.replicas_identical or strategy.synchronization.interval > 1:
+        return _equal_after_steps(stage, strategy, with_length(strategy).synchronization)
     return not_applicable(f"{strategy.synchronization.name} does not say when replicas are equal")
 
 
-def _equal_after_steps(stage: Stage, strategy: Strategy) -> Outcome:
+def _equal_after_steps(stage: Stage, strategy: Strategy, rule: Synchronization) -> Outcome:
     trainee = Trainee(stage, strategy)
     watched = course(strategy, trainee.specs(), stage.world_size)
     seen: list[str] = []
@@ -49,18 +49,20 @@ def _equal_after_steps(stage: Stage, strategy: Strategy) -> Outcome:
             trainee.train([step])
             seen.append(digest(trainee.parameters().values()))
     all_seen = stage.gather(seen)
+    together = [step for step in watched.steps if rule.replicas_identical or step < rule.warmup or rule.returns(step)]
     apart = [step for step, found in zip(watched.steps, _by_step(all_seen), strict=True) if len(set(found)) > 1]
-    if apart:
-        return failed(f"parameters of {stage.world_size} ranks differ after step {apart[0]}")
+    if wrong := [step for step in apart if step in together]:
+        return failed(f"parameters of {stage.world_size} ranks differ after step {wrong[0]}")
     if len(set(seen)) < len(seen):
         return failed("a step has left the parameters as they were")
-    return passed(f"parameters bit-identical on {stage.world_size} ranks after each of {len(seen)} steps")
+    steps = f"each of {len(seen)} steps" if rule.replicas_identical else f"{len(together)} of {len(seen)} steps"
+    return passed(f"parameters bit-identical on {stage.world_size} ranks after {steps}")
 
 
 def _equal_after_rounds(stage: Stage, strategy: Strategy, rule: Synchronization) -> Outcome:
     trainee = Trainee(stage, strategy)
     watched = course(strategy, trainee.specs(), stage.world_size)
-    parts = [[tensor.name for tensor in part] for part in rule.parts(trainee.specs())]
+    parts = [[tensor.name for tensor in part] for part in rule.parts(trainee.specs())[: rule.num_parts]]
     seen: list[list[str]] = []
     anchors: list[str] = []
     with trainee.attach(watched.start) as session:
@@ -78,12 +80,12 @@ def _equal_after_rounds(stage: Stage, strategy: Strategy, rule: Synchronization)
         apart += any(replica != found[0] for replica in found)
         for part in rule.due(step + 1):
             rounds += 1
-            if at_once and len({replica[part] for replica in found}) > 1:
-                return failed(f"parameters differ after step {step}, which ended with a round")
+            if at_once and part < rule.num_parts and len({replica[part] for replica in found}) > 1:
+                return failed(f"parameters differ after step {step}, which ended with an outer step")
     if len(set(anchors)) < 2:
         return failed(f"what ranks last agreed on ({rule.anchor}) never changed in {len(anchors)} steps")
     what = "parameters, and what was agreed on," if at_once else "what was agreed on"
-    return passed(f"{what} bit-identical after {rounds} rounds; replicas apart after {apart} of {len(seen)} steps")
+    return passed(f"{what} bit-identical after {rounds} outer steps; replicas apart after {apart} of {len(seen)} steps")
 
 
 def _come_closer(stage: Stage, strategy: Strategy) -> Outcome:
@@ -92,18 +94,16 @@ def _come_closer(stage: Stage, strategy: Strategy) -> Outcome:
     rule = strategy.synchronization
     with trainee.attach(watched.start) as session:
         trainee.train(watched.steps)
-        # Their own steps would drive replicas apart again; without, only mixing is left.
+        # Local steps would drive replicas apart again; without them, only mixing is left.
         trainee.rest()
-        before, mean = session.consensus_distance(), _mean(stage, trainee, session)
-        distance, rounds = before, 0
+        before = distance = session.consensus_distance()
+        rounds = rule.lasting_rounds
+        _mix(trainee, rounds)
+        mean = _mean(stage, trainee, session)
         while distance > _SMALLER * before and rounds < _MOST_ROUNDS:
-            for _ in range(rule.interval):
-                trainee.optimizer.step()
-                if not rule.barrier:
-                    time.sleep(_BREATH_S)
-            rounds += 1
-            if rounds % _LEAST_ROUNDS == 0:
-                distance = session.consensus_distance()
+            _mix(trainee, _LEAST_ROUNDS)
+            rounds += _LEAST_ROUNDS
+            distance = session.consensus_distance()
         drift = (_mean(stage, trainee, session) - mean).abs().max().item() / mean.abs().max().item()
     if before == 0.0:
         return failed("replicas were equal before they could mix: they do not train on their own")
@@ -115,6 +115,15 @@ def _come_closer(stage: Stage, strategy: Strategy) -> Outcome:
     return passed(f"{told}; mean kept to {drift:.1e}")
 
 
+def _mix(trainee: Trainee, rounds: int) -> None:
+    """Rounds of a replica that makes no updates of its own."""
+    rule = trainee.strategy.synchronization
+    for _ in range(rounds * rule.interval):
+        trainee.optimizer.step()
+        if not rule.barrier:
+            time.sleep(_BREATH_S)
+
+
 def _get_what_servers_hold(stage: Stage, strategy: Strategy) -> Outcome:
     trainee = Trainee(stage, strategy)
     watched = course(strategy, trainee.specs(), stage.world_size)
@@ -122,7 +131,7 @@ def _get_what_servers_hold(stage: Stage, strategy: Strategy) -> Outcome:
         trainee.train(watched.steps)
         session.average()
         averaged, found = trainee.flat(), stage.gather(digest(trainee.parameters().values()))
-        # A step of length zero brings the parameters that servers hold, and changes nothing else.
+        # A step of length zero fetches the servers' parameters, and changes nothing else.
         trainee.rest()
         trainee.train([watched.steps[-1] + 1])
         moved = (trainee.flat() - averaged).abs().max().item() / averaged.abs().max().item()
@@ -135,7 +144,7 @@ def _get_what_servers_hold(stage: Stage, strategy: Strategy) -> Outcome:
 
 
 def _mean(stage: Stage, trainee: Trainee, session: Session) -> torch.Tensor:
-    """The mean that mixing preserves, of what replicas hold once everything on its way has arrived."""
+    """The mean that mixing preserves, over replicas once everything in flight has arrived."""
     state, weights = _state(session), trainee.strategy.architecture.weight_field
     held: list[torch.Tensor] = []
     for name, parameter in trainee.parameters().items():
@@ -151,5 +160,5 @@ def _state(session: Session) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _by_step(gathered: list[list[Seen]]) -> list[tuple[Seen, ...]]:
-    """One entry per step: what each rank has seen after it."""
+    """One entry per step: the observations of each rank after it."""
     return list(zip(*gathered, strict=True))

@@ -1,7 +1,8 @@
-"""Every setting that was chosen has an effect: without it something that can be seen is not the same.
+"""Every chosen setting has an effect: without it, an observation differs.
 
-Looked at are parameters, bytes, buckets and how far workers get ahead. A setting may need more workers, a larger model
-or a later step before it shows: those are tried before it is called silent.
+Looked at are parameters, bytes, buckets, slots and how far workers get ahead. A setting may need more workers, a larger
+model or a later step before it shows: those are tried before it is called silent. A setting that acts on what is
+measured on the network is not looked at: all links between workers are alike here.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ _WIDER = (4, 5)
 """Numbers of workers with which every topology differs from every other."""
 _RACE_STEPS = 16
 _PAUSES_S = (0.3, 3.0)
+_SLOW_S = 0.1
+"""The delay of a slow worker's steps."""
 
 _STEPS = 8
 _TURNS = 4
-"""Steps where each rank has to wait for its turn."""
+"""Steps where ranks take turns."""
+_LONG = 256
+"""Steps of the longest cycle of rounds that is observed as a whole, where nothing shorter shows a difference."""
 _LATEST = 2**30
-"""No step has a higher number here."""
+"""The highest step number used here."""
 
 
 def check(stage: Stage, strategy: Strategy) -> Outcome:
-    """See the module."""
+    """Compare training under each chosen setting with training under its default."""
     chosen = changes(strategy)
     if not chosen:
         return not_applicable("all settings have their defaults")
@@ -40,6 +45,9 @@ def check(stage: Stage, strategy: Strategy) -> Outcome:
     seen: list[str] = []
     silent: list[str] = []
     for change in chosen:
+        if change.key in change.method(strategy).shows_on_links:
+            seen.append(f"{change.text(strategy)}: not looked at, as it acts where links differ")
+            continue
         effect = _effect(eye, strategy, change)
         text = change.text(strategy)
         if effect is None:
@@ -52,7 +60,7 @@ def check(stage: Stage, strategy: Strategy) -> Outcome:
 
 
 def _effect(eye: _Eye, strategy: Strategy, change: Change) -> str | None:
-    """What the setting changes, in words; None if nothing."""
+    """The effect of the setting, in words; None if there is none."""
     pairs = list(comparisons(_repeatable(strategy, change), change))
     for world_size in dict.fromkeys((eye.stage.world_size, *_WIDER)):
         for one, other in pairs:
@@ -64,7 +72,7 @@ def _effect(eye: _Eye, strategy: Strategy, change: Change) -> str | None:
 
 
 def _repeatable(strategy: Strategy, change: Change) -> Strategy:
-    """The strategy, without a bound of zero on how far workers may be ahead: under that they cannot take turns."""
+    """The strategy without a bound of zero on the lead of workers, under which they cannot take turns."""
     if _lead(strategy) != 0:
         return strategy
     without = [other.undone(strategy) for other in changes(strategy) if other != change]
@@ -72,7 +80,7 @@ def _repeatable(strategy: Strategy, change: Change) -> Strategy:
 
 
 class _Eye:
-    """Looks at pairs of strategies in several ways, and remembers what it has seen."""
+    """Compares pairs of strategies in several ways, and caches its observations."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -81,11 +89,11 @@ class _Eye:
     def looks(
         self, one: Strategy, other: Strategy, change: Change, world_size: int
     ) -> Iterator[Callable[[], str | None]]:
-        """Ways to tell two strategies apart, the cheapest first."""
+        """Ways to distinguish two strategies, the cheapest first."""
         try:
             sizes: list[Size] = [fitting_size(one), fitting_size(other)]
         except AttachError:
-            return  # one of them does nothing on any model here, and would be refused
+            return  # one of them has no effect on any model here, and would be refused
         first, *later = _conditions(one, other, change, world_size, "large" if "large" in sizes else "small")
         yield lambda: self._runs(one, other, first)
         if world_size == self.stage.world_size and _lead(one) is not None and _lead(other) is not None:
@@ -110,31 +118,38 @@ class _Eye:
         return self._seen[key]
 
     def _elsewhere(self, strategy: Strategy, under: Conditions) -> Observation:
-        """With another number of workers: threads that rank 0 starts, while the others wait for what it has seen."""
+        """Observe with another number of workers: threads that rank 0 starts, while the others wait for the result."""
         mine: dict[str, object] = {}
         if self.stage.rank == 0:
             mine = on_threads(under.world_size, lambda stage: observe(stage, strategy, under))[0].as_fact()
         return Observation(**self.stage.gather(mine)[0])  # pyrefly: ignore[bad-argument-type] - as_fact made it
 
     def _races(self, one: Strategy, other: Strategy) -> str | None:
-        """How far the fastest gets ahead while one worker stands still."""
+        """The lead of the fastest while one worker is stopped."""
         for pause_s in _PAUSES_S:
             leads = [
                 hold_race(self.stage, strategy, pause_s=pause_s, steps=_RACE_STEPS).lead for strategy in (one, other)
             ]
             if leads[0] != leads[1]:
                 return f"{leads[0]} steps ahead instead of {leads[1]}"
-        return None
+        if all(strategy.synchronization.lead == _lead(strategy) for strategy in (one, other)):
+            return None
+        # Where the lead depends on the pace of workers, one has to be slow all the time.
+        leads = [
+            hold_race(self.stage, strategy, pause_s=_SLOW_S, steps=_RACE_STEPS, again=True).lead
+            for strategy in (one, other)
+        ]
+        return f"{leads[0]} steps ahead of a slow worker instead of {leads[1]}" if leads[0] != leads[1] else None
 
 
 def _lead(strategy: Strategy) -> int | None:
-    """By how many steps a worker may be ahead, if there is a bound."""
+    """The lead that a worker may always have, if there is a bound."""
     rule = strategy.synchronization
-    return None if rule.barrier else rule.lead
+    return None if rule.barrier else rule.sure_lead
 
 
 def _conditions(one: Strategy, other: Strategy, change: Change, world_size: int, size: Size) -> list[Conditions]:
-    """When to look: where rounds and warm-ups end, at the beginning, and where a chosen number of steps runs out."""
+    """The steps to observe: ends of rounds and warm-ups, the beginning, and ends of chosen numbers of steps."""
     watched = [course(strategy, model_specs(size), world_size) for strategy in (one, other)]
     starts = [each.start for each in watched] + [0]
     if change.setting(one).kind == "count":
@@ -142,4 +157,9 @@ def _conditions(one: Strategy, other: Strategy, change: Change, world_size: int,
         starts += [value - 2 for value in values if _STEPS - 2 < value < _LATEST]
     in_turns = not one.synchronization.barrier and _lead(one) != 0 and _lead(other) != 0
     steps = _TURNS if not one.synchronization.barrier else max(_STEPS, *(each.count for each in watched))
-    return [Conditions(world_size, size, start, steps, in_turns) for start in dict.fromkeys(starts)]
+    found = [Conditions(world_size, size, start, steps, in_turns) for start in dict.fromkeys(starts)]
+    cycle = max(strategy.synchronization.cycle for strategy in (one, other))
+    if 1 < cycle <= _LONG:
+        # The state of a rule after one round has its effect in the next.
+        found.append(Conditions(world_size, size, starts[0], steps + cycle, in_turns))
+    return found

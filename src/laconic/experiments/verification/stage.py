@@ -1,7 +1,7 @@
-"""What a check needs of the rank it runs on: who it is, what the others have seen, and a way to attach.
+"""The environment of a check on one rank: its number, the observations of the others, and a way to attach.
 
-A check is the same function on every rank. It trains a little, gathers what all ranks have seen, and every rank comes
-to the same verdict; so the same check runs on threads and on processes.
+A check is the same function on every rank. It trains a little, gathers the observations of all ranks, and every rank
+comes to the same verdict; so the same check runs on threads and on processes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from laconic.runtime.agreement import gather_bytes
 from laconic.strategy import Strategy
 
 Fact = TypeVar("Fact")
-"""Something a rank has seen: numbers, text, lists and tables with text as keys, as JSON has them."""
+"""An observation of a rank, as JSON: numbers, text, lists and objects."""
 Result = TypeVar("Result")
 _WAIT_S = 120.0
-"""How long ranks wait for each other between steps: one of them may be looking for something by itself."""
+"""How long ranks wait for each other between steps: one of them may be busy with a search of its own."""
 _EXCHANGE_S = 60.0
 """How long an exchange of a few kilobytes may take, on a machine that has much else to do."""
 _RANKS_PER_HOST = 2
@@ -57,12 +57,12 @@ class Stage:
         """A session with a transport of its own."""
         transport = self._transport()
         timeout_s = _EXCHANGE_S if transport is None else None
-        # Some checks have trained the same model before, every rank by itself; of shards there is one model.
+        # Some checks have trained the same model before, each rank by itself; a sharded model is made once.
         equal = not strategy.architecture.holds_shards
         return attach(model, optimizer, strategy, transport=transport, timeout_s=timeout_s, sync_optimizer=equal)
 
     def gather(self, fact: Fact) -> list[Fact]:
-        """What every rank has to say, in the order of ranks."""
+        """Gather a value of every rank, in the order of ranks."""
         text = json.dumps(fact).encode()
         sizes = gather_bytes(self._control, len(text).to_bytes(8, "big"), "sizes of facts")
         longest = max(int.from_bytes(size, "big") for size in sizes)
@@ -70,7 +70,7 @@ class Stage:
         return [cast(Fact, json.loads(row)) for row in rows]
 
     def meet(self) -> None:
-        """Return when every rank has come here."""
+        """Return when every rank has called this."""
         gather_bytes(self._control, b"here", "ranks meeting")
 
     def total(self, values: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """A worker that is far ahead of the slowest waits where there is a bound, and only there.
 
-One worker stands still before its first step. Who goes on meanwhile, and how far, is judged by the order of events on
-one clock, not by what servers say about it.
+One worker is stopped before its first step. Which others continue meanwhile, and how far, is judged by the order of
+events on one clock, not by reports of servers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from laconic.experiments.verification.trainee import Trainee
 from laconic.strategy import Strategy
 
 _PAUSES_S = (0.1, 0.5, 3.0, 15.0)
-"""How long the slowest stands still: longer where the others have not come as far as they may."""
+"""How long the slowest is stopped: longer if the others have not reached their bound."""
 _MORE = 3
 """Steps beyond the bound."""
 _FREE = 8
@@ -26,37 +26,39 @@ _MOST = 1000
 
 
 def check(stage: Stage, strategy: Strategy) -> Outcome:
-    """See the module."""
+    """Stop one worker and compare how far the others get with the bound of the strategy."""
     rule = strategy.synchronization
     if rule.barrier:
-        return not_applicable(f"with {rule.name} everybody takes part in every round")
+        return not_applicable(f"with {rule.name} every worker takes part in every exchange")
     if stage.world_size == 1:
         return not_applicable("one worker is never ahead of another")
     if rule.lead is not None and rule.lead > _MOST:
         return not_applicable(f"a bound of {rule.lead} steps is beyond the {_MOST} that are tried here")
-    return _watch(stage, strategy, rule.lead)
+    return _watch(stage, strategy, rule.lead, rule.sure_lead)
 
 
-def _watch(stage: Stage, strategy: Strategy, bound: int | None) -> Outcome:
+def _watch(stage: Stage, strategy: Strategy, bound: int | None, sure: int | None) -> Outcome:
+    """sure: the steps that a worker must make; bound: the most it may make."""
     steps = _FREE if bound is None else bound + _MORE
     may_lead = steps if bound is None else bound
+    must_lead = steps if sure is None else sure
     told = ""
     for pause_s in _PAUSES_S:
         race = hold_race(stage, strategy, pause_s=pause_s, steps=steps)
-        told = f"the fastest came {race.lead} steps ahead of one that stood still {pause_s:g} s"
+        told = f"the fastest came {race.lead} steps ahead of one that was stopped for {pause_s:g} s"
         if race.lead > may_lead:
             return failed(f"{told}; the bound is {bound}")
-        # Before the bound is reached the two may differ: a step can have begun and not yet have come to the servers.
-        if bound is not None and (race.told_lead > bound or (race.lead == bound and race.told_lead < bound)):
+        # Before the bound is reached the two may differ: a step may have begun and not yet have reached the servers.
+        if bound is not None and (race.told_lead > bound or (race.lead >= must_lead and race.told_lead < must_lead)):
             return failed(f"{told}; session.lead says {race.told_lead}, the bound is {bound}")
-        if race.lead == may_lead:
-            return passed(f"{told}, and waited there" if bound is not None else f"{told}: nobody waits")
-    return failed(f"{told}, and could not go on; {may_lead} are allowed")
+        if race.lead >= must_lead:
+            return passed(f"{told}, and waited there" if bound is not None else f"{told}: no worker waits")
+    return failed(f"{told}, and could not continue; {must_lead} are allowed")
 
 
 @dataclass(frozen=True)
 class Race:
-    """How far workers came while one stood still."""
+    """The progress of workers while one was stopped."""
 
     lead: int
     """The most steps one had finished beyond those the slowest had begun."""
@@ -64,16 +66,16 @@ class Race:
     """The largest session.lead."""
 
 
-def hold_race(stage: Stage, strategy: Strategy, *, pause_s: float, steps: int) -> Race:
-    """Let all make `steps` steps, the last rank after a pause."""
+def hold_race(stage: Stage, strategy: Strategy, *, pause_s: float, steps: int, again: bool = False) -> Race:
+    """Make `steps` steps on all ranks, the last rank after a pause; again: with a pause before every step."""
     trainee = Trainee(stage, strategy)
     begun: list[float] = []
     ended: list[float] = []
     with trainee.attach() as session:
         stage.meet()
-        if stage.rank == stage.world_size - 1:
-            time.sleep(pause_s)
         for step in range(steps):
+            if stage.rank == stage.world_size - 1 and (again or not step):
+                time.sleep(pause_s)
             trainee.backward(step)
             # One clock for all processes of a machine.
             begun.append(time.monotonic())

@@ -1,7 +1,7 @@
-"""What is saved in the middle of training and loaded into new objects continues as if nothing had happened.
+"""A state saved in the middle of training and loaded into new objects continues training exactly.
 
-With a barrier the steps that follow are the same bit for bit. Without one, who comes first is not reproducible; there,
-what was loaded is what was saved, field by field.
+With a barrier the steps that follow are the same bit for bit. Without one, the order of updates is not reproducible;
+there, the loaded state equals the saved one, field by field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AFTER = 3
 
 
 def check(stage: Stage, strategy: Strategy) -> Outcome:
-    """See the module."""
+    """Save and load in the middle of training, and compare the steps that follow."""
     return _continues(stage, strategy) if strategy.synchronization.barrier else _is_the_same(stage, strategy)
 
 
@@ -39,7 +39,7 @@ class _Saved:
 
     @classmethod
     def of(cls, trainee: Trainee, session: Session) -> _Saved:
-        # First the session: what is on its way may still change parameters.
+        # First the session: exchanges in flight may still change parameters.
         about = session.state_dict()
         return cls(copy.deepcopy(trainee.model.state_dict()), copy.deepcopy(trainee.optimizer.state_dict()), about)
 
@@ -98,16 +98,16 @@ def _continues(stage: Stage, strategy: Strategy) -> Outcome:
 
 
 def _points(strategy: Strategy, steps: range) -> dict[int, str]:
-    """After how many steps to save, and what is special about it."""
+    """The steps after which to save, with the reason for each."""
     rule = strategy.synchronization
     if rule.quantity != "change":
-        return {steps.start + 3: "between two rounds"}
+        return {steps.start + 3: "between two exchanges"}
     rounds = [count for count in range(steps.start + 1, steps.stop + 1) if rule.due(count)]
     if rule.delay:
         # The exchange has begun and takes effect later.
         begun = rounds[len(rounds) // 2]
-        return {begun: "a part on its way", begun + rule.delay - 1: "just before it is applied"}
-    return {rounds[-1] - 1: "a step before a round", rounds[-1]: "right after one"}
+        return {begun: "a fragment in flight", begun + rule.delay - 1: "just before it is applied"}
+    return {rounds[-1] - 1: "a step before an outer step", rounds[-1]: "right after one"}
 
 
 def _is_the_same(stage: Stage, strategy: Strategy) -> Outcome:
@@ -131,4 +131,4 @@ def _is_the_same(stage: Stage, strategy: Strategy) -> Outcome:
     for rank, key in enumerate(stage.gather(wrong)):
         if key is not None:
             return failed(f"saved and loaded on rank {rank}: {key} is not what it was")
-    return passed(f"saved and loaded: all {len(wanted)} values as they were on every rank, and training goes on")
+    return passed(f"saved and loaded: all {len(wanted)} values as they were on every rank, and training continues")

@@ -17,22 +17,22 @@ from laconic.strategy import Strategy
 
 _STEPS = 2
 _SETTLE_S = 10.0
-"""How long threads that were told to end, and sockets that were closed, may take."""
+"""How long threads may take to end, and sockets to close."""
 _DESCRIPTORS = Path("/proc/self/fd")
 _LOOKING = threading.Lock()
-"""Looking opens a file itself, which another rank that is a thread of this process would count."""
+"""A lock: the check itself opens a file, which other ranks in this process would count."""
 
 
 def check(stage: Stage, strategy: Strategy) -> Outcome:
-    """See the module."""
+    """Compare hooks, threads, open files and states before attach() with those after detach()."""
     trainee = Trainee(stage, strategy)
-    trainee.held_out_loss()  # in its first pass FSDP puts hooks of its own on a model
+    trainee.held_out_loss()  # in its first pass FSDP adds hooks of its own to a model
     hooks, keys = _hooks(trainee), _keys(trainee)
     _visit(stage, trainee)
     problem = _left_on(trainee, hooks, keys) or _left_in_training(stage, trainee)
     if any(stage.gather(problem)):
         return _told(stage, problem, "")
-    # Only now: what is loaded or opened once and kept is no trace of a session.
+    # Only now: files and modules that are opened once and kept do not count.
     before = _Held.now(stage)
     _visit(stage, trainee)
     after = _Held.once_settled(stage, before)
@@ -56,11 +56,11 @@ def _visit(stage: Stage, trainee: Trainee) -> None:
 
 @dataclass(frozen=True)
 class _Held:
-    """What a process holds."""
+    """The threads and files of a process."""
 
     threads: tuple[str, ...]
     num_files: int | None
-    """None where the system does not tell."""
+    """None where the system does not report it."""
 
     @property
     def num_threads(self) -> int:
@@ -68,10 +68,10 @@ class _Held:
 
     @classmethod
     def now(cls, stage: Stage, generation: int = 1) -> _Held:
-        # Where ranks are threads, what one holds is what all hold: look while none of them does anything.
+        # Where ranks are threads, they share threads and files: count while none of them is active.
         stage.meet()
         if not stage.in_process or stage.rank == 0:
-            gc.collect(generation)  # what is only waiting to be collected is not held
+            gc.collect(generation)  # garbage does not count
         stage.meet()
         with _LOOKING:
             files = len(list(_DESCRIPTORS.iterdir())) if _DESCRIPTORS.exists() else None
@@ -81,7 +81,7 @@ class _Held:
 
     @classmethod
     def once_settled(cls, stage: Stage, before: _Held) -> _Held:
-        """As soon as it is what it was before, or after a while."""
+        """Return as soon as the counts are as before, or after a while."""
         deadline_s = time.monotonic() + _SETTLE_S
         generation = 1
         while True:
@@ -89,7 +89,7 @@ class _Held:
             settled = before.problem_with(found) is None or time.monotonic() > deadline_s
             if all(stage.gather(settled)):
                 return found
-            # Everything this time, which takes long.
+            # A full collection this time, which takes long.
             generation = 2
             time.sleep(0.02)
 
@@ -106,7 +106,7 @@ class _Held:
 
 
 def _hooks(trainee: Trainee) -> dict[str, int]:
-    """How many hooks there are on the model, on its parameters and on the optimizer."""
+    """The number of hooks on the model, on its parameters and on the optimizer."""
     owners: dict[str, object] = {"the optimizer": trainee.optimizer}
     owners |= {f"parameter {name}": parameter for name, parameter in trainee.model.named_parameters()}
     owners |= {f"module {name or 'itself'}": module for name, module in trainee.model.named_modules()}
@@ -125,7 +125,7 @@ def _keys(trainee: Trainee) -> list[list[str]]:
 
 
 def _left_on(trainee: Trainee, hooks: dict[str, int], keys: list[list[str]]) -> str | None:
-    """What differs from before on the model and the optimizer, in words."""
+    """The differences on the model and the optimizer, in words."""
     for owner, count in _hooks(trainee).items():
         if count != hooks[owner]:
             return f"{owner} has {count} hooks, {hooks[owner]} before"
@@ -140,7 +140,7 @@ def _left_on(trainee: Trainee, hooks: dict[str, int], keys: list[list[str]]) -> 
 
 
 def _left_in_training(stage: Stage, trainee: Trainee) -> str | None:
-    """What goes wrong when training goes on without laconic, in words."""
+    """Problems when training continues without laconic, in words."""
     before = trainee.flat()
     trainee.train([_STEPS])
     if bool((trainee.flat() == before).all()):

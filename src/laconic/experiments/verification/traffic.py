@@ -1,4 +1,4 @@
-"""Ranks send as many bytes as formulas say: those of every exchange that began in the steps watched."""
+"""Ranks send the number of bytes that formulas predict, for every exchange that began in the observed steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laconic.strategy import Strategy
 
 
 def check(stage: Stage, strategy: Strategy) -> Outcome:
-    """See the module."""
+    """Compare the bytes that ranks send with the formulas of the strategy."""
     trainee = Trainee(stage, strategy)
     specs = trainee.specs()
     first = opening(strategy, specs, stage.world_size)
@@ -32,16 +32,16 @@ def _watch(stage: Stage, strategy: Strategy, watched: Course) -> Outcome:
     with trainee.attach(watched.start) as session:
         plans = _plans(trainee, session)
         for step in watched.steps:
-            # A plan is made anew once it is known in which order gradients become ready.
+            # A new plan is made once the order of gradients is known.
             predicted += _predicted(trainee, session, plans if len(plans) > 1 else [session.plan], step)
             trainee.train([step])
-        session.state_dict()  # what is on its way has been sent when this returns
+        session.state_dict()  # returns when everything in flight has been sent
         counted = session.traffic.sent_bytes("payload")
         stage.meet()
     all_counted, all_predicted = stage.gather(counted), stage.gather(predicted)
     steps = f"{watched.count} steps"
     if not strategy.synchronization.barrier and not strategy.architecture.has_servers:
-        # Who asks whom depends on who is ready, so a single rank may send more than its share.
+        # Which replica starts an exchange depends on timing, so a single rank may send more than its share.
         all_counted, all_predicted = [sum(all_counted)], [sum(all_predicted)]
         steps += " of all ranks together"
     for rank, (sent, expected) in enumerate(zip(all_counted, all_predicted, strict=True)):
@@ -56,7 +56,7 @@ def _watch(stage: Stage, strategy: Strategy, watched: Course) -> Outcome:
 
 
 def _plans(trainee: Trainee, session: Session) -> list[Plan]:
-    """One plan for each part of the model that is exchanged at a time of its own."""
+    """One plan for each fragment of the model."""
     return session.strategy.plans(trainee.specs(), session.world_size)
 
 
@@ -65,9 +65,9 @@ def _predicted(trainee: Trainee, session: Session, plans: list[Plan], step: int)
     strategy, rule = session.strategy, session.strategy.synchronization
     moment = Moment(step, session.rank, session.world_size, rule.round_number(step))
     if rule.quantity != "change" and strategy.architecture.scope == "everyone":
-        return sum(strategy.plan_bytes(plan, moment) for plan in plans)
-    # Parameters leave after the step, or before it where nothing leaves before the backward pass has ended.
-    waits = strategy.architecture.scope == "neighbours" and rule.barrier and plans[0].launch == "after_backward"
+        return sum(strategy.plan_bytes(plan, moment) for plan in plans) if rule.due(step + 1) else 0
+    # Parameters are sent after the step, or before it where nothing is sent during the backward pass.
+    waits = strategy.mixes_parameters() and rule.barrier and plans[0].launch == "after_backward"
     num_steps = step if waits else step + 1
     due = rule.due(num_steps) if num_steps else []
     return sum(strategy.plan_bytes(plans[part], moment) for part in due)

@@ -1,8 +1,8 @@
-"""The small model every check trains, and what can be seen of it.
+"""The small model that every check trains, and its observable state.
 
-Its layers have the names and shapes of larger models (matrices, a normalization, biases), so that wrappers which go by
-name or shape find something to do. Weights and batches follow from seeds alone: ranks are threads of one process, and
-must not draw from the generator they share.
+Its layers have the names and shapes of larger models (matrices, a normalization, biases), so that wrappers that select
+by name or shape have an effect. Weights and batches follow from seeds alone: ranks are threads of one process, and must
+not draw from the generator they share.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError
+from laconic.experiments.verification.course import with_length
 from laconic.experiments.verification.stage import Stage
 from laconic.runtime import Session
 from laconic.runtime.shards import is_sharded
@@ -29,10 +30,8 @@ from laconic.strategy import Strategy
 Size = Literal["small", "large"]
 _WIDTHS: dict[Size, int] = {"small": 96, "large": 384}
 _INPUTS, _OUTPUTS, _BATCH = 16, 8, 16
-_STEPS = 100
-"""For strategies that want to know how long training is."""
 _HELD_OUT = 10**6
-"""A step no training reaches: its batch is for looking at the loss."""
+"""A step that no training reaches: its batch is for measuring the loss."""
 
 
 class SmallNet(nn.Module):
@@ -55,58 +54,62 @@ class SmallNet(nn.Module):
                     parameter.zero_()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the model makes of a batch."""
+        """The output of the model."""
         hidden = torch.tanh(self.embed(inputs))
         return self.head(self.norm(hidden + torch.tanh(self.block(hidden))))
 
 
 class Trainee:
-    """A model with its optimizer, in the hands of one rank."""
+    """A model with its optimizer on one rank."""
 
     def __init__(self, stage: Stage, strategy: Strategy, size: Size | None = None) -> None:
-        self.strategy = strategy = strategy.planned(_STEPS) if strategy.synchronization.asks_for_length else strategy
+        self.strategy = strategy = with_length(strategy)
         self.rank = stage.rank
         self.model = SmallNet(size or fitting_size(strategy))
         if strategy.architecture.holds_shards:
             self._shard()
         traits = strategy.compression.traits
         directions = not strategy.synchronization.keeps_scale or not traits.keeps_scale
-        # Momentum is for those that bring none of their own; a direction has length one per parameter already.
+        # Momentum for strategies without momentum of their own; a direction has length one per parameter already.
         own_momentum = directions or traits.accumulates
         rate = 0.002 if directions else 0.02
         self.optimizer: Optimizer = SGD(self.model.parameters(), lr=rate, momentum=0.0 if own_momentum else 0.9)
-        if strategy.synchronization.quantity == "momentum":
+        if strategy.synchronization.needs_adam:
             self.optimizer = AdamW(self.model.parameters(), lr=rate / 10)
         self._stage = stage
+        self._session: Session | None = None
 
     def _shard(self) -> None:
-        """Cut the model up among all ranks, in two parts."""
-        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - takes a second, and few need it
+        """Shard the model over all ranks, in two parts."""
+        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - a slow import that few need
 
         fully_shard(self.model.block)
         fully_shard(self.model)
 
     def attach(self, start: int = 0) -> Session:
         """Put the strategy to work, as if `start` steps had been made before."""
-        session = self._stage.attach(self.model, self.optimizer, self.strategy)
+        self._session = session = self._stage.attach(self.model, self.optimizer, self.strategy)
         if start:
             session.load_state_dict({**session.state_dict(), "step": start})
         return session
 
     def loss(self, step: int, rank: int | None = None) -> torch.Tensor:
-        """Of the batch that a rank, this one if none is named, has in a step."""
+        """The loss on the batch of a rank, by default this one, in a step."""
         inputs, targets = _batch(step, self.rank if rank is None else rank)
         return functional.mse_loss(self.model(inputs), targets)
 
     def held_out_loss(self) -> float:
-        """On a batch nobody trains on, the same for all."""
+        """The loss on a batch that is never trained on, the same for all ranks."""
         with torch.no_grad():
             return self.loss(_HELD_OUT, 0).item()
 
     def backward(self, step: int) -> None:
         """Compute the gradients of a step."""
         self.optimizer.zero_grad()
-        self.loss(step).backward()
+        loss = self.loss(step)
+        loss.backward()
+        if self._session is not None:
+            self._session.report_loss(loss)
 
     def train(self, steps: Iterable[int]) -> None:
         """Make these steps."""
@@ -115,13 +118,13 @@ class Trainee:
             self.optimizer.step()
 
     def rest(self) -> None:
-        """Let the optimizer change nothing from here on."""
+        """Make the optimizer change nothing from now on."""
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """What the model holds, by name."""
-        # Its state, not its parameters: updates that wait for the next forward pass are made before a state is given.
+        """The state of the model, by name."""
+        # Its state, not its parameters: state_dict() makes deferred updates first.
         held = self.model.state_dict()
         return {name: value.full_tensor() if is_sharded(value) else value for name, value in held.items()}
 
@@ -130,18 +133,18 @@ class Trainee:
         return torch.cat([value.reshape(-1).double() for value in self.parameters().values()])
 
     def specs(self) -> list[TensorSpec]:
-        """The parameters as plans see them before any gradient has been seen: backwards."""
+        """The parameters in the order of plans before the first gradient: backwards."""
         return [TensorSpec.of(name, value) for name, value in reversed(self.parameters().items())]
 
 
 @lru_cache(maxsize=2)
 def model_specs(size: Size) -> tuple[TensorSpec, ...]:
-    """The same without a model at hand."""
+    """The same without a model."""
     return tuple(TensorSpec.of(name, value) for name, value in reversed([*SmallNet(size).named_parameters()]))
 
 
 def fitting_size(strategy: Strategy) -> Size:
-    """The smallest model on which the strategy has something to do; raises AttachError if there is none."""
+    """The smallest model on which the strategy has an effect; raises AttachError if there is none."""
     for size in _WIDTHS:
         try:
             strategy.compression.check(model_specs(size)[::-1], OptimizerFacts(name="SGD"))
@@ -154,7 +157,7 @@ def fitting_size(strategy: Strategy) -> Size:
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """A text that is the same for the same bits, and only for these."""
+    """A text that is equal for equal bits only."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -162,7 +165,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def _batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs, and what a fixed layer makes of them."""
+    """Inputs, and the outputs of a fixed layer."""
     generator = torch.Generator().manual_seed(1000 * step + rank + 7)
     inputs = torch.randn(_BATCH, _INPUTS, generator=generator)
     teacher = torch.randn(_INPUTS, _OUTPUTS, generator=torch.Generator().manual_seed(2))

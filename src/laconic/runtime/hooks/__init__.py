@@ -1,1 +1,1 @@
-"""The places where PyTorch lets us in. Hooks hand gradients or parameters to the engine and put the result back."""
+"""Hooks in PyTorch that pass gradients or parameters to the engine and write the results back."""

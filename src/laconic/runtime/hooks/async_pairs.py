@@ -1,12 +1,12 @@
 """Replicas that average in pairs whenever one of them is ready, in the background of training (AD-PSGD).
 
-Peers never see the model's parameters but a copy of them, z. The optimizer's step is added to z, and what z has become
-meanwhile is what the next step starts from:
+Peers see a copy z of the model's parameters, never the parameters themselves. The change of each optimizer step is
+added to z, and the next step starts from z as it is then:
 
     after a step     z <- z + (x_after - x_before),   x <- z
     a pair i, j      z_i <- z_i + (s_j - s_i) / 2,    z_j <- z_j + (s_i - s_j) / 2      s: z when it was sent
 
-Whoever is asked answers from a thread that waits for nobody, so no graph and no number of replicas can deadlock.
+Requests are answered by a thread that never waits for another rank, so no graph and no number of replicas can deadlock.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AsyncPairHooks(TrainingHooks):
         self._listener: Listener | None = None
         self._error: CommunicationError | None = None
         self._named = False
-        """Whether this rank has told the others of the error itself."""
+        """Whether this rank has announced the error to the others itself."""
         self._said_goodbye: set[int] = set()
         self._all_said_goodbye = threading.Event()
         self._heard_s = time.monotonic()
@@ -125,11 +125,11 @@ class AsyncPairHooks(TrainingHooks):
                 )
             failed = self._error is not None
             self._idle.set()
-            if failed:  # as it was before: now it may have been asked for the next one
+            if failed:  # the flag read earlier: by now it may have been set for the next one
                 return
 
     def _lost(self, peer: int, error: CommunicationError) -> PeerLost:
-        """A neighbour did not do what it was asked for: it answers from a thread that waits for nobody."""
+        """A neighbour did not answer, although its answering thread never waits for another rank."""
         if isinstance(error, PeerLost):
             return error
         self._named = True
@@ -147,7 +147,7 @@ class AsyncPairHooks(TrainingHooks):
             self._messages.take(peer, said, self._messages.read(peer, answer.tensors, _step_of(answer)))
 
     def frame(self, frame: Frame, reply: ReplyTo) -> None:
-        """See Handler: a neighbour asks."""
+        """Answer the request of a neighbour."""
         self._heard_s = time.monotonic()
         if frame.kind == _BYE:
             self._said_goodbye.add(frame.sender)
@@ -161,7 +161,7 @@ class AsyncPairHooks(TrainingHooks):
         if frame.sender not in self._messages.answers:
             raise CommunicationError(f"rank {rank} has no neighbour {frame.sender} that it answers.")
         with self._lock, torch.no_grad():
-            # Whatever can be wrong is looked at before anything changes.
+            # Everything is checked before anything changes.
             meant = self._messages.read(frame.sender, frame.tensors, _step_of(frame))
             step = self._job.step
             said = self._messages.say(frame.sender, step)
@@ -169,12 +169,12 @@ class AsyncPairHooks(TrainingHooks):
         reply(frame.answer(said, str(step)))
 
     def left(self, sender: int, reason: str) -> None:
-        """See Handler: a neighbour that goes without a word ends training here too."""
+        """A neighbour whose connection breaks without a goodbye ends training here too."""
         outsider = sender not in self._messages.answers
         if not outsider and sender not in self._said_goodbye and not self._stopping and self._error is None:
             self._error = PeerLost(
-                f"averaging on rank {self._job.transport.rank} cannot go on: rank {sender} {reason} before the end of "
-                "training.",
+                f"averaging on rank {self._job.transport.rank} cannot continue: rank {sender} {reason} before the "
+                "end of training.",
                 rank=sender,
             )
             self._all_said_goodbye.set()
@@ -182,26 +182,25 @@ class AsyncPairHooks(TrainingHooks):
     # -- around the optimizer's step ---------------------------------------------------------------------------
 
     def before_step(self, *, closure: bool) -> None:
-        """See TrainingHooks."""
         self._check()
         with torch.no_grad():
             for name, view in self._before_views.items():
                 view.copy_(self._job.parameters[name])
 
     def _check(self) -> None:
-        """Raise what went wrong in the background."""
+        """Raise the error of the background thread, if there is one."""
         if isinstance(self._error, PeerLost) and not self._named:
             self._named = True
             transport = self._job.transport
             self._error = with_last_words(self._error, transport)
-            # Before this rank ends: those who wait elsewhere must not take it for the cause.
+            # Before this rank ends: ranks that wait elsewhere must not take it for the cause.
             problem = f"was lost, says rank {transport.rank}: {one_line(self._error)}"
             transport.announce_failure(problem, rank=self._error.rank)
         if self._error is not None:
             raise self._error
 
     def after_step(self) -> None:
-        """Add this step to what others see, and take over what they have made of it."""
+        """Add this step to the shared copy, and continue from the copy as neighbours have changed it."""
         with self._lock, torch.no_grad():
             for name, shared in self._shared.views.items():
                 shared.add_(self._job.parameters[name]).sub_(self._before_views[name])
@@ -219,40 +218,33 @@ class AsyncPairHooks(TrainingHooks):
         meet(self._job.transport, what)
 
     def wait(self) -> None:
-        """See TrainingHooks."""
         self._idle.wait(self._job.transport.timeout_s)
 
     def settle(self) -> None:
-        """See TrainingHooks."""
         self._pause("all replicas at rest")
         with self._lock, torch.no_grad():
             for name, shared in self._shared.views.items():
                 self._job.parameters[name].copy_(shared)
 
     def adopt(self) -> None:
-        """See TrainingHooks."""
         with self._lock, torch.no_grad():
             for name, shared in self._shared.views.items():
                 shared.copy_(self._job.parameters[name])
 
     def plan(self) -> Plan:
-        """See TrainingHooks."""
         return self._shared.plan
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """See TrainingHooks."""
         self.settle()
         yield
         meet(self._job.transport, "all states being saved")
 
     def state(self) -> ParameterState:
-        """See TrainingHooks."""
         with self._lock:
             return self._messages.state()
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See TrainingHooks."""
         self._pause("all replicas at rest")
         self.adopt()
         with self._lock:
@@ -260,7 +252,7 @@ class AsyncPairHooks(TrainingHooks):
         meet(self._job.transport, "all states being loaded")
 
     def leave(self) -> None:
-        """Say goodbye; answer neighbours until they have, too, as long as they make steps."""
+        """Say goodbye; answer neighbours until they have said it too, as long as they make steps."""
         self._idle.wait(self._job.transport.timeout_s + 5.0)
         self._check()
         self._say_goodbye()
@@ -270,7 +262,7 @@ class AsyncPairHooks(TrainingHooks):
 
     def _say_goodbye(self) -> None:
         said: dict[int, Reply] = {}
-        for peer in (*self._callers, *self._callers):  # all are told before the first answer is waited for
+        for peer in (*self._callers, *self._callers):  # send all before waiting for the first answer
             try:
                 if peer in said:
                     said[peer].wait()
@@ -281,12 +273,12 @@ class AsyncPairHooks(TrainingHooks):
                 return
 
     def detach(self) -> None:
-        """See TrainingHooks; neighbours that were not told goodbye take it for a loss."""
+        """Say goodbye, because neighbours treat a broken connection as a lost rank."""
         self._stopping = True
         self._ready.set()
         for caller in self._callers.values():
             caller.close()
-        # Taken out, because it holds this hooks, and that the transport.
+        # Removed, because it references these hooks, and they the transport.
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()

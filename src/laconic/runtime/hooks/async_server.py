@@ -1,6 +1,6 @@
-"""Servers that hold the parameters: gradients leave at the optimizer's step, and parameters come back.
+"""Servers that hold the parameters: gradients are sent at the optimizer's step, and parameters come back.
 
-The optimizer of the worker finds no gradients and does nothing; the one on the servers has done its work.
+The worker's optimizer finds no gradients and does nothing; the servers' optimizer has made the step.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class AsyncServerHooks(TrainingHooks):
             for tensor, place in bucket.segments()
         }
         back = job.strategy.compression.back().forgetful()
-        # What is a direction only cannot move parameters: those then come as they are.
+        # A compressor that sends only a direction cannot update parameters: those then come uncompressed.
         self._back = None if back.traits.lossless or not back.traits.keeps_scale else back
         self._gradients: dict[str, torch.Tensor | None] = {}
 
     def before_step(self, *, closure: bool) -> None:
-        """Push every gradient, put what comes back in the place of the parameters, and hide the gradients."""
+        """Push every gradient, overwrite the parameters with the answers, and hide the gradients."""
         job = self._job
         if closure:
             raise CommunicationError(
                 f'with "{job.strategy.synchronization}" gradients are sent when optimizer.step() is called, so it '
-                "takes no closure. Call backward() before."
+                "takes no closure. Call backward() first."
             )
         scale, overflow = _amp_scaling(job.optimizer)
         self._gradients = {name: parameter.grad for name, parameter in job.parameters.items()}
@@ -109,45 +109,40 @@ class AsyncServerHooks(TrainingHooks):
         state.metrics["staleness"] = torch.tensor(facts["staleness"])
 
     def after_step(self) -> None:
-        """Show the gradients again."""
+        """Restore the hidden gradients."""
         for name, gradient in self._gradients.items():
             self._job.parameters[name].grad = gradient
         self._gradients = {}
 
     def plan(self) -> Plan:
-        """See TrainingHooks."""
         return self._buckets.plan
 
     def state(self) -> ParameterState:
-        """See TrainingHooks."""
         return self._buckets.state_by_parameter()
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See TrainingHooks."""
         for state in self._buckets.states:
             state.restore(saved)
 
     def stop_holding_up(self) -> None:
-        """See TrainingHooks."""
         assert self._pool.client is not None
         self._pool.client.rest()
 
     def settle(self) -> None:
-        """See TrainingHooks; takes the servers' parameters."""
+        """Take the servers' parameters."""
         self._pool.meet_and_pull()
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """See TrainingHooks."""
         self._pool.meet_and_pull()
         yield
         meet(self._job.transport, "all states being saved")
 
 
 def _amp_scaling(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
-    """By what a GradScaler has multiplied gradients that the optimizer is to divide itself, and whether they overflow.
+    """The GradScaler's factor on gradients that the optimizer has to unscale itself, and whether they overflow.
 
-    Optimizers made with fused=True do both inside step(), which is too late for what is sent before it.
+    Optimizers made with fused=True check both inside step(), which is too late for gradients that are sent before.
     """
     scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     return (1.0 if scale is None else float(scale)), overflow is not None and bool(overflow)

@@ -1,28 +1,27 @@
-"""What the session asks of the hooks that let a strategy into the training loop."""
+"""The interface between a session and the hooks that connect a strategy to the training loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import ClassVar
 
 import torch
 from torch.optim import Optimizer
 
 from laconic.core.plan import Plan
-from laconic.core.stateful import ParameterState
+from laconic.core.stateful import BucketState, ParameterState
 from laconic.runtime.job import Job
 
 
 class TrainingHooks:
-    """One way to get at what is exchanged: where in the loop a strategy sends, and where it applies what arrives.
+    """One way to hook into the training loop: where a strategy sends, and where it applies the results.
 
-    Every answer but `plan` has a default: the one of a strategy that leaves gradients to their rank, remembers nothing
-    and has nothing in flight between steps.
+    Every method but `plan` has a default, for a strategy that does not exchange gradients, keeps no state and has
+    nothing in flight between steps.
     """
 
-    can_join: ClassVar[bool] = False
-    """Whether a rank that has run out of data can go on taking part."""
+    can_join: bool = False
+    """Whether a rank that has run out of data can continue to take part."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -32,8 +31,12 @@ class TrainingHooks:
         raise NotImplementedError
 
     def state(self) -> ParameterState:
-        """All that is remembered, by parameter name."""
+        """All state, by parameter name."""
         return {}
+
+    def bucket_states(self) -> list[BucketState]:
+        """All state in its memory layout, by bucket."""
+        return []
 
     def order(self) -> list[str]:
         """Parameter names in the order in which gradients become ready; empty while it is not known."""
@@ -47,7 +50,7 @@ class TrainingHooks:
         return nullcontext()
 
     def before_step(self, *, closure: bool) -> None:
-        """Make sure that what optimizers are about to apply has been exchanged, or raise."""
+        """Raise unless all gradients that the optimizers are about to apply have been exchanged."""
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
         """One of several optimizers is about to apply gradients; `before_step` was called before the first of them."""
@@ -56,23 +59,23 @@ class TrainingHooks:
         """Every optimizer has applied the gradients."""
 
     def finish_updates(self) -> None:
-        """Make every update of the steps so far that still waits for gradients."""
+        """Make every deferred update now."""
 
     def wait(self) -> None:
-        """Return when nothing of this rank's is in flight."""
+        """Return when this rank has nothing in flight."""
 
     def settle(self) -> None:
-        """Wait for what is in flight and apply it."""
+        """Wait for the exchanges in flight and apply them."""
 
     def take_part(self) -> None:
-        """Do what ranks with data do in this step, with nothing of this rank's own; see session.join()."""
+        """Take part in the exchanges of a step with zeros; for ranks without data (session.join())."""
         raise NotImplementedError
 
     def adopt(self) -> None:
         """The parameters have been changed from outside: continue from there."""
 
     def stop_holding_up(self) -> None:
-        """Let ranks go on that wait for this one to make steps: it is about to wait for them elsewhere."""
+        """Release ranks that wait for steps of this one, because it is about to wait for them elsewhere."""
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -80,11 +83,15 @@ class TrainingHooks:
         yield
 
     def remember(self, field: str, values: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite a field of what is remembered of each parameter; between two steps."""
+        """Overwrite a field of the state of each parameter; between two steps."""
+        raise NotImplementedError
+
+    def recall(self, field: str) -> Mapping[str, torch.Tensor]:
+        """A writable view of a field of each parameter's state; between two exchanges."""
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Say goodbye to other ranks and stay as long as they need this one; not called after an error."""
+        """Say goodbye to other ranks and serve them as long as they need this one; not called after an error."""
 
     def detach(self) -> None:
         """Remove every hook and leave gradients as ordinary tensors; waits for nothing, so it may follow an error."""

@@ -1,7 +1,7 @@
-"""A module already wrapped in DistributedDataParallel: its communication hook hands us every bucket.
+"""Hooks for a module wrapped in DistributedDataParallel, whose communication hook passes on every bucket.
 
 DDP keeps deciding buckets, order, unused parameters and buffers; the strategy decides what is sent and with whom. A
-communication hook cannot be taken off again, so ours stays and, while no session is attached, does what DDP does.
+communication hook cannot be removed, so ours stays and, while no session is attached, averages as DDP does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.scheduling import Fusion, Schedule
 
 
 class DdpHookState:
-    """What DDP keeps as the state of our communication hook: the hooks in charge, if any."""
+    """The state of our communication hook, kept by DDP: the attached hooks, if any."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -35,7 +35,7 @@ def _communicate(state, bucket):
     """Forward a bucket to the attached hooks, or average it as DDP would."""
     if state.hooks is not None:
         return state.hooks.exchange(bucket)
-    # Multiplied, not divided: that is what DDP does without a hook, bit for bit.
+    # Multiplied, not divided: the same operation as DDP without a hook, bit for bit.
     flat = bucket.buffer().mul_(1.0 / state.group.size())
     work = dist.all_reduce(flat, group=state.group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
@@ -85,7 +85,7 @@ class DdpHooks(TrainingHooks):
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
         with self._lock:
             if names not in self._buckets:
-                # DDP regroups parameters after the first step: carry what was remembered over to the new groups.
+                # DDP regroups parameters after the first step: carry the state over to the new buckets.
                 self._saved = self.state()
                 self._buckets = {known: old for known, old in self._buckets.items() if not set(known) & set(names)}
                 spec = Bucket(tuple(TensorSpec.of(name, self._job.parameters[name]) for name in names))
@@ -95,35 +95,31 @@ class DdpHooks(TrainingHooks):
             return self._buckets[names]
 
     def state(self) -> ParameterState:
-        """See TrainingHooks."""
         merged = dict(self._saved)
         for buckets in self._buckets.values():
             merged |= buckets.state_by_parameter()
         return merged
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See TrainingHooks."""
         self._saved = saved
         self._buckets.clear()
 
     def plan(self) -> Plan:
-        """See TrainingHooks; before DDP has shown its buckets, what they will be by its rules."""
+        """DDP's buckets; before DDP has shown them, those that its rules give."""
         if self._buckets:
             return Plan(tuple(buckets.plan.buckets[0] for buckets in self._buckets.values()))
         specs = [TensorSpec.of(name, parameter) for name, parameter in self._job.parameters.items()]
         return self._job.strategy.plan(specs, self._job.transport.world_size, observed=False)
 
     def accumulating(self) -> AbstractContextManager[object]:
-        """See TrainingHooks."""
         return self._model.no_sync()
 
     def detach(self) -> None:
-        """See TrainingHooks."""
         self._hook.hooks = None
 
 
 def check_schedule(model: DistributedDataParallel, schedule: Schedule) -> None:
-    """Raise unless the strategy's schedule is what DDP does anyway, so that no setting is ignored."""
+    """Raise unless the strategy's schedule is the one that DDP follows anyway, so that no setting is ignored."""
     limit: int = model.bucket_bytes_cap
     first: int = min(dist._DEFAULT_FIRST_BUCKET_BYTES, limit) if model.bucket_bytes_cap_default else limit
     if schedule.bucket_limits != (first, limit):

@@ -1,13 +1,13 @@
-"""Updates that wait: optimizer.step() returns at once, and parameters are updated when their layer is used next.
+"""Deferred updates: optimizer.step() returns at once, and parameters are updated when their layer is used next.
 
 Parameters are cut into groups that follow from the plan alone, in the order of the forward pass. When a layer is about
 to be used, the gradients of its groups are awaited and the optimizer makes its step for them, with the settings it had
 when step() was called. Which parameters share a step never depends on what has arrived on a rank.
 
-That is right only for an optimizer whose step can be made in parts (separability.py). With any other one step() itself
-waits for all gradients; so it does while somebody else has a hook that runs after the step, for such a hook may look at
-parameters. A parameter that is used elsewhere than in its own module is watched in the first pass and from then on
-updated before the model starts; one that escapes even that is noticed in the backward pass.
+This needs a separable optimizer (separability.py). With any other optimizer, step() itself waits for all gradients, as
+it does while another hook runs after the step, because such a hook may read parameters. A parameter that is used
+outside its own module is found in the first pass, and from then on is updated before the forward pass starts. If one is
+used so only later, the backward pass detects it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from laconic.core.plan import Plan
@@ -30,8 +31,15 @@ from laconic.runtime.hooks.separability import Settings, group_settings, step_in
 from laconic.runtime.job import Job
 
 
-def why_not_deferred(optimizers: Sequence[Optimizer]) -> str | None:
+def why_not_deferred(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter]) -> str | None:
     """Why updates of these optimizers cannot be made later, in parts; None if they can."""
+    together = counted_together(parameters)
+    if together:
+        # Later layers are updated when the forward pass has used earlier ones, whose values the backward pass needs.
+        return (
+            f'parameters "{together[0]}" and "{together[1]}" are views of one tensor, so torch takes an update of one '
+            "for a change of the other"
+        )
     for optimizer in optimizers:
         reason = why_not_separable(optimizer)
         if reason is not None:
@@ -39,8 +47,24 @@ def why_not_deferred(optimizers: Sequence[Optimizer]) -> str | None:
     return None
 
 
+def counted_together(parameters: Mapping[str, nn.Parameter]) -> list[str]:
+    """Parameters that share torch's counter of in-place changes; usually there are none.
+
+    nn.Parameter(flat[:10]) and nn.Parameter(flat[10:]) do. Those of one tensor, where there are several such.
+    """
+
+    def moved(changed: Iterable[str]) -> dict[str, int]:
+        """How far counters move if these parameters are said to have changed."""
+        before = {name: parameter._version for name, parameter in parameters.items()}
+        increment_version([parameters[name] for name in changed])
+        return {name: parameter._version - before[name] for name, parameter in parameters.items()}
+
+    sharing = next((name for name, by in moved(parameters).items() if by > 1), None)
+    return [] if sharing is None else [name for name, by in moved([sharing]).items() if by]
+
+
 class DeferredUpdates:
-    """Holds back updates and makes them in time."""
+    """Defers updates and makes them before their parameters are used."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -60,7 +84,7 @@ class DeferredUpdates:
         self._views: dict[str, torch.Tensor] = {}
         self._settings: dict[int, Settings] = {}
         self._pending: dict[str, tuple[int, int]] = {}
-        """Parameters whose update waits, with what tells whether somebody else has written to them."""
+        """Parameters whose update is deferred, with the version that shows whether the script has written to them."""
         self._stale: set[str] = set()
         self._borrowed: set[str] | None = None
         self._entered: set[str] = set()
@@ -95,12 +119,12 @@ class DeferredUpdates:
     def hold(
         self, plan: Plan, order: Sequence[str], tasks: dict[str, list[Task]], views: dict[str, torch.Tensor]
     ) -> None:
-        """Let the gradients of these parameters come when they come; until then .grad waits for whoever touches it.
+        """Defer these gradients: until they arrive, .grad is a tensor that waits when an operation uses it.
 
         order: all parameters as their gradients become ready, from the last layer to the first.
         """
         if self._borrowed is None:
-            # Used, but never by the module they belong to.
+            # Used, but never by their own module.
             self._borrowed = set(tasks) - self._entered
         if plan is not self._plan:
             self._plan = plan
@@ -124,7 +148,7 @@ class DeferredUpdates:
         return True
 
     def _touched(self, name: str) -> None:
-        """Somebody wants this gradient: have it, and if its update waits make that first, for it may be changed now."""
+        """An operation uses this gradient: wait for it, and make its deferred update before it can be changed."""
         self.update([name])
         self._await(name)
 
@@ -140,7 +164,7 @@ class DeferredUpdates:
     # -- around the optimizer's step ---------------------------------------------------------------------------
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
-        """Hide the gradients whose updates come later from an optimizer that is about to make its step."""
+        """Hide gradients with deferred updates from an optimizer that is about to make its step."""
         mine = [name for name in self._tasks if self._optimizer_of.get(name) is optimizer]
         lazy = [name for name in mine if isinstance(self._job.parameters[name].grad, LazyGradient)]
         if not self._may_defer(optimizer):
@@ -172,7 +196,7 @@ class DeferredUpdates:
         return False
 
     def after_step(self) -> None:
-        """Show the gradients again that optimizers could not have, and remember what parameters are like."""
+        """Restore the hidden gradients, and record the versions of the parameters."""
         for name in self._pending:
             self._job.parameters[name].grad = self._lazy(name)
             self._pending[name] = self._signature(name)
@@ -184,25 +208,25 @@ class DeferredUpdates:
     # -- before a layer is used --------------------------------------------------------------------------------
 
     def before_model(self) -> None:
-        """The model is about to be used."""
+        """The forward pass of the model begins."""
         if self._borrowed is None:
-            # Until it is known which parameters are used where, all must be there.
+            # Until it is known which modules use which parameters, all must be up to date.
             self.flush()
         elif self._pending:
             self.update(self._borrowed)
 
     def before_layer(self, names: Sequence[str]) -> None:
-        """A layer with these parameters is about to be used."""
+        """The forward pass of a layer with these parameters begins."""
         if self._borrowed is None:
             self._entered.update(names)
         self.update(names)
 
     def flush(self) -> None:
-        """Make every update that waits."""
+        """Make every deferred update."""
         self.update(list(self._pending))
 
     def update(self, names: Iterable[str]) -> None:
-        """Make the updates of the groups these parameters are in, as far as they wait."""
+        """Make the deferred updates of the groups that these parameters are in."""
         if self._pending:
             for number in sorted({self._group_of[name] for name in names if name in self._pending}):
                 self._update_group([name for name in self._groups[number] if name in self._pending])
@@ -225,7 +249,7 @@ class DeferredUpdates:
                 params = [[p for p in group["params"] if id(p) in chosen] for group in optimizer.param_groups]
                 step_in_part(optimizer, self._settings[id(optimizer)], params)
         for name, gradient in shown.items():
-            if not isinstance(gradient, LazyGradient):  # zero_grad() has been called, or somebody has set another one
+            if not isinstance(gradient, LazyGradient):  # zero_grad() was called, or the script has set another gradient
                 job.parameters[name].grad = gradient
 
     def _refuse_changed(self, names: Sequence[str]) -> None:
@@ -254,17 +278,17 @@ class DeferredUpdates:
     # -- at the next backward pass -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A backward pass begins: what was not used meanwhile is updated now."""
+        """A backward pass begins: parameters that were not used meanwhile are updated now."""
         self._stale = set(self._pending)
         self.flush()
         self.wait_all()
         self._tasks = {}
 
     def check(self, name: str) -> None:
-        """Raise if this parameter had a gradient computed with a value that was out of date."""
+        """Raise if the gradient of this parameter was computed with an outdated value."""
         if name in self._stale:
             raise CommunicationError(
-                f'parameter "{name}" was used in step {self._job.step} before its update of the step before had been '
+                f'parameter "{name}" was used in step {self._job.step} before its update of the previous step had been '
                 f"made: not by its own module, and not in the first step. {self._job.strategy.scheduling.name} cannot "
                 'know that; use the schedule "fusion".'
             )
@@ -284,10 +308,10 @@ class DeferredUpdates:
 
 
 def update_groups(plan: Plan, order: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
-    """Parameters that are updated together: neighbours in the forward pass, as much as the largest bucket holds.
+    """Parameters that are updated together: adjacent in the forward pass, up to the size of the largest bucket.
 
-    It depends on the plan alone, which is the same on all ranks. Fewer groups would wait for gradients before they are
-    needed; more would call the optimizer more often than messages arrive.
+    Groups depend on the plan alone, which is the same on all ranks. Larger groups would wait for gradients before they
+    are needed; smaller ones would call the optimizer more often than messages arrive.
     """
     enough = max((bucket.nbytes for bucket in plan.buckets), default=0)
     groups: list[list[str]] = []

@@ -1,13 +1,14 @@
-"""A model that fully_shard() has cut up: FSDP2 calls us in place of its own all-gathers and reduce-scatters.
+"""Hooks for a model under fully_shard(): FSDP2 calls these in place of its own all-gathers and reduce-scatters.
 
-FSDP2 keeps deciding what travels together and when; the strategy decides how. What it hands over has no borders between
-parameters: they lie side by side, each padded to equal shards, in the order that fsdp_parts.py knows.
+FSDP2 still decides which parameters are sent together and when; the strategy decides how. FSDP2 passes flat tensors
+without boundaries between parameters: they are contiguous, each padded to equal shards, in the order of fsdp_parts.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from laconic.core.stateful import BucketState, ParameterState
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError, CommunicationError
 from laconic.runtime.buckets import whole_state
-from laconic.runtime.engine import Task
+from laconic.runtime.engine import Engine, Task
 from laconic.runtime.fsdp_parts import FsdpPart, fsdp_parts
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.job import Job
@@ -37,26 +38,46 @@ class _Communication:
         self.usual = usual
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for what is sent or received."""
+        """Memory for a tensor that is sent or received."""
         return self.usual.allocate(size, dtype=dtype, device=device)
 
 
 class _AllGather(_Communication):
-    """For weights."""
+    """The all-gather of weights."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """Fill the output with every rank's input."""
         if group.size() != self.part.world_size:
-            # reshard_after_forward=int: inside a smaller group, what was gathered here before.
+            # reshard_after_forward=int: an all-gather inside a smaller group.
             return self.usual(output_tensor, input_tensor, group, async_op)
-        self.part.gather(output_tensor, input_tensor)
+        gathered = self.part.gather(output_tensor, input_tensor)
+        if output_tensor.device.type == "cpu":
+            # FSDP2 waits for it when it uses the weights, and computes until then.
+            return gathered
+        # On a GPU its streams wait, not the host.
+        gathered.wait()
         return None
 
 
+class _InFlight(dist.Work):
+    """A launched exchange with the interface that FSDP2 waits on."""
+
+    def __init__(self, engine: Engine, task: Task) -> None:
+        super().__init__()
+        self._engine = engine
+        self._task = task
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when its result may be used; the timeout is that of the session."""
+        if not (self._task.succeeded and self._task.outputs_ready is None):  # else the session may be detached by now
+            self._engine.wait(self._task)
+        return True
+
+
 class _ReduceScatter(_Communication):
-    """For gradients."""
+    """The reduce-scatter of gradients."""
 
     def __call__(
         self,
@@ -71,7 +92,7 @@ class _ReduceScatter(_Communication):
 
 
 class _Part:
-    """What one call of fully_shard() has made, with what is remembered of it."""
+    """The parameters of one call of fully_shard(), with the state of their exchanges."""
 
     def __init__(self, hooks: FullyShardedHooks, fsdp: FsdpPart, number: int) -> None:
         self._hooks = hooks
@@ -80,18 +101,18 @@ class _Part:
         self.world_size = hooks.world_size
         self.name = fsdp.name if fsdp.name == OUTERMOST else f'"{fsdp.name}"'
         self.gathers = 1 if fsdp.name == OUTERMOST else 2
-        """In the last step; FSDP2 keeps its outermost module whole between the passes."""
+        """Gathers in the last step; FSDP2 keeps its outermost module unsharded between the passes."""
         self.counted = 0
         trained = fsdp.gradients(hooks.names)
         self.gradients = hooks.laid_out(trained) if trained else None
-        """What is summed; None if all is frozen."""
+        """The bucket of gradients; None if all are frozen."""
         self._weights = hooks.architecture.init_weights(hooks.strategy.weights_codec, self.weights(), self.world_size)
         self._state: BucketState | None = None
         self._usual = fsdp.communication
         self._sums_unused = fsdp.sums_unused
 
     def weights(self) -> Bucket:
-        """What is put together."""
+        """The bucket of weights."""
         return self._hooks.laid_out(self._fsdp.weights(self.gathers))
 
     def install(self) -> None:
@@ -108,11 +129,11 @@ class _Part:
                 )
         self._fsdp.use(_AllGather(self, gather), _ReduceScatter(self, scatter))
         if self._sums_unused is not None:
-            # Else what is sent would change with the parameters that got a gradient.
+            # Otherwise the size of a message would depend on which parameters got a gradient.
             self._fsdp.sum_unused(True)
 
     def remove(self) -> None:
-        """Let FSDP2 communicate by itself again, if it is this session that does so now."""
+        """Let FSDP2 communicate by itself again, unless another session has taken over."""
         now = self._fsdp.communication[0]
         if isinstance(now, _Communication) and now.part is self:
             self._fsdp.use(*self._usual)
@@ -121,21 +142,21 @@ class _Part:
 
     @property
     def state(self) -> BucketState | None:
-        """What is remembered of its gradients."""
+        """The state of its gradients."""
         if self._state is None and self.gradients is not None:
             self._state = self._hooks.remembered(self.gradients)
         return self._state
 
     def forget(self) -> None:
-        """Begin again from what was saved."""
+        """Drop the state; the next use restores a saved one."""
         self._state = None
 
     def not_summing(self) -> Any:
-        """Inside, gradients are only added up on each rank."""
+        """Inside, gradients are accumulated locally."""
         return self._fsdp.not_summing()
 
-    def gather(self, output: torch.Tensor, row: torch.Tensor) -> None:
-        """Fill `output` with what everybody gets of all rows."""
+    def gather(self, output: torch.Tensor, row: torch.Tensor) -> _InFlight:
+        """Launch the gather of every rank's row into `output`."""
         hooks, state = self._hooks, self._weights
         self._check(row, state.bucket.dtype, state.bucket.numel, "weights")
         self.counted += hooks.is_training()
@@ -144,10 +165,11 @@ class _Part:
             rows = output.view(self.world_size, -1)
             return hooks.architecture.gather(row, state, hooks.strategy.weights_codec, wire, rows)
 
-        hooks.run(f"weights of {self.name}", state, start, row.device, number=hooks.num_gradients + self._number)
+        number = hooks.num_gradients + self._number
+        return hooks.begin(f"weights of {self.name}", state, start, row.device, number=number)
 
     def _check(self, flat: torch.Tensor, dtype: torch.dtype, numel: int, what: str) -> None:
-        """Raise unless FSDP2 hands over what was there when the session was attached."""
+        """Raise unless FSDP2 sends the same parameters as when the session was attached."""
         if flat.dtype == dtype and flat.numel() == numel:
             return
         hooks = self._hooks
@@ -185,13 +207,14 @@ class _Part:
         def start(wire: Wire) -> Exchange:
             yield from hooks.architecture.scatter(rows.view(count, -1), state, hooks.strategy.codec, wire, out)
             if mean and lossless:
-                out.div_(count)  # afterwards, as the backend does
+                out.div_(count)  # after the sum, as the backend does
 
-        hooks.run(f"gradients of {self.name}", state, start, rows.device, number=hooks.num_gradients - 1 - self._number)
+        number = hooks.num_gradients - 1 - self._number
+        hooks.begin(f"gradients of {self.name}", state, start, rows.device, number=number).wait()
 
 
 class FullyShardedHooks(TrainingHooks):
-    """Compresses what FSDP2 sends."""
+    """Compresses the traffic of FSDP2."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -199,8 +222,9 @@ class FullyShardedHooks(TrainingHooks):
         self._all = {plain_name(name): parameter for name, parameter in job.model.named_parameters()}
         self._saved: ParameterState = {}
         self._passed: set[str] = set()
+        self._last: Task | None = None
         found = fsdp_parts(job.model)
-        # Parts without trained parameters come last, so that buckets of gradients are numbered without gaps.
+        # Modules without trained parameters come last, so that buckets of gradients are numbered without gaps.
         found.sort(key=lambda part: not part.gradients(self.names))
         self.num_gradients = sum(bool(part.gradients(self.names)) for part in found)
         self._parts = [_Part(self, part, number) for number, part in enumerate(found)]
@@ -211,34 +235,34 @@ class FullyShardedHooks(TrainingHooks):
             self.detach()
             raise
 
-    # -- what parts ask -----------------------------------------------------------------------------------------
+    # -- called by the parts -------------------------------------------------------------------------------------
 
     @property
     def world_size(self) -> int:
-        """Owners of shards."""
+        """The number of shards."""
         return self._job.transport.world_size
 
     @property
     def strategy(self) -> Strategy:
-        """What is running."""
+        """The strategy."""
         return self._job.strategy
 
     @property
     def architecture(self) -> Architecture:
-        """How shards travel."""
+        """The architecture that exchanges shards."""
         return self._job.strategy.architecture
 
     @property
     def step(self) -> int:
-        """The step that is being made."""
+        """The current step."""
         return self._job.step
 
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """All of the model's as they are now, frozen or not."""
+        """All current parameters of the model, frozen or not."""
         return [(plain_name(name), parameter) for name, parameter in self._job.model.named_parameters()]
 
     def is_training(self) -> bool:
-        """Whether passes belong to training, as far as one can tell."""
+        """Whether the model is in training mode."""
         return self._job.model.training
 
     def laid_out(self, tensors: list[TensorSpec]) -> Bucket:
@@ -246,7 +270,7 @@ class FullyShardedHooks(TrainingHooks):
         return by_owner(tensors, self.world_size)
 
     def remembered(self, bucket: Bucket) -> BucketState:
-        """The state of a part, as it was saved if it was."""
+        """The state of a part, restored if it was saved."""
         state = self._job.strategy.init(bucket)
         state.restore(self._saved)
         return state
@@ -262,7 +286,7 @@ class FullyShardedHooks(TrainingHooks):
             for state in self._states():
                 state.rescale(ratio, self._job.strategy.scaled_fields())
 
-    def run(
+    def begin(
         self,
         what: str,
         state: BucketState,
@@ -270,8 +294,8 @@ class FullyShardedHooks(TrainingHooks):
         device: torch.device,
         *,
         number: int | None,
-    ) -> None:
-        """Run an exchange and wait for it; FSDP2 overlaps by streams."""
+    ) -> _InFlight:
+        """Begin an exchange."""
         job = self._job
         moment = job.moment()
 
@@ -280,43 +304,45 @@ class FullyShardedHooks(TrainingHooks):
             return start(Wire(job.transport, f"{what} in step {moment.step}"))
 
         task = Task(what, begin, step=job.step, device=device, bucket=number, metrics=state.metrics)
-        job.engine.wait(job.engine.submit(task))
+        self._last = job.engine.submit(task)
+        return _InFlight(job.engine, task)
+
+    def wait(self) -> None:
+        """Exchanges end in the order in which they began."""
+        if self._last is not None:
+            self._job.engine.wait(self._last)
 
     def _states(self) -> Iterator[BucketState]:
         return (state for part in self._parts if (state := part.state) is not None)
 
-    # -- what the session asks ----------------------------------------------------------------------------------
+    # -- called by the session -----------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """See TrainingHooks; the parts that FSDP2 sends, last ones first."""
+        """The units that FSDP2 exchanges, last ones first."""
         gradients = [part.gradients for part in reversed(self._parts) if part.gradients is not None]
         return Plan(tuple(gradients), weights=tuple(part.weights() for part in self._parts))
 
     def state(self) -> ParameterState:
-        """See TrainingHooks."""
         return whole_state(list(self._states()), self._all)
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See TrainingHooks."""
         self._saved = saved
         for part in self._parts:
             part.forget()
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """See TrainingHooks; FSDP2 adds up whole gradients on each rank."""
+        """Let FSDP2 accumulate unsharded gradients on each rank."""
         with ExitStack() as stack:
             for part in self._parts:
                 stack.enter_context(part.not_summing())
             yield
 
     def after_step(self) -> None:
-        """See TrainingHooks."""
         self._passed = set()
         for part in self._parts:
             part.gathers, part.counted = part.counted or part.gathers, 0
 
     def detach(self) -> None:
-        """See TrainingHooks."""
         for part in self._parts:
             part.remove()

@@ -1,11 +1,11 @@
-"""Have the user's own Adam step along a momentum that it is given, with a second moment that stays as it is.
+"""Makes the user's own Adam step along a given momentum, with a second moment that does not change.
 
-Adam and its kin keep m and v in their state and come to
+Adam and its variants keep m and v in their state and compute
 
     m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,   a step along (m / c1) / (sqrt(v / c2) + eps),   c = 1 - b^t
 
 Given m / b1 and v / b2 and a gradient of zero, the same code steps along m itself: weight decay, learning rates, fused
-kernels and whatever else the optimizer does stay its own. v follows c2, so that v / c2 does not change by itself.
+kernels and everything else stay the optimizer's own. v is scaled with c2, so that v / c2 does not change by itself.
 """
 
 from __future__ import annotations
@@ -28,33 +28,37 @@ _CLOSE = 1e-4
 
 
 class GivenMomentum:
-    """Puts the mean momentum into the optimizers of a job, from the step on in which the strategy averages that."""
+    """Writes the mean momentum into the optimizers of a job, once the strategy averages momenta."""
 
     def __init__(self, job: Job, hooks: TrainingHooks) -> None:
         self._job = job
         self._hooks = hooks
         self._rule = job.strategy.synchronization
         self._given = False
-        """Whether the step that is being made changes the momentum by a gradient, outside of an exchange."""
+        """Whether the current step adds a gradient to the momentum without an exchange."""
         self._steps: dict[nn.Parameter, int] = {}
-        """Steps made with each parameter, where the optimizer counts them on a GPU, which the host does not ask."""
+        """Steps of each parameter, where the optimizer counts them on a GPU and reading them would synchronize."""
         if len({float(group["betas"][0]) for group in job.param_groups if "betas" in group}) > 1:
             raise AttachError(
-                f"synchronization.{self._rule.name} takes part in the optimizer's momentum, and its parameter groups "
+                f"synchronization.{self._rule.name} changes the optimizer's momentum, and its parameter groups "
                 "have different betas[0]. Give all groups the same."
             )
+        if self._rule.interval > 1:
+            hooks.remember(self._rule.anchor, job.parameters)
         for optimizer in job.optimizers:
             reason = why_not_given(optimizer)
             if reason is not None:
                 raise AttachError(
-                    f"synchronization.{self._rule.name} gives the optimizer its momentum, as can be done with "
-                    f'torch.optim.AdamW, and not with this {type(optimizer).__name__}: {reason}. Use that, or "bsp".'
+                    f"synchronization.{self._rule.name} sets the optimizer's momentum, which works with "
+                    f'torch.optim.AdamW, but not with this {type(optimizer).__name__}: {reason}. Use AdamW, or "bsp".'
                 )
 
     def before(self, optimizer: Optimizer, *, closure: bool) -> None:
         """Called before an optimizer's step."""
         if self._job.step < self._rule.warmup:
             return
+        if self._rule.returns(self._job.step):
+            self._return(optimizer)
         if closure:
             raise CommunicationError(
                 f"step {self._job.step} was called with a closure, in which gradients are computed: "
@@ -62,11 +66,15 @@ class GivenMomentum:
             )
         overflow = getattr(optimizer, "found_inf", None)
         if overflow is not None and bool(overflow):
-            return  # it skips the step by itself
+            return  # the optimizer skips the step itself
         scale = getattr(optimizer, "grad_scale", None)
+        alone = not self._rule.due(self._job.step + 1)
         with torch.no_grad():
             for group in optimizer.param_groups:
-                # One that has no second moment yet was never used: for it, this is a gradient like any other.
+                for p in group["params"] if alone else ():
+                    if SECOND not in optimizer.state.get(p, {}):
+                        p.grad = None  # starts in a joint step, because its second moment must be the mean of all
+                # A parameter without a second moment was never used: .grad is treated as an ordinary gradient.
                 known = [p for p in group["params"] if p.grad is not None and SECOND in optimizer.state.get(p, {})]
                 if known:
                     if self._job.step == self._rule.warmup:
@@ -92,13 +100,47 @@ class GivenMomentum:
         if self._given or self._job.step + 1 == self._rule.warmup:
             self._given = False
             unit = self._job.loss_scale.unit
-            states = {p: state for optimizer in self._job.optimizers for p, state in optimizer.state.items()}
-            momenta = {
-                name: states[parameter][FIRST] * unit
-                for name, parameter in self._job.parameters.items()
-                if FIRST in states.get(parameter, {})
+            self._hooks.remember(
+                self._rule.momentum_field, {name: momentum * unit for name, momentum in self._momenta().items()}
+            )
+        if self._rule.interval > 1:
+            with torch.no_grad():
+                self._keep_what_is_agreed()
+
+    def _momenta(self) -> dict[str, torch.Tensor]:
+        states = {p: state for optimizer in self._job.optimizers for p, state in optimizer.state.items()}
+        return {
+            name: states[parameter][FIRST]
+            for name, parameter in self._job.parameters.items()
+            if FIRST in states.get(parameter, {})
+        }
+
+    def _return(self, optimizer: Optimizer) -> None:
+        """Restore the parameters that replicas last agreed on, before the step that replaces all steps since."""
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        with torch.no_grad():
+            for name, agreed in self._hooks.recall(self._rule.anchor).items():
+                if id(self._job.parameters[name]) in own:
+                    self._job.parameters[name].copy_(agreed)
+
+    def _keep_what_is_agreed(self) -> None:
+        """Record the parameters that replicas agree on, where replicas make local steps."""
+        step, rule, parameters = self._job.step, self._rule, self._job.parameters
+        if step + 1 == rule.warmup or rule.returns(step):
+            self._hooks.remember(rule.anchor, parameters)
+            if rule.returns(step):
+                # The optimizer was given a sum of momenta.
+                unit, agreed = self._job.loss_scale.unit, self._hooks.recall(rule.momentum_field)
+                for name, momentum in self._momenta().items():
+                    momentum.copy_(agreed[name] / unit)
+        elif step >= rule.warmup:
+            decays = {
+                id(p): 1.0 - float(group["lr"]) * float(group.get("weight_decay", 0.0))
+                for group in self._job.param_groups
+                for p in group["params"]
             }
-            self._hooks.remember(self._rule.momentum_field, momenta)
+            for name, anchor in self._hooks.recall(rule.anchor).items():
+                anchor *= decays.get(id(parameters[name]), 1.0)
 
 
 def give(
@@ -110,10 +152,10 @@ def give(
     weight: float = 0.0,
     scale: torch.Tensor | None = None,
 ) -> None:
-    """Have step number `steps` of each parameter go along the momentum in .grad, which becomes zero.
+    """Make step number `steps` of each parameter along the momentum in .grad, which becomes zero.
 
-    weight: if not 0, .grad is a gradient, which is added to the momentum, and whose square counts so much in v.
-    scale: what a GradScaler has multiplied it by, where the optimizer would divide by that itself.
+    weight: if not 0, .grad is a gradient that is added to the momentum, and its square enters v with this weight.
+    scale: a GradScaler's factor on it, where the optimizer would unscale it itself.
     """
     beta1, beta2 = (float(beta) for beta in group["betas"])
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -134,18 +176,18 @@ def give(
 
 
 def _grown(step: int, beta: float) -> float:
-    """By how much the bias correction 1 - beta^t grows from the step before."""
+    """The growth of the bias correction 1 - beta^t since the previous step."""
     return (1.0 - beta**step) / (1.0 - beta ** (step - 1))
 
 
 def _raise_to_floor(variances: Sequence[torch.Tensor], floor: float) -> None:
-    """An element that has seen hardly any gradient so far would make steps of any size later on."""
+    """Raise tiny second moments: an element with hardly any gradient so far would make arbitrarily large steps."""
     for variance in variances:
         variance.clamp_(min=floor * variance.mean())
 
 
 def why_not_given(optimizer: Optimizer) -> str | None:
-    """None if the optimizer can be given its momentum; otherwise what went wrong when that was tried on stand-ins."""
+    """None if the optimizer's momentum can be set; otherwise the problem found when trying it on small copies."""
     devices = sorted({p.device.index or 0 for group in optimizer.param_groups for p in group["params"] if p.is_cuda})
     try:
         with torch.random.fork_rng(devices=devices), torch.enable_grad():

@@ -1,9 +1,9 @@
-"""Replicas that mix their parameters with those of neighbours, while gradients are being computed.
+"""Hooks for gossip: replicas mix their parameters with those of neighbours while gradients are being computed.
 
     x_i <- sum_j W_ij x_j - eta g_i(x_i)
 
-Parameters leave after one optimizer step; what arrives takes their place before the next, which then applies the
-gradient. A schedule that sends nothing before the backward pass has ended lets them leave only then.
+Parameters are sent after one optimizer step; the mixed parameters replace them before the next, which then applies the
+gradient. A schedule that sends nothing during the backward pass sends them after it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from laconic.runtime.job import Job
 
 
 class GossipHooks(TrainingHooks):
-    """Starts rounds when they are due and puts their outcome in the place of the parameters."""
+    """Starts mixing steps when they are due and replaces the parameters by the results."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -26,14 +26,12 @@ class GossipHooks(TrainingHooks):
         self._overlapped = self._rounds.plan().launch == "ready"
 
     def before_step(self, *, closure: bool) -> None:
-        """See TrainingHooks."""
         with torch.no_grad():
             if not self._overlapped:
                 self._start_due(self._job.step)
             self.settle()
 
     def after_step(self) -> None:
-        """See TrainingHooks."""
         with torch.no_grad():
             if self._job.strategy.architecture.follows_steps:
                 self._rounds.follow_step()
@@ -47,11 +45,10 @@ class GossipHooks(TrainingHooks):
             self._rounds.start(part, after=num_steps)
 
     def wait(self) -> None:
-        """See TrainingHooks."""
         self._rounds.wait()
 
     def settle(self) -> None:
-        """See TrainingHooks; what is on its way takes the place of the parameters."""
+        """Wait for the exchange in flight and take its result as parameters."""
         with torch.no_grad():
             for part, buckets in enumerate(self._rounds.parts):
                 if self._rounds.is_open(part):
@@ -60,17 +57,14 @@ class GossipHooks(TrainingHooks):
                         self._job.values[name].copy_(view)
 
     def plan(self) -> Plan:
-        """See TrainingHooks."""
         return self._rounds.plan()
 
     def state(self) -> ParameterState:
-        """See TrainingHooks."""
         return self._rounds.state()
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See TrainingHooks."""
         self._rounds.load(saved)
 
     def adopt(self) -> None:
-        """See TrainingHooks; replicas are equal again, so what was remembered of their differences no longer holds."""
+        """Reset the state kept about neighbours, because replicas are equal again."""
         self._rounds.begin()

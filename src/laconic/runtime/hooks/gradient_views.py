@@ -1,7 +1,7 @@
-"""Between a parameter's .grad and its place in a bucket: gradients go in scaled by 1/n, and buckets are handed out.
+"""Moves gradients between .grad and buckets: they are copied in scaled by 1/n, and .grad becomes a view of the mean.
 
-Gradients are the user's. What is handed out as .grad is a new tensor each time, so that whoever re-points it
-(p.grad.data = ..., model.double()) never re-points our view, and where a gradient lies is looked at before it is taken.
+Gradients belong to the user. Each .grad is a new tensor, so that code that re-points it (p.grad.data = ...,
+model.double()) never re-points our view, and the address of a gradient is checked before it is copied.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from laconic.runtime.buckets import Buckets
 from laconic.runtime.shards import Pieces, as_piece_of, local
 
 _TOGETHER_ON = ("cuda",)
-"""Devices where the gradients of a bucket are copied in one go: there every operation costs its launch."""
+"""Devices where the gradients of a bucket are copied in one launch."""
 
 
 class GradientViews:
@@ -28,7 +28,8 @@ class GradientViews:
             name: torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
             for name, parameter in self._values.items()
         }
-        """Parameters as they were when attached: all ranks must lay out buckets alike, whatever becomes of them."""
+        """Parameters as they were when attached: buckets keep that layout on all ranks, even if the parameters
+        change."""
         self._views: dict[str, torch.Tensor] = {}
         self._storages: dict[str, int] = {}
         self._uncopied: dict[str, torch.Tensor] = {}
@@ -36,7 +37,7 @@ class GradientViews:
         self._relaid: list[str] = []
 
     def use(self, buckets: Buckets) -> None:
-        """Work with these buckets from now on."""
+        """Use these buckets from now on."""
         self._views = buckets.views
         self._storages = {name: view.untyped_storage().data_ptr() for name, view in self._views.items()}
 
@@ -49,14 +50,14 @@ class GradientViews:
     # -- into the bucket ---------------------------------------------------------------------------------------------
 
     def fill(self, name: str, gradient: torch.Tensor | None) -> None:
-        """Put a gradient, scaled, in its place; `flush` says when it must be there."""
+        """Copy a scaled gradient into its bucket, at the latest when `flush` is called."""
         view = self._views[name]
         if gradient is None:
             view.zero_()
         elif self.lies_in_a_bucket(name, gradient):
             if gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride():
                 view.mul_(self.scale)
-            else:  # e.g. transposed by the user: every element would overwrite another
+            else:  # e.g. transposed by the user, so source and target overlap
                 view.copy_(gradient * self.scale)
         elif view.device.type in _TOGETHER_ON:
             self._uncopied[name] = gradient
@@ -64,7 +65,7 @@ class GradientViews:
             torch.mul(gradient, self.scale, out=view)
 
     def flush(self, names: list[str]) -> None:
-        """Make sure that the gradients of these parameters are in their places."""
+        """Make sure that the gradients of these parameters are in their buckets."""
         waiting = [name for name in names if name in self._uncopied] if self._uncopied else []
         if waiting:
             views = [self._views[name] for name in waiting]
@@ -81,22 +82,22 @@ class GradientViews:
     # -- and out -----------------------------------------------------------------------------------------------------
 
     def hand_out(self, name: str) -> None:
-        """Let .grad be where the mean is, or will be."""
+        """Make .grad a view of the mean, which may still be in flight."""
         if name in self._handed_out:
             return
         if self.is_relaid(name):
-            # Optimizers expect gradients laid out as the parameter is: it gets a copy when the mean is there.
+            # Optimizers expect the parameter's memory format: .grad becomes a copy when the mean has arrived.
             self._relaid.append(name)
             return
         # The view itself stays ours: `p.grad.data = ...` would re-point it.
         self._give(name, self._views[name].detach())
 
     def give_back(self, name: str, gradient: torch.Tensor) -> None:
-        """Let .grad be what it was before the pass."""
+        """Restore .grad from before the pass."""
         self._give(name, gradient)
 
     def copy_out(self) -> None:
-        """The means are there: copy those that cannot be views."""
+        """The means have arrived: copy those that cannot be views."""
         for name in self._relaid:
             self._give(name, torch.empty_like(self._values[name]).copy_(self._views[name]))
         self._relaid.clear()
@@ -111,11 +112,11 @@ class GradientViews:
         return self._values[name].stride() != self.layouts[name].stride()
 
     def was_handed_out(self, name: str, gradient: torch.Tensor) -> bool:
-        """Whether this gradient comes from here, so that it has been exchanged."""
+        """Whether this gradient is one of our views or copies, so that it has been exchanged."""
         return gradient is self._handed_out.get(name) or self.lies_in_a_bucket(name, gradient)
 
     def release(self) -> None:
-        """Leave gradients that share memory with a bucket as ordinary tensors."""
+        """Replace gradients that share memory with a bucket by ordinary tensors."""
         for parameter in self._parameters.values():
             gradient = parameter.grad
             if gradient is None or gradient.layout != torch.strided:

@@ -1,10 +1,10 @@
-"""An ordinary module: a hook on every trainable parameter, called when its gradient has been accumulated.
+"""Hooks for an ordinary module: one on every trainable parameter, called when its gradient has been accumulated.
 
 Gradients are copied once, scaled by 1/n, into the flat tensor of their bucket; when a bucket is complete its
 parameters' .grad become views of it, so the sum arrives without another copy. When the backward pass ends, buckets
-that are not complete are filled (a parameter without a gradient contributes zero), everything outstanding is awaited,
-and .grad is the mean - before clipping, unscaling or the optimizer see it. A schedule that defers awaits nothing: .grad
-is then something that waits when it is touched (lazy_gradient.py), and updates are made later (deferred_updates.py).
+that are not complete are filled with zeros, all exchanges in flight are awaited, and .grad is the mean before clipping,
+unscaling or the optimizer use it. A schedule that defers does not wait: .grad is then a tensor that waits when an
+operation uses it (lazy_gradient.py), and updates are deferred (deferred_updates.py).
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar
 
 import torch
 from torch.optim import Optimizer
 
 from laconic.core.plan import Plan
-from laconic.core.stateful import ParameterState
+from laconic.core.stateful import BucketState, ParameterState
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
 from laconic.runtime.hooks import refused_gradients as refused
@@ -39,7 +38,7 @@ from laconic.runtime.usage import Usage
 class GradientHooks(TrainingHooks):
     """Hooks on the parameters of a module that nothing else synchronizes."""
 
-    can_join: ClassVar[bool] = True
+    can_join = True
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -50,7 +49,7 @@ class GradientHooks(TrainingHooks):
         self._used = dict.fromkeys(job.parameters, False)
         self._passes = 0
         self._new_plan: Plan | None = None
-        # Servers have been told of this one already.
+        # Servers know this plan already.
         servers = job.strategy.architecture.has_servers
         self._buckets = self._allocate(job.fixed_plans()[0] if servers else self._planning.first_plan(), {})
         self._deferred = DeferredUpdates(job) if job.strategy.scheduling.defers else None
@@ -69,20 +68,19 @@ class GradientHooks(TrainingHooks):
         return buckets
 
     def plan(self) -> Plan:
-        """See TrainingHooks."""
         return self._new_plan or self._buckets.plan
 
     def state(self) -> ParameterState:
-        """See TrainingHooks."""
         self.settle()
         return self._buckets.state_by_parameter()
 
+    def bucket_states(self) -> list[BucketState]:
+        return self._buckets.states
+
     def order(self) -> list[str]:
-        """See TrainingHooks."""
         return list(self._planning.order)
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        """See TrainingHooks."""
         self.settle()
         if order:
             self._new_plan = self._planning.follow(order)
@@ -91,13 +89,13 @@ class GradientHooks(TrainingHooks):
     def _adopt_plan(self, saved: ParameterState) -> None:
         plan, self._new_plan = self.plan(), None
         self._sending.release()
-        del self._buckets  # before the new ones are made: both would not always fit
+        del self._buckets  # freed before the new ones are allocated: both might not fit
         self._buckets = self._allocate(plan, saved)
         if self._job.replan_servers is not None:
             self._job.replan_servers(plan.buckets)
 
     def take_part(self) -> None:
-        """See TrainingHooks; a backward pass that found no parameter."""
+        """Exchange zeros, as after a backward pass without any gradient."""
         self._without_data = True
         self._used = dict.fromkeys(self._used, False)
         for parameter in self._job.parameters.values():
@@ -111,7 +109,6 @@ class GradientHooks(TrainingHooks):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """See TrainingHooks."""
         before, self._job.accumulating = self._job.accumulating, True
         try:
             yield
@@ -123,7 +120,7 @@ class GradientHooks(TrainingHooks):
     def gradient_ready(self, name: str, parameter: torch.Tensor, *, others_follow: bool) -> None:
         """Take over one gradient; called by autograd once it has been accumulated.
 
-        others_follow: hooks of the user will still run on it, so it is taken when autograd next comes here.
+        others_follow: hooks of the user will still run on it, so it is taken at the next call from autograd.
         """
         with self._lock:
             graph = torch._C._current_graph_task_id()
@@ -143,7 +140,7 @@ class GradientHooks(TrainingHooks):
                 self._take(name, _arrived(gradient_of(parameter)))
 
     def _take_late(self, thread: int | None = None) -> None:
-        """Take what had hooks to run: on the thread that ran them, where they are done by now, or at the end."""
+        """Take gradients that had other hooks to run: those of this thread, whose hooks are done, or all at the end."""
         due = [name for ident, name in self._late if thread in (None, ident)]
         self._late = [entry for entry in self._late if entry[1] not in due]
         for name in due:
@@ -152,7 +149,7 @@ class GradientHooks(TrainingHooks):
     def _take(self, name: str, gradient: torch.Tensor | None) -> None:
         refuse_optimizer_in_backward(name, self._job.parameters[name])
         if gradient is None:
-            return  # a function of the user said that there is none: not used, as far as we are concerned
+            return  # a custom autograd function returned None: counts as unused
         self._used[name] = True
         self._refuse_odd(name, gradient)
         if self._deferred is not None:
@@ -166,14 +163,14 @@ class GradientHooks(TrainingHooks):
             raise refused.new_memory_format(name, self._job.strategy.scheduling.name)
         refused.refuse_changed(name, gradient, self._buckets.views[name])
         refused.refuse_special(name, gradient)
-        # Before its bucket leaves, a gradient that grew can be copied again - unless it grew inside the bucket.
+        # Until its bucket is sent, a gradient that grew can be copied again, unless it grew inside the bucket.
         if name in self._sending.taken and (
             self._sending.has_left(name) or self._views.lies_in_a_bucket(name, gradient)
         ):
             raise refused.second_gradient(name)
 
     def _enter_pass(self, graph: int) -> None:
-        """Begin the pass, unless it has begun, and make sure to hear of its end."""
+        """Begin the pass, unless it has begun, and register a callback for its end."""
         if not self._open:
             self._begin()
         # A re-entrant checkpoint runs a backward pass inside the backward pass; each has an end of its own.
@@ -182,16 +179,16 @@ class GradientHooks(TrainingHooks):
         torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _has_failed(self) -> bool:
-        """Whether the pass that is open will never end: autograd has let go of what it was to call then."""
+        """Whether the open pass will never end: autograd has dropped its callback."""
         return self._open and bool(self._graphs) and all(end() is None for end in self._graphs.values())
 
     def _start_over(self) -> None:
-        """The pass that is open has failed, and the loop goes on with another batch."""
+        """The open pass has failed, and the loop continues with another batch."""
         if self._sending.begun:
             raise refused.sent_in_part(self._job.step)
         for name, lay_at in sorted(self._sending.taken.items()):
             gradient = self._piece(name)
-            # This rank's alone, and scaled already if it lies in a bucket: nothing may be added to it.
+            # This gradient is local, and already scaled if it lies in a bucket: nothing may be added to it.
             if gradient is not None and gradient.data_ptr() == lay_at and bool(gradient.any()):
                 raise refused.left_over(name, self._job.step)
         for name in self._used:
@@ -206,9 +203,9 @@ class GradientHooks(TrainingHooks):
             self._held_back = []
         self._views.clear()
         if self._new_plan is not None:
-            # Only now: zero_grad() has usually let go of the old buckets' memory by the next backward pass.
+            # Only now: zero_grad() has usually freed the old buckets' memory by the next backward pass.
             self._adopt_plan(self._buckets.state_by_parameter())
-        self._views.scale = self._job.strategy.architecture.share(self._job.announce("backward pass").divisor)
+        self._views.scale = self._job.share("backward pass")
         ratio = self._job.loss_scale.begin_pass()
         if ratio is not None:
             self._buckets.rescale(ratio)
@@ -225,7 +222,7 @@ class GradientHooks(TrainingHooks):
     def _fill(self, name: str, gradient: torch.Tensor | None) -> None:
         lay = gradient
         if gradient is not None and is_sharded(self._job.parameters[name]):
-            lay = self._piece(name)  # where a sum of summands was taken, the summand is what may be left
+            lay = self._piece(name)  # after a partial sum was reduced, .grad may still hold the partial
         self._sending.fill(name, gradient, 0 if lay is None else lay.data_ptr())
 
     # -- at its end --------------------------------------------------------------------------------------------
@@ -239,7 +236,7 @@ class GradientHooks(TrainingHooks):
         if torch._C._current_autograd_node() is not None and (
             self._graphs or len(self._sending.taken) < len(self._job.parameters)
         ):
-            return  # the end of a re-entrant checkpoint's pass, not of the whole
+            return  # the end of a re-entrant checkpoint's pass, not of the outer one
         self._finish_pass()
 
     def _finish_pass(self) -> None:
@@ -254,20 +251,29 @@ class GradientHooks(TrainingHooks):
             own = {name: self._own_gradient(name) for name in unfilled}
             # They may lie in the bucket, where the exchange will overwrite them.
             kept = {name: gradient.clone() for name in unused if (gradient := own[name]) is not None}
-            # What travels in no bucket holds nobody up, so nobody can be told of it in time; nobody needs it either.
+            # A tensor in no bucket blocks no exchange, so its use cannot be announced in time, and need not be.
             missing = any(self._travels(name) for name in unused)
-            if self._usage is not None:
-                self._usage.pass_ended(missing=missing)
+            # In a local step no other rank can be asked.
+            usage = self._usage if job.strategy.synchronization.due(job.step + 1) else None
+            if usage is not None:
+                usage.pass_ended(missing=missing)
             for name, gradient in own.items():
                 self._fill(name, gradient)
             self._sending.launch(self._used, ended=True)
             tasks = list(self._sending.tasks)
             deferred = self._buckets.plan.deferred
+
+            def exchanged() -> set[str]:
+                """Wait for the means; return the parameters that no rank used."""
+                if not deferred:
+                    self._sending.wait()
+                return set() if usage is None else usage.used_by_nobody(self._used, tasks, missing=missing)
+
+            nobody = job.together("the gradients", exchanged, tasks)
             if not deferred:
-                self._sending.wait()
+                self._sending.ended()
             nowhere: set[str] = set()
-            if self._usage is not None:
-                nobody = self._usage.used_by_nobody(self._used, tasks, missing=missing)
+            if usage is not None:
                 nobody |= {name for name in unused if not self._travels(name)}
                 nowhere = {name for name in nobody if name in kept or not self._is_owed(name)}
             for name in unused:
@@ -284,7 +290,7 @@ class GradientHooks(TrainingHooks):
         self._open = False
 
     def _piece(self, name: str) -> torch.Tensor | None:
-        """What lies in .grad here, be it a summand or all."""
+        """The local part of .grad, which may be a partial sum."""
         gradient = self._job.parameters[name].grad
         return None if gradient is None else local(gradient)
 
@@ -296,14 +302,14 @@ class GradientHooks(TrainingHooks):
         return any(self._buckets.flats[index].numel() for index in self._buckets.buckets_of[name])
 
     def _is_owed(self, name: str) -> bool:
-        """Whether something that compression had held back has arrived for a parameter nobody used."""
+        """Whether a residual has arrived for a parameter that no rank used."""
         if is_sharded(self._job.parameters[name]):
-            # All shards must say the same, whatever arrived for each.
+            # All shards must come to the same answer.
             return any(self._buckets.states[index].per_element() for index in self._buckets.buckets_of[name])
         return bool(self._buckets.views[name].any())
 
     def _hold_back(self, tasks: list[Task], nowhere: set[str]) -> None:
-        """Let the outcome come when it comes."""
+        """Defer the results."""
         assert self._deferred is not None
         self._held_back = tasks
         of = self._buckets.buckets_of
@@ -313,24 +319,21 @@ class GradientHooks(TrainingHooks):
     # -- around the optimizer's step ---------------------------------------------------------------------------
 
     def before_step(self, *, closure: bool) -> None:
-        """See TrainingHooks."""
         if self._open:
             raise refused.unfinished_pass(self._job.step)
         if closure:
-            return  # the passes are still to come
+            return  # the passes run inside step()
         self._refuse_unexchanged()
         if self._passes == 0 and all(parameter.grad is None for parameter in self._job.parameters.values()):
-            # The others may have had a pass: take part with nothing, or they would meet our next one.
+            # The others may have made a pass: contribute zeros, or their exchange would meet our next one.
             self._begin()
             self._finish_pass()
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
-        """See TrainingHooks."""
         if self._deferred is not None:
             self._deferred.before_optimizer(optimizer)
 
     def after_step(self) -> None:
-        """See TrainingHooks."""
         self._refuse_unexchanged()
         self._passes = 0
         if self._deferred is not None:
@@ -348,27 +351,28 @@ class GradientHooks(TrainingHooks):
                     raise refused.never_exchanged(name, self._job.step)
 
     def remember(self, field: str, values: Mapping[str, torch.Tensor]) -> None:
-        """See TrainingHooks."""
         with torch.no_grad():
             self._buckets.write(field, values)
 
+    def recall(self, field: str) -> Mapping[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for index, state in enumerate(self._buckets.states):
+            found |= self._buckets.views_of(index, state.flat[field])
+        return found
+
     def wait(self) -> None:
-        """See TrainingHooks."""
         if self._deferred is not None:
             self._deferred.wait_all()
 
     def settle(self) -> None:
-        """See TrainingHooks."""
         self.finish_updates()
         self.wait()
 
     def finish_updates(self) -> None:
-        """See TrainingHooks."""
         if self._deferred is not None:
             self._deferred.flush()
 
     def detach(self) -> None:
-        """See TrainingHooks."""
         for handle in self._handles:
             handle.remove()
         if self._deferred is not None:
@@ -380,5 +384,5 @@ class GradientHooks(TrainingHooks):
 
 
 def _arrived(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient as it is when it is there."""
+    """The real gradient, once it has arrived."""
     return gradient.arrived() if isinstance(gradient, LazyGradient) else gradient

@@ -1,4 +1,4 @@
-"""A gradient that is still in flight: whoever touches it waits for it."""
+"""A gradient that is still in flight: an operation that uses it waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 class LazyGradient(torch.Tensor):
     """Stands for a view of an exchange buffer; every operation on it first waits until the mean has arrived.
 
-    So clipping, unscaling and logging of gradients stay right under schedules that do not wait at the end of the
+    So clipping, unscaling and logging of gradients stay correct under schedules that do not wait at the end of the
     backward pass; they only cost the wait.
     """
 
@@ -40,12 +40,12 @@ class LazyGradient(torch.Tensor):
         return lazy
 
     def arrived(self) -> torch.Tensor:
-        """The real one; waits for it."""
+        """The real gradient; waits for it."""
         self._wait()
         return self._view
 
     def without_waiting(self) -> torch.Tensor | None:
-        """The real one if it has arrived."""
+        """The real gradient if it has arrived."""
         return self._view if self._is_there() else None
 
     def __repr__(self) -> str:  # pyrefly: ignore[bad-override] - as of the tensor it stands for
@@ -55,7 +55,7 @@ class LazyGradient(torch.Tensor):
     def __torch_dispatch__(  # pyrefly: ignore[bad-override] - torch declares it without `func`
         cls, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Do it with the real ones."""
+        """Run the operation on the real gradients."""
         real_args = tree_map_only(LazyGradient, LazyGradient.arrived, args)
         real_kwargs = tree_map_only(LazyGradient, LazyGradient.arrived, kwargs or {})
         return func(*real_args, **real_kwargs)

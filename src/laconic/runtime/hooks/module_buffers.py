@@ -17,7 +17,9 @@ class ModuleBuffers:
         self._job = job
         self._due = True
         self._handle = None
-        if job.transport.world_size > 1 and any(True for _ in job.model.buffers()):
+        # With elastic nothing is exchanged in a forward pass, because that cannot be repeated.
+        alone = job.transport.world_size == 1 or job.recovery is not None
+        if not alone and any(True for _ in job.model.buffers()):
             self._handle = before_forward(job.model, self.before_forward)
 
     def before_forward(self, module: nn.Module) -> None:
@@ -33,7 +35,7 @@ class ModuleBuffers:
         self._due = True
 
     def synchronize(self) -> None:
-        """Overwrite all buffers by rank 0's; inside session.join(), by those of a rank that still trains."""
+        """Overwrite all buffers with rank 0's; inside session.join(), with those of a rank that still trains."""
         job = self._job
         buffers = list(job.model.buffers())
         if not buffers or job.transport.world_size == 1:
@@ -54,6 +56,6 @@ class ModuleBuffers:
             )
 
     def detach(self) -> None:
-        """Take the hook off."""
+        """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()

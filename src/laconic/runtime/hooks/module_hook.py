@@ -1,4 +1,4 @@
-"""A hook on a module that copies and saved files of the module do not take along."""
+"""A hook on a module that is not copied or saved with the module."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def before_forward(model: nn.Module, action: Callable[[nn.Module], None], *, fir
 
 
 def outside_compiled(model: nn.Module, hook: ModuleHook) -> Callable[..., None]:
-    """The hook, kept out of what a compiled model compiles."""
+    """The hook, excluded from torch.compile."""
     return torch.compiler.disable(hook) if getattr(model, "_compiled_call_impl", None) is not None else hook

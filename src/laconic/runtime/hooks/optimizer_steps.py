@@ -1,7 +1,7 @@
 """Where one step ends and the next begins: hooks on the optimizers.
 
-A step of the job is made when every optimizer has made its own, each once. A step that a GradScaler skips because of an
-overflow on this rank counts as well where gradients stay on their rank: other ranks do not know of it, and rounds are
+A step of the job is complete when every optimizer has made its own, each once. A step that a GradScaler skips because
+of an overflow counts as well where gradients are not exchanged: other ranks do not know of the overflow, and rounds are
 due by the number of steps.
 """
 
@@ -42,16 +42,27 @@ class OptimizerSteps:
         self._told: list[Optimizer] = []
         for optimizer in job.optimizers:
             self._handles += [
-                # Where FSDP's own traffic is compressed, steps are only counted: another session may work beside it.
+                # Where FSDP's own traffic is compressed, steps are only counted: another session may be attached as
+                # well.
                 optimizer.register_step_pre_hook(BeforeStep(self, alone=not job.strategy.architecture.holds_shards)),
                 optimizer.register_step_post_hook(lambda optimizer, *_: self.after(optimizer)),
             ]
-            if not job.strategy.exchanges_gradients() and not getattr(optimizer, _AMP, False):
-                setattr(optimizer, _AMP, True)
-                self._told.append(optimizer)
+        self._tell_scalers()
+
+    def _tell_scalers(self) -> None:
+        """Have a GradScaler leave overflows to `before`, where gradients stay on their rank."""
+        if not self._job.strategy.exchanges_gradients():
+            for optimizer in self._job.optimizers:
+                if not getattr(optimizer, _AMP, False):
+                    setattr(optimizer, _AMP, True)
+                    self._told.append(optimizer)
+
+    def _untell_scalers(self) -> None:
+        while self._told:
+            delattr(self._told.pop(), _AMP)
 
     def before(self, optimizer: Optimizer, caller: FrameType, *, closure: bool) -> None:
-        """Nothing may be applied that has not been exchanged: raise if the step must not be made."""
+        """Raise if the step would apply gradients that have not been exchanged."""
         job, hooks = self._job, self._hooks
         call = self._calls.get(id(optimizer))
         if call is not None and call.is_around(caller):
@@ -78,7 +89,7 @@ class OptimizerSteps:
             self._unscale_or_skip(optimizer)
 
     def _unscale_or_skip(self, optimizer: Optimizer) -> None:
-        """Do what a GradScaler leaves to an optimizer that has told it so."""
+        """Unscale gradients, which a GradScaler leaves to an optimizer with this attribute."""
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         for name in ("grad_scale", "found_inf"):
             if getattr(optimizer, name, None) is not None:
@@ -115,19 +126,28 @@ class OptimizerSteps:
         job.events.write(Event("step", self._began_s, job.transport.rank, job.step, now_s - self._began_s, data))
         self._began_s = now_s
         job.step += 1
+        if job.recovery is not None:
+            job.recovery.step_made()
+        for action in job.after_step:
+            action(job)
+
+    def follow(self, hooks: TrainingHooks | None) -> None:
+        """Another strategy has taken over that also leaves the optimizer's step unchanged."""
+        self._hooks = hooks
+        self._untell_scalers()
+        self._tell_scalers()
 
     def detach(self) -> None:
         """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
-        for optimizer in self._told:
-            delattr(optimizer, _AMP)
+        self._untell_scalers()
 
 
 class BeforeStep:
     """The hook before optimizer.step(); a class, so that an attached optimizer can be recognised.
 
-    alone: no other session may watch the optimizer.
+    alone: no other session may be attached to the optimizer.
     """
 
     def __init__(self, steps: OptimizerSteps, *, alone: bool) -> None:
@@ -157,7 +177,7 @@ class _Call:
 
 
 class _SkippedStep:
-    """Makes one step() of an optimizer do nothing: it finds no gradients, and its own settings are put back."""
+    """Makes one step() of an optimizer do nothing: gradients are hidden, and its settings are restored afterwards."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -169,7 +189,7 @@ class _SkippedStep:
             p.grad = None
 
     def undo(self) -> None:
-        """Everything as it was before the step."""
+        """Restore everything from before the step."""
         for p, gradient in self._gradients:
             p.grad = gradient
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
@@ -178,7 +198,7 @@ class _SkippedStep:
 
 
 def check_parameters(optimizer: Optimizer, known: set[int]) -> None:
-    """Raise if the optimizer trains something that is not synchronized: its replicas would drift apart."""
+    """Raise if the optimizer trains a parameter that is not synchronized: replicas would drift apart."""
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if parameter.requires_grad and id(parameter) not in known:
@@ -190,7 +210,7 @@ def check_parameters(optimizer: Optimizer, known: set[int]) -> None:
 
 
 def unwrapped(optimizer: object) -> Optimizer:
-    """The torch optimizer inside wrappers such as accelerate's, which pass for one but run none of its hooks."""
+    """The torch optimizer inside wrappers such as accelerate's, which are instances of Optimizer but run no hooks."""
     inner, seen = optimizer, 0
     while not hasattr(inner, "_optimizer_step_pre_hooks") and hasattr(inner, "optimizer") and seen < 8:
         inner, seen = inner.optimizer, seen + 1
@@ -211,7 +231,7 @@ def is_attached(optimizer: Optimizer) -> bool:
 
 
 def others_watch(optimizer: Optimizer) -> bool:
-    """Whether a hook of somebody else runs between laconic's hook before this optimizer's step and the end of the step.
+    """Whether another hook runs between laconic's hook before this optimizer's step and the end of the step.
 
     Such a hook expects gradients before the step and updated parameters after it.
     """

@@ -12,16 +12,16 @@ from laconic.runtime.shards import is_sharded
 
 
 class TakesGradients(Protocol):
-    """Whom the hook tells."""
+    """The receiver of the hook's calls."""
 
     def gradient_ready(self, name: str, parameter: torch.Tensor, *, others_follow: bool) -> None:
-        """The gradient of this parameter is there; others_follow: hooks of the user will still run on it."""
+        """The gradient of this parameter is accumulated; others_follow: hooks of the user will still run on it."""
 
 
 class ParameterHook:
     """A class, so that an attached parameter can be recognised.
 
-    Hooks of the user may change a gradient, so this one is kept the last.
+    Hooks of the user may change a gradient, so this one is kept last.
     """
 
     __slots__ = ("_hooks", "_key", "_name")
@@ -32,7 +32,7 @@ class ParameterHook:
         self._key = -1
 
     def put_on(self, parameter: nn.Parameter) -> RemovableHandle:
-        """Register it, behind those that are there."""
+        """Register it after the existing hooks."""
         handle = parameter.register_post_accumulate_grad_hook(self)
         self._key = handle.id
         return handle

@@ -1,11 +1,11 @@
 """Which plan the next backward passes follow, the same on all ranks.
 
 pass 1          tensors in the order of registration
-for good        so it stays where attach was told find_unused_parameters=True, for schedules that then do as DDP does
+for good        with find_unused_parameters=True, for schedules that follow DDP in that case
 then            in the order in which rank 0's gradients became ready
-after pass 4    with times, for schedules that want them: when gradients were ready, and what an exchange costs
+after pass 4    with times, for schedules that use them: when gradients were ready, and the cost of an exchange
 every 100       with new times, if rank 0 sees that they have drifted
-passes 2 - 19   one plan after another, for schedules that want to try; the one with the shortest steps stays
+passes 2 - 19   one plan after another, for schedules that try candidates; the one with the shortest steps stays
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WARM_PASSES = 1
 _TIMED_PASSES = 3
 _CHECKED_EVERY = 100
 _DRIFT = 0.25
-"""Share by which times may be off before a new plan is made."""
+"""Relative drift of times beyond which a new plan is made."""
 _TRIED_PASSES = 6
 _SMALL_BYTES, _LARGEST_BYTES = 4096, 2**25
 _LONG_ENOUGH_S = 0.05
@@ -35,7 +35,7 @@ _LONG_ENOUGH_S = 0.05
 
 @dataclass
 class _Busy:
-    """A time during which some exchange was always under way."""
+    """An interval during which some exchange was always in flight."""
 
     began_s: float
     ended_s: float
@@ -43,7 +43,7 @@ class _Busy:
 
 
 class Planning:
-    """Watches passes and makes plans."""
+    """Observes passes and makes plans."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -52,6 +52,8 @@ class Planning:
         self._lasting: Plan | None = None
         if job.find_unused_parameters and not job.strategy.architecture.has_servers:
             self._lasting = job.strategy.lasting_plan(list(self._specs.values()), job.transport.world_size)
+        if job.recovery is not None:
+            self._lasting = job.fixed_plans()[0]  # a rank that joins has seen no gradients
         self.order: list[str] = []
         """Names in the order in which gradients become ready; empty while it is not known."""
         self._passes = 0
@@ -64,7 +66,7 @@ class Planning:
         self._tried: list[list[float]] = [[] for _ in range(self._schedule.candidates)]
 
     def first_plan(self) -> Plan:
-        """Before any gradient has been seen."""
+        """The plan before the first gradient."""
         if self._lasting is not None:
             return self._lasting
         return self._job.strategy.plan(list(self._specs.values()), self._job.transport.world_size, observed=False)
@@ -86,7 +88,7 @@ class Planning:
         )
 
     def ready(self, name: str) -> None:
-        """A gradient is there."""
+        """A gradient is ready."""
         if not self._seen:
             self._began_s = self._job.clock.now()
         # The last time counts: a tensor used twice is complete then.
@@ -94,7 +96,7 @@ class Planning:
         self._seen[name] = self._job.clock.now() - self._began_s
 
     def start_over(self) -> None:
-        """The pass that was being watched has come to nothing."""
+        """The observed pass was interrupted."""
         self._seen = {}
 
     def pass_ended(self) -> Plan | None:
@@ -140,7 +142,7 @@ class Planning:
     # -- times -------------------------------------------------------------------------------------------------
 
     def _ready_s(self) -> list[float]:
-        """For each tensor the median over the passes watched; never decreasing."""
+        """For each tensor the median over the observed passes; never decreasing."""
         found, latest = [], 0.0
         for name in self.order:
             times = [seen[name] for seen in self._times if name in seen]
@@ -165,8 +167,8 @@ class Planning:
     def _agree_on_times(self, link: tuple[float, float]) -> Plan:
         startup_s, byte_s = link
         if self._busy:
-            # Many exchanges one behind another show what a byte takes better than a large one by itself does; of the
-            # passes watched, the least disturbed.
+            # Back-to-back exchanges show the time per byte better than one large exchange; of the observed passes, the
+            # fastest counts.
             byte_s = min(max(0.0, busy.ended_s - busy.began_s - startup_s) / busy.nbytes for busy in self._busy)
         known = torch.tensor([startup_s, byte_s, *self._ready_s()], dtype=torch.float64)
         startup_s, byte_s, *ready_s = self._broadcast(known, "times of gradients").tolist()
@@ -182,7 +184,7 @@ class Planning:
         return self._agree_on_times(self._measure_link())
 
     def _measure_link(self) -> tuple[float, float]:
-        """Find a and b of t(M) = a + b M from all-reduces of a small and of a larger tensor."""
+        """Fit a and b of t(M) = a + b M from all-reduces of a small and of a larger tensor, by bytes sent."""
         transport = self._job.transport
         small_s = statistics.median([self._timed(transport, _SMALL_BYTES) for _ in range(5)])
         nbytes = 16 * _SMALL_BYTES
@@ -192,10 +194,11 @@ class Planning:
             long_s = self._timed(transport, nbytes)
         long_s = min(long_s, self._timed(transport, nbytes))
         byte_s = max(0.0, long_s - small_s) / (nbytes - _SMALL_BYTES)
-        return small_s, byte_s
+        tensors = list(self._specs.values())
+        return self._job.strategy.exchange_line(tensors, transport.world_size, small_s, byte_s)
 
     def _longest(self, seconds: float) -> float:
-        """Rank 0's, so that all ranks go on or stop together."""
+        """Rank 0's value, so that all ranks continue or stop together."""
         return self._broadcast(torch.tensor([seconds], dtype=torch.float64), "how long an exchange took").item()
 
     def _timed(self, transport: Transport, nbytes: int) -> float:

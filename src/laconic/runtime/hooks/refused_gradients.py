@@ -1,4 +1,4 @@
-"""Gradients that cannot be exchanged as they are; each is refused by the name of its parameter, with what to do."""
+"""Errors for gradients that cannot be exchanged; each names the parameter and what to do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def new_memory_format(name: str, schedule: str) -> UnsupportedGradient:
 
 
 def second_gradient(name: str) -> CommunicationError:
-    """What was taken first cannot be taken back."""
+    """A gradient that was already taken cannot be replaced."""
     return CommunicationError(
         f'parameter "{name}" got a second gradient after the first had been taken: the previous backward pass '
         "was interrupted, or the parameter is used in several re-entrant checkpoints. After an interrupted "
@@ -50,7 +50,7 @@ def second_gradient(name: str) -> CommunicationError:
 
 
 def sent_in_part(step: int) -> CommunicationError:
-    """The pass before this one failed too late."""
+    """The previous pass failed after some gradients had been sent."""
     return CommunicationError(
         f"the last backward pass of step {step} was interrupted after a part of its gradients had "
         "been sent, which cannot be taken back. Detach and attach again."
@@ -58,7 +58,7 @@ def sent_in_part(step: int) -> CommunicationError:
 
 
 def left_over(name: str, step: int) -> CommunicationError:
-    """The pass before this one failed, and what it had computed would be added to."""
+    """The previous pass failed, and the next one would add to its gradients."""
     return CommunicationError(
         f'the last backward pass of step {step} was interrupted, and the gradient of "{name}" '
         "still holds a part of it. Call optimizer.zero_grad() after skipping a batch."

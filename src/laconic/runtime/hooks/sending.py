@@ -13,7 +13,7 @@ from laconic.runtime.job import Job
 
 
 class Sending:
-    """How far the buckets of a pass have come."""
+    """The progress of the buckets of a pass."""
 
     def __init__(self, job: Job, views: GradientViews) -> None:
         self._job = job
@@ -34,17 +34,17 @@ class Sending:
         self.tasks = []
 
     def release(self) -> None:
-        """Let go of the buckets, which are about to be made anew."""
+        """Release the buckets, which are about to be made again."""
         self._buckets = None
         self.tasks = []
 
     @property
     def begun(self) -> bool:
-        """Whether a part has been submitted."""
+        """Whether any bucket has been submitted."""
         return self._next > 0
 
     def has_left(self, name: str) -> bool:
-        """Whether a part of this gradient has been submitted."""
+        """Whether a bucket with this gradient has been submitted."""
         return min(self._current().buckets_of[name]) < self._next
 
     def fill(self, name: str, gradient: torch.Tensor | None, lay_at: int) -> None:
@@ -73,19 +73,22 @@ class Sending:
                 self._submit_second_halves()
 
     def _submit_second_halves(self) -> None:
-        """Ask for the second halves, those of the first layers first."""
+        """Launch the second halves, those of the first layers first."""
         for task in reversed(self.tasks):
             self._job.engine.submit_second_half(task, last=task is self.tasks[0])
 
     def wait(self) -> None:
-        """Return when all that was submitted has arrived."""
+        """Return when all submitted exchanges have arrived."""
         job = self._job
         device = self.tasks[-1].device if self.tasks else torch.device("cpu")
         began = job.stopwatch.mark(device)
-        for task in self.tasks:  # each: a later one may be done before an earlier one
+        for task in self.tasks:  # check each: a later one may be done before an earlier one
             job.engine.wait(task)
-        self.tasks = []
         job.stopwatch.note("wait", job.step, began, job.stopwatch.mark(device))
+
+    def ended(self) -> None:
+        """Forget the submitted tasks: they are done, or another object waits for them."""
+        self.tasks = []
 
     def _current(self) -> Buckets:
         assert self._buckets is not None, "no pass has begun"

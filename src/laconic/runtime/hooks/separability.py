@@ -1,7 +1,7 @@
 """Whether an optimizer's step for all parameters is the same as steps for a few parameters at a time.
 
 Element-wise optimizers (SGD, Adam and most others) are separable. One that computes anything over all of its parameters
-(a global norm, Prodigy's distance, a counter on `self`) is not: split up, its step is another one. It is tried out on
+(a global norm, Prodigy's distance, a counter on `self`) is not: split up, its step differs. This is tested on
 small stand-ins for the parameters: a few steps at once and the same steps in parts must leave parameters, state, group
 settings and every other attribute of the optimizer equal, bit for bit.
 """
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from laconic.errors import one_line
 
 _TRIED = ((1e-3, 0), (1.0, 0), (1e4, 0), (1e4, 0), (1.0, 1), (1.0, 2))
-"""Size and direction of the gradients of each step that is tried. Coupling such as clipping acts on large gradients
+"""Size and direction of the gradients of each trial step. Coupling such as clipping acts on large gradients
 only, and an estimate of the step size (Prodigy) moves only where steps keep their direction."""
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _SIDES = (4, 3, 2)
@@ -30,9 +30,9 @@ Settings = list[dict[str, Any]]
 
 
 def raw_step(optimizer: Optimizer) -> None:
-    """The optimizer's step without anybody's hooks: those belong to the training loop's own call."""
+    """The optimizer's step without any hooks: those belong to the training loop's own call."""
     step = type(optimizer).step
-    # torch puts its hooks and its profiler range around the step of every class, and marks that.
+    # torch wraps the step of every class in hooks and a profiler range, and marks it as wrapped.
     unhooked: Callable[[Optimizer], object] = getattr(step, "__wrapped__", step) if hasattr(step, "hooked") else step
     unhooked(optimizer)
 
@@ -46,7 +46,7 @@ def step_in_part(optimizer: Optimizer, settings: Settings, params: Sequence[Sequ
     """One step for these parameters of each group with these settings; afterwards the groups are as they were."""
     groups = optimizer.param_groups
     whole = [dict(group) for group in groups]
-    # A subclass that calls its parent's step() would run everybody's hooks there.
+    # A subclass that calls its parent's step() would run all hooks there.
     hooks = {name: value for name, value in vars(optimizer).items() if name in _STEP_HOOKS}
     try:
         vars(optimizer).update({name: OrderedDict() for name in hooks})
@@ -61,15 +61,15 @@ def step_in_part(optimizer: Optimizer, settings: Settings, params: Sequence[Sequ
 
 
 def why_not_separable(optimizer: Optimizer) -> str | None:
-    """None if steps may be made in parts; otherwise what went wrong when that was tried."""
+    """None if the optimizer is separable; otherwise the problem found when trying it."""
     devices = sorted({p.device.index or 0 for group in optimizer.param_groups for p in group["params"] if p.is_cuda})
     problem = ""
-    # Some optimizers make their state when they are made; of others, state of other shapes does not fit stand-ins.
+    # Some optimizers create their state in __init__; for others, state of other shapes does not fit the copies.
     for with_state in (False, True):
         try:
             with torch.random.fork_rng(devices=devices), torch.enable_grad():
                 return _first_difference(optimizer, with_state=with_state)
-        except Exception as exc:  # noqa: BLE001 - whatever a third-party optimizer raises, nothing is proven
+        except Exception as exc:  # noqa: BLE001 - whatever a third-party optimizer raises
             problem = problem or f"a step on copies raised {type(exc).__name__}: {one_line(exc, 100)}"
     return problem
 
@@ -88,7 +88,7 @@ def _first_difference(optimizer: Optimizer, *, with_state: bool) -> str | None:
 
 
 def _step_one_by_one(optimizer: Optimizer) -> None:
-    """As deferred updates do: a step in which no gradient is there, then one per parameter."""
+    """As deferred updates do: a step without any gradient, then one per parameter."""
     settings = group_settings(optimizer)
     params = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in params]
@@ -104,7 +104,7 @@ def _step_one_by_one(optimizer: Optimizer) -> None:
 def with_stand_ins(optimizer: Optimizer, *, with_state: bool) -> Optimizer:
     """A copy of the optimizer with a few small parameters of the same kinds in each group.
 
-    with_state: they have a part of the state of those they stand for, instead of none.
+    with_state: they get a slice of the original parameters' state instead of none.
     """
     state: dict[Any, Any] = defaultdict(dict)
     memo: dict[int, Any] = {id(optimizer.state): state}
@@ -121,7 +121,7 @@ def with_stand_ins(optimizer: Optimizer, *, with_state: bool) -> Optimizer:
         memo[id(group["params"])] = stand_ins
     twin = object.__new__(type(optimizer))
     for name, value in vars(optimizer).items():
-        # Hooks and a step that a scheduler has wrapped belong to the training loop.
+        # Hooks, and a step wrapped by a scheduler, belong to the training loop.
         if name.endswith("_hooks"):
             vars(twin)[name] = OrderedDict()
         elif name != "step":
@@ -137,7 +137,7 @@ def _stand_in(p: nn.Parameter, number: int) -> nn.Parameter:
 
 
 def _part(value: Any, of: nn.Parameter, stand_in: nn.Parameter) -> Any:
-    """What a stand-in has in the place of a value in the state of a parameter."""
+    """The small copy's counterpart of a value in the state of a parameter."""
     if isinstance(value, torch.Tensor) and value.shape == of.shape and value.dim():
         return value.detach().flatten().repeat(stand_in.numel())[: stand_in.numel()].view(stand_in.shape).clone()
     return copy.deepcopy(value)
@@ -180,7 +180,7 @@ def _equal(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, Mapping):
-        # Parameters as keys are not the same objects in two copies; they come in the same order.
+        # Parameters used as keys are different objects in two copies, but in the same order.
         keys = [(a, b) for a, b in zip(one, other, strict=False) if not isinstance(a, torch.Tensor)]
         same_keys = len(one) == len(other) and all(a == b for a, b in keys)
         return same_keys and all(map(_equal, one.values(), other.values()))

@@ -1,7 +1,7 @@
-"""Others who take over the model that is attached: noticed before both of them exchange the same gradients.
+"""Detects wrappers that would synchronize an attached model a second time.
 
 A framework that is handed an attached model may wrap it in DistributedDataParallel, FSDP or DataParallel. That leaves
-nothing on the model itself to see, so it is looked for when the model is about to run.
+no trace on the model itself, so each forward pass checks for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from laconic.runtime.shards import fsdp_modules
 
 
 def watch_for_wrappers(job: Job) -> RemovableHandle:
-    """Raise now if something else synchronizes the model already, and in a forward pass if something comes to."""
+    """Raises now if another wrapper synchronizes the model, and in a forward pass if one is added later."""
     for name, parameter in job.parameters.items():
         refuse_optimizer_in_backward(name, parameter)
     return before_forward(job.model, _Watch(job).before_forward, first=True)
@@ -48,7 +48,7 @@ class _Watch:
         self._harmless: weakref.ref[nn.Module] | None = None
 
     def before_forward(self, module: nn.Module) -> None:
-        """Raise if somebody else runs the attached model."""
+        """Raise if a wrapper runs the attached model."""
         if torch.compiler.is_compiling():
             return  # torch.compile of a wrapper would only see constants
         if module is not self._job.model:
@@ -83,12 +83,12 @@ class _Watch:
             instead += "; or wrap it first and attach to the wrapped model, laconic.attach(ddp_model, ...)"
         return AttachError(
             f'the model was attached (strategy "{strategy}") and then wrapped: {wrapper} {does}. {instead}. A '
-            "framework that wraps models itself must be told not to."
+            "framework that wraps models itself must be configured not to."
         )
 
 
 def refuse_wrapped_parts(model: nn.Module) -> None:
-    """Raise if something else synchronizes a part of the model."""
+    """Raise if a wrapper synchronizes a submodule of the model."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     wrappers: tuple[type, ...] = (DistributedDataParallel,)
     if fsdp is not None:

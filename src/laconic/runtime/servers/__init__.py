@@ -1,1 +1,1 @@
-"""Parameter servers: what they do, how they are started, and how workers talk to them."""
+"""Parameter servers: their work, their start, and how workers communicate with them."""

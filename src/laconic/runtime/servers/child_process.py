@@ -21,21 +21,21 @@ from laconic.runtime.servers.server import Server
 
 _LOG = logging.getLogger("laconic")
 _START_S = 120.0
-"""A process must first import torch and compile kernels, and many may do so at the same time."""
+"""Start-up timeout: a process first imports torch and compiles kernels, and many may start at the same time."""
 _HANG_UP_S = 2.0
-"""What ranks need to disconnect when all have said goodbye; one that takes longer stands still."""
+"""Time for ranks to disconnect when all have said goodbye; a rank that takes longer has stalled."""
 _END_S = 10.0
-"""What a process needs to end when it was killed, and its reader after it."""
+"""Time for a killed process to end, and for its reader after it."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a server will have to do, so that it can load and compile what that needs before it listens."""
+    """The work of a server, so that it can load and compile everything before it listens."""
 
     strategy: str
     dtypes: Sequence[torch.dtype]
     holds: bool
-    """It holds parameters; otherwise it forms sums."""
+    """Whether it holds parameters; otherwise it forms sums."""
 
 
 class LocalServer(Protocol):
@@ -43,44 +43,48 @@ class LocalServer(Protocol):
 
     @property
     def address(self) -> Address:
-        """Where it listens, once it does."""
+        """The address it listens on, once it does."""
         ...
 
     def listens(self, wait_s: float) -> bool:
-        """Whether it does within `wait_s`; raises CommunicationError if it never will."""
+        """Whether it listens within `wait_s`; raises CommunicationError if it never will."""
         ...
 
     def stop(self, *, at_once: bool) -> None:
-        """End it: now, or when all ranks, which have said goodbye, have disconnected."""
+        """End it: now, or when all ranks have said goodbye and disconnected."""
         ...
 
 
 class ThreadServer:
-    """A server in threads of this process, which loads what it needs when it is configured."""
+    """A server in threads of this process; it loads its code when it is configured."""
 
-    def __init__(self, host: str, name: str, token: bytes, *, max_connections: int, work: Assignment) -> None:
-        self._service = Server(name)
+    def __init__(
+        self, host: str, name: str, token: bytes, *, max_connections: int, work: Assignment, namespace: str = ""
+    ) -> None:
+        assert not namespace, "a thread stays where its process is"
+        self._service = Server(name, host=host)
         self._listener = Listener(
             self._service, address=(host, 0), token=token, name=name, max_connections=max_connections
         )
         self.address = self._listener.address
 
     def listens(self, wait_s: float) -> bool:
-        """See LocalServer."""
         return True
 
     def stop(self, *, at_once: bool) -> None:
-        """See LocalServer."""
         if not at_once:
             self._service.finished.wait(_HANG_UP_S)
         self._service.finished.set()
         self._listener.close()
+        self._service.close()
 
 
 class ProcessServer:
-    """A server in a child process."""
+    """A server in a child process; with `namespace`, on the lab's switch."""
 
-    def __init__(self, host: str, name: str, token: bytes, *, max_connections: int, work: Assignment) -> None:
+    def __init__(
+        self, host: str, name: str, token: bytes, *, max_connections: int, work: Assignment, namespace: str = ""
+    ) -> None:
         self._name = name
         self._host = host
         self._process = subprocess.Popen(
@@ -88,6 +92,7 @@ class ProcessServer:
                 *(sys.executable, "-m", "laconic.runtime.servers.process", host, name, str(max_connections)),
                 *("holds" if work.holds else "sums", work.strategy),
                 ",".join(str(dtype).removeprefix("torch.") for dtype in work.dtypes),
+                namespace,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -111,11 +116,9 @@ class ProcessServer:
 
     @property
     def address(self) -> Address:
-        """See LocalServer."""
         return self._host, int(self._first_line[0])
 
     def listens(self, wait_s: float) -> bool:
-        """See LocalServer."""
         self._reader.join(wait_s)
         if self._first_line and self._first_line[0].isdigit():
             return True
@@ -128,12 +131,11 @@ class ProcessServer:
         return False
 
     def stop(self, *, at_once: bool) -> None:
-        """See LocalServer."""
         try:
             if not at_once:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_HANG_UP_S)
-            # Every rank that needs it has said goodbye, or the job is over: nothing is lost with it.
+            # Every rank that needs it has said goodbye, or the job is over: killing it loses nothing.
             self._process.kill()
             try:
                 self._process.wait(_END_S)

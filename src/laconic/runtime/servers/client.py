@@ -12,13 +12,17 @@ import torch
 
 from laconic.core.caller import Caller, Reply, RequestFailed
 from laconic.core.connection import Address
+from laconic.core.exchange import Answer
 from laconic.core.frames import Frame
 from laconic.core.moment import Moment
 from laconic.core.paced import PacedLink
 from laconic.core.plan import Bucket
-from laconic.core.transport import Transport
+from laconic.core.transport import Transport, Work
 from laconic.errors import CommunicationError, PeerLost, one_line
 from laconic.runtime.agreement import with_last_words
+from laconic.runtime.datagrams import Datagrams
+from laconic.runtime.in_network.request import Request
+from laconic.runtime.in_network.worker import SlotWorker
 from laconic.runtime.servers.protocol import (
     BYE,
     CONFIGURE,
@@ -31,6 +35,7 @@ from laconic.runtime.servers.protocol import (
     REDUCE,
     REST,
     RESTORE,
+    SLOTS,
     STATE,
     Configuration,
     GroupSettings,
@@ -49,35 +54,46 @@ class ServerAnswer:
         self._client = client
 
     def wait(self) -> None:
-        """See Work."""
-        try:
-            self._client.wait(self._reply)
-        except CommunicationError as exc:
-            error = self._client.explain(exc)
-            if error is exc:
-                raise
-            raise error from exc
+        self._client.wait(self._reply)
 
     def done(self) -> bool:
-        """See Work."""
         return self._reply.done()
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See Answer."""
         return tuple(tensor.to(self._device) for tensor in self.frame.tensors)
 
     @property
     def note(self) -> dict[str, int]:
-        """What the server says about its answer."""
+        """The note in the server's answer."""
         found: dict[str, int] = json.loads(self.frame.note)
         return found
 
     @property
     def frame(self) -> Frame:
-        """The answer as it was sent; waits for it."""
+        """The frame of the answer; waits for it."""
         self.wait()
         return self._reply.frame
+
+
+class SlotAnswer:
+    """A sum that is formed in the slots of a server; see core/exchange.py."""
+
+    def __init__(self, request: Request, device: torch.device, client: Client) -> None:
+        self._request = request
+        self._device = device
+        self._client = client
+
+    def wait(self) -> None:
+        self._client.wait(self._request)
+
+    def done(self) -> bool:
+        return self._request.done()
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        self.wait()
+        return tuple(total.to(self._device) for total in self._request.sums)
 
 
 @dataclass(frozen=True)
@@ -97,7 +113,7 @@ class Placement:
 
 
 class Client:
-    """One rank's side of the conversation with every server."""
+    """One rank's connections to every server."""
 
     def __init__(
         self,
@@ -111,14 +127,19 @@ class Client:
         started_by_ranks: bool,
         link: PacedLink | None = None,
     ) -> None:
-        """`job`: a name no other job has. `started_by_ranks`: each rank in turn has started one."""
+        """`job`: a unique name. `started_by_ranks`: the ranks have started the servers, each in turn."""
         self._transport = transport
         self.failure: CommunicationError | None = None
-        """Why servers cannot be used any more, if a request has found that out."""
+        """Why servers cannot be used any more, if a request has failed."""
         self.placement = placement
         """Where each bucket is served."""
         self._callers: list[Caller] = []
-        # Not the transport: callers are freed late, and would keep its connection to the job's store.
+        self._slots: SlotWorker | None = None
+        self.num_slots = 0
+        """Slots in which sums are formed; 0: they are formed of whole tensors."""
+        self._timeout_s = timeout_s
+        self._link = link
+        # No reference to the transport: callers are freed late, and would keep its connection to the job's store open.
         traffic = transport.traffic
         try:
             for number, address in enumerate(addresses):
@@ -167,14 +188,20 @@ class Client:
         for answer in answers:
             answer.wait()
 
-    def wait(self, reply: Reply) -> None:
-        """Return when an answer is here, or raise."""
-        if reply.done():
-            reply.wait()
-            return
-        # A server gives up first: then this rank must know who has stopped answering.
-        with self._transport.waiting_until(time.monotonic() + patience_s(self._transport.timeout_s)):
-            reply.wait()
+    def wait(self, reply: Work) -> None:
+        """Return when an answer has arrived, or raise with the known reason why it does not come."""
+        try:
+            if reply.done():
+                reply.wait()
+                return
+            # A server gives up first: by then this rank must know which rank has stopped answering.
+            with self._transport.waiting_until(time.monotonic() + patience_s(self._transport.timeout_s)):
+                reply.wait()
+        except CommunicationError as exc:
+            error = self.explain(exc)
+            if error is exc:
+                raise
+            raise error from exc
 
     def explain(self, error: CommunicationError) -> CommunicationError:
         """The error of a request, with the reason of the rank that caused it if that rank has given one."""
@@ -190,13 +217,13 @@ class Client:
                 self.failure = self._of_those_who_wait(error)
             rank = self.failure.rank if isinstance(self.failure, PeerLost) else None
             if rank is not None:
-                # At once: those who wait elsewhere must not take this rank, which will end, for the cause.
+                # At once: ranks that wait elsewhere must not take this rank, which will end, for the cause.
                 problem = f"was lost, says rank {self._transport.rank}: {one_line(self.failure)}"
                 self._transport.announce_failure(problem, rank=rank)
         return self.failure
 
     def _of_those_who_wait(self, error: CommunicationError) -> PeerLost:
-        """The error of a server that has waited for some ranks too long: one of them may hold up the others."""
+        """The error of a server that has waited too long for some ranks: one of them may block the others."""
         named = self._rank_of(error)
         if named is not None:
             return PeerLost(str(error), rank=named)
@@ -213,14 +240,14 @@ class Client:
 
     @staticmethod
     def _rank_of(error: CommunicationError) -> int | None:
-        """The rank that is lost, as the connection or a server says."""
+        """The lost rank, as reported by the connection or a server."""
         if isinstance(error, PeerLost):
             return error.rank
         named = re.search(rf"{LOST}(?:server \d+ of )?rank (\d+) ", str(error))
         return int(named[1]) if named else None
 
     def configure(self, about: Sequence[Configuration]) -> None:
-        """Describe the job to every server; one rank does."""
+        """Describe the job to every server; one rank calls it."""
         what = "configuration of servers"
         answers = [self._ask(server, CONFIGURE, note=one.write(), what=what) for server, one in enumerate(about)]
         for answer in answers:
@@ -234,13 +261,42 @@ class Client:
         device = tensors[0].device if tensors else _CPU
         return self._ask(self.placement.owners[bucket], kind, bucket, sent, note, what=what, device=device)
 
+    def open_slots(self) -> None:
+        """Form sums in the slots of the first server from now on, if it has any."""
+        server = self._callers[0]
+        found = self._ask(0, SLOTS, what="asking for slots").note
+        self.num_slots = found["slots"]
+        if self.num_slots:
+            transport = self._transport
+            self._slots = SlotWorker(
+                Datagrams(server.local_host),
+                (server.address[0], found["port"]),
+                rank=transport.rank,
+                world_size=transport.world_size,
+                num_slots=self.num_slots,
+                tag=found["tag"],
+                timeout_s=self._timeout_s,
+                lost=server.why_lost,
+                traffic=transport.traffic,
+                link=self._link,
+            )
+
     def reduce(
         self, bucket: int, tensors: tuple[torch.Tensor, ...], *, decoded: bool, moment: Moment, what: str
-    ) -> ServerAnswer:
-        """See Servers."""
+    ) -> Answer:
+        if self._slots is not None and not decoded:
+            return self._in_slots(self._slots, tensors, f"sum of {what}")
         note = json.dumps({"step": moment.step, "round": moment.round, "decoded": decoded})
         self._count("reduce", tensors)
         return self._send(REDUCE, bucket, tensors, note, f"sum of {what}")
+
+    def _in_slots(self, slots: SlotWorker, tensors: tuple[torch.Tensor, ...], what: str) -> SlotAnswer:
+        self._count("aggregate", tensors)
+        try:
+            request = slots.sum([tensor.detach().cpu().contiguous() for tensor in tensors], what=what)
+        except CommunicationError as exc:
+            raise self.explain(exc) from exc
+        return SlotAnswer(request, tensors[0].device if tensors else _CPU, self)
 
     def push(
         self,
@@ -252,27 +308,27 @@ class Client:
         unused: Sequence[int],
         what: str,
     ) -> ServerAnswer:
-        """Start sending the gradient of a bucket to the server that holds its parameters, which answers with these."""
+        """Start sending the gradient of a bucket to the server that holds its parameters; it answers with them."""
         note = json.dumps({"step": step, "groups": list(groups), "unused": list(unused)})
         self._count("push", tensors)
         return self._send(PUSH, bucket, tensors, note, f"push of {what}")
 
     def pull(self, bucket: int) -> torch.Tensor:
-        """The parameters of a bucket as its server has them."""
+        """The current parameters of a bucket on its server."""
         return self._send(PULL, bucket, (), "", f"pull of bucket {bucket}").frame.tensors[0]
 
     def state(self, bucket: int) -> dict[str, torch.Tensor]:
-        """What the server of a bucket remembers about it, keyed "parameter|field|dimensions"."""
+        """The state of a bucket on its server, keyed "parameter|field|dimensions"."""
         frame = self._send(STATE, bucket, (), "", f"state of bucket {bucket}").frame
         return dict(zip(json.loads(frame.note), frame.tensors, strict=True))
 
     def restore(self, bucket: int, state: Mapping[str, torch.Tensor], values: torch.Tensor | None) -> ServerAnswer:
-        """Start giving the server of a bucket its `state` and, where it holds parameters, their `values`."""
+        """Start sending the server of a bucket its `state` and, where it holds parameters, their `values`."""
         tensors = (*(() if values is None else (values,)), *state.values())
         return self._send(RESTORE, bucket, tensors, json.dumps(list(state)), f"restoring bucket {bucket}")
 
     def rest(self) -> None:
-        """Tell every server that this rank is about to wait for the others elsewhere."""
+        """Announce to every server that this rank is about to wait for the others elsewhere."""
         self._ask_all(REST, what="rest")
 
     def leave(self) -> None:
@@ -286,5 +342,7 @@ class Client:
 
     def hang_up(self) -> None:
         """Close all connections."""
+        if self._slots is not None:
+            self._slots.close()
         for caller in self._callers:
             caller.close()

@@ -1,10 +1,11 @@
-"""A server that holds parameters: it applies each worker's gradient as it comes and answers with parameters."""
+"""A server that holds parameters: it applies each worker's gradient as it arrives and answers with parameters."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,25 +18,31 @@ from laconic.core.stateful import BucketState
 from laconic.errors import CommunicationError
 from laconic.runtime.servers.protocol import Configuration, decode_payload, read_note, whole, wholes
 from laconic.runtime.servers.server_optimizer import HeldParameters
-from laconic.synchronization import Synchronization
+from laconic.synchronization import Pace, Synchronization
 
 
 @dataclass
 class _Worker:
-    """What the store knows about one worker."""
+    """The store's record of one worker."""
 
     known: torch.Tensor | None
-    """The parameters it has, where that is needed."""
+    """A copy of the parameters it has, where differences are sent."""
     answers: BucketState
-    """The state of what is sent to it."""
+    """The state of the compressor for its answers."""
     step: int = 0
-    """The step of its last push, as it counts them."""
+    """The step of its last push, by its own count."""
     clock: int = 0
     """Steps it has pushed since all workers last rested."""
     version: int = 0
-    """Updates applied when it last got parameters."""
+    """The number of updates applied when it last got parameters."""
+    answered_s: float | None = None
+    """When it last got parameters after a push."""
+    pace: Pace | None = None
+    """Its pace, once it has made a step after an answer."""
+    granted: int = 0
+    """The clock up to which it may continue, however far ahead it is."""
     resting: bool = False
-    """It waits for the others elsewhere."""
+    """Whether it waits for the others elsewhere."""
     gone: bool = False
 
 
@@ -53,8 +60,16 @@ class ParameterStore:
     """The parameters of one bucket and their optimizer."""
 
     def __init__(
-        self, number: int, about: Configuration, compression: Compressor, rule: Synchronization, values: torch.Tensor
+        self,
+        number: int,
+        about: Configuration,
+        compression: Compressor,
+        rule: Synchronization,
+        values: torch.Tensor,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now_s = now_s
         self._bucket = about.buckets[number]
         self._compression = compression
         self._rule = rule
@@ -63,7 +78,7 @@ class ParameterStore:
         self._lock = threading.Lock()
         self._held = HeldParameters(number, about, values)
         self._read = compression.init(self._bucket)
-        # The difference to what a worker has is what it is still owed; no other residual is needed.
+        # The difference from a worker's copy is its residual; no other residual is needed.
         back = compression.back().forgetful()
         self._back = None if back.traits.lossless or not back.traits.keeps_scale else back
         remember = self._back is not None or rule.compensation > 0
@@ -76,7 +91,7 @@ class ParameterStore:
         self._waiting: list[_Waiting] = []
 
     def push(self, frame: Frame, reply: ReplyTo) -> None:
-        """Apply a worker's gradient; the answer comes when the worker may go on."""
+        """Apply a worker's gradient; it is answered when the worker may continue."""
         note = read_note(frame.note)
         step, unused = whole(note, "step"), wholes(note, "unused")
         worker = self._workers[frame.sender]
@@ -85,7 +100,7 @@ class ParameterStore:
                 raise CommunicationError(self._over)
             if any(waiting.frame.sender == frame.sender for waiting in self._waiting):
                 raise CommunicationError(f"rank {frame.sender} pushes again before its last push was answered.")
-            # Whatever can be wrong is looked at before anything changes.
+            # Everything is checked before anything changes.
             settings = self._held.read_groups(note.get("groups"))
             staleness = self._version - worker.version
             gradient = self._gradient(frame, step, worker)
@@ -93,7 +108,11 @@ class ParameterStore:
             self._version += 1
             worker.clock, worker.step = worker.clock + 1, step
             worker.resting = False
-            self._waiting.append(_Waiting(frame, reply, staleness, time.monotonic()))
+            now_s = self._now_s()
+            if worker.answered_s is not None:
+                worker.pace = Pace(now_s, now_s - worker.answered_s)
+            self._grant_more(worker)
+            self._waiting.append(_Waiting(frame, reply, staleness, now_s))
             self._answer_ready()
 
     def _gradient(self, frame: Frame, step: int, worker: _Worker) -> torch.Tensor:
@@ -105,34 +124,52 @@ class ParameterStore:
             gradient.addcmul_(gradient * gradient, values - worker.known, value=self._rule.compensation)
         return gradient
 
+    def _present(self) -> list[_Worker]:
+        """The workers still to push."""
+        return [worker for worker in self._workers if not worker.gone and not worker.resting]
+
     def _slowest(self) -> int | None:
-        """The clock of the worker that has pushed least among those still to push."""
-        return min((worker.clock for worker in self._workers if not worker.gone and not worker.resting), default=None)
+        """The lowest clock among the workers still to push."""
+        return min((worker.clock for worker in self._present()), default=None)
+
+    def _grant_more(self, worker: _Worker) -> None:
+        """Let the fastest worker continue, as far as the rule allows, where it would have to wait now."""
+        sure, most, present = self._rule.sure_lead, self._rule.lead, self._present()
+        slowest = min(present, key=lambda other: (other.clock, -other.pace.step_s if other.pace else 0.0))
+        ahead = worker.clock - slowest.clock
+        if sure is None or most is None or ahead <= sure or worker.clock <= worker.granted:
+            return
+        fastest = worker.clock == max(other.clock for other in present)
+        if fastest and worker.pace is not None and slowest.pace is not None:
+            room = max(0, most - ahead + 1)
+            worker.granted = worker.clock - 1 + self._rule.more_steps(worker.pace, slowest.pace, room)
 
     def _answer_ready(self) -> None:
-        """Answer everybody who is not too far ahead."""
+        """Answer all workers that are not too far ahead."""
         slowest = self._slowest()
         still: list[_Waiting] = []
         for waiting in self._waiting:
             sender = waiting.frame.sender
-            ahead = 0 if slowest is None else self._workers[sender].clock - slowest
-            if self._rule.lead is not None and ahead > self._rule.lead:
+            worker = self._workers[sender]
+            ahead = 0 if slowest is None else worker.clock - slowest
+            bound = self._rule.lead if worker.clock <= worker.granted else self._rule.sure_lead
+            if bound is not None and ahead > bound:
                 still.append(waiting)
                 continue
-            self._workers[sender].version = self._version
+            worker.version, worker.answered_s = self._version, self._now_s()
             facts = json.dumps({"staleness": waiting.staleness, "lead": ahead})
             waiting.reply(waiting.frame.answer(self._for(sender), facts))
         self._waiting = still
 
     def _for(self, sender: int) -> tuple[torch.Tensor, ...]:
-        """Parameters as they are sent to a worker: all, or how they differ from what it has."""
+        """The answer for a worker: all parameters, or their difference from its copy."""
         worker, values = self._workers[sender], self._held.values
         if self._back is None:
             if worker.known is not None:
                 worker.known.copy_(values)
             return (values.clone(),)
         assert worker.known is not None
-        # The worker's step, which it decodes by; other random numbers than those of any worker.
+        # The worker's step, which it decodes by; random numbers that differ from those of any worker.
         rank = self._world_size * (1 + self._server) + sender
         worker.answers.moment = Moment(worker.step, rank, self._world_size, worker.step)
         payload = self._back.encode(values - worker.known, worker.answers)
@@ -142,7 +179,7 @@ class ParameterStore:
         return payload.tensors
 
     def pull(self, sender: int) -> torch.Tensor:
-        """The parameters as they are."""
+        """The current parameters."""
         with self._lock:
             worker = self._workers[sender]
             worker.version = self._version
@@ -151,12 +188,12 @@ class ParameterStore:
             return self._held.values.clone()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What the optimizer remembers, as "parameter|field|number of dimensions"."""
+        """The optimizer's state, keyed "parameter|field|number of dimensions"."""
         with self._lock:
             return self._held.state()
 
     def restore(self, tensors: tuple[torch.Tensor, ...], keys: list[str]) -> None:
-        """Continue from other parameters, the first tensor, and what the optimizer remembered then."""
+        """Continue from saved parameters, the first tensor, and the saved state of the optimizer."""
         if len(tensors) != len(keys) + 1:
             raise CommunicationError(f"a saved state has {len(keys)} fields and {len(tensors)} tensors.")
         with self._lock:
@@ -166,22 +203,23 @@ class ParameterStore:
                     worker.known.copy_(self._held.values)
 
     def rest(self, sender: int) -> None:
-        """Nobody has to wait for this worker before it pushes again; when all rest, all clocks start anew."""
+        """Until it pushes again, no worker has to wait for this one; when all rest, all clocks start anew."""
         with self._lock:
             self._workers[sender].resting = True
             if self._slowest() is None:
                 for worker in self._workers:
-                    worker.clock, worker.resting = 0, False
+                    worker.clock, worker.granted, worker.resting = 0, 0, False
+                    worker.answered_s = worker.pace = None  # the time of the rest belongs to no step
             self._answer_ready()
 
     def leave(self, sender: int) -> None:
-        """Nobody has to wait for this worker any more."""
+        """No worker has to wait for this one any more."""
         with self._lock:
             self._workers[sender].gone = True
             self._answer_ready()
 
     def waiting_for(self) -> tuple[float, list[int]]:
-        """Seconds the first of those who wait has waited, and the slowest ranks; (0, []) if nobody waits."""
+        """The longest wait in seconds, and the slowest ranks; (0, []) if no worker waits."""
         with self._lock:
             if not self._waiting:
                 return 0.0, []
@@ -191,10 +229,10 @@ class ParameterStore:
                 for rank, worker in enumerate(self._workers)
                 if worker.clock == slowest and not worker.gone and not worker.resting
             ]
-            return time.monotonic() - min(waiting.came_s for waiting in self._waiting), ranks
+            return self._now_s() - min(waiting.came_s for waiting in self._waiting), ranks
 
     def fail(self, reason: str) -> None:
-        """Answer everybody who waits, and whoever comes, that it is in vain."""
+        """Answer all waiting and all later requests with an error."""
         with self._lock:
             self._over = reason
             waiting, self._waiting = self._waiting, []

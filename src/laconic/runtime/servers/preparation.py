@@ -1,4 +1,4 @@
-"""What a server loads and compiles before it says that it listens: in the first request all ranks would wait for it."""
+"""Code that a server loads and compiles before it reports that it listens: the first request would wait for it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from laconic.core.tensor import TensorSpec
 from laconic.strategy import Strategy
 
 _NUMEL = 8192
-"""Enough that kernels do not take the shorter way they have for small tensors."""
+"""Large enough that kernels do not take their fast path for small tensors."""
 
 
 def load_libraries() -> None:
-    """Import what an optimizer's first step and the first compiled kernel import, whatever the job."""
+    """Import the modules of an optimizer's first step and of the first compiled kernel, for any job."""
     import_module("torch._dynamo")
     if find_spec("numba") is not None:
-        with contextlib.suppress(ImportError):  # made for another numpy: the kernels say so when they are needed
+        with contextlib.suppress(ImportError):  # built for another numpy: the kernels report it when they are needed
             import_module("numba")
 
 
 def prepare(strategy: Strategy, dtypes: Iterable[torch.dtype], *, holds: bool) -> None:
-    """Do once, with small tensors of each dtype, what the requests of this strategy will need."""
+    """Run the work of this strategy's requests once, with small tensors of each dtype."""
     if holds:
         import_module("torch._dynamo")
     compression = strategy.compression
     if not compression.traits.decodes_alone:
-        return  # servers only add up
+        return  # such servers only add up
     for dtype in dtypes:
         bucket = Bucket((TensorSpec("weight", (64, _NUMEL // 64), dtype), TensorSpec("bias", (_NUMEL,), dtype)))
         for moment in (Moment(), Moment.steady(1)):

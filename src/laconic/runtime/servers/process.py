@@ -1,10 +1,11 @@
 """A server in a process of its own, as a worker starts it:
 
-    python -m laconic.runtime.servers.process HOST NAME MAX_CONNECTIONS holds|sums STRATEGY DTYPES
+    python -m laconic.runtime.servers.process HOST NAME MAX_CONNECTIONS holds|sums STRATEGY DTYPES NAMESPACE
 
-The token comes as the first line of standard input, in hex, so that no list of processes shows it. The first line of
-standard output says at which port the server listens; all that its work needs is loaded and compiled by then. It ends
-when all ranks have said goodbye, or soon after the worker that started it, which shows in the end of standard input.
+NAMESPACE is the file of a network namespace to enter first, or empty. The token comes as the first line of standard
+input, in hex, so that no list of processes shows it. The first line of standard output says at which port the server
+listens; everything it needs is loaded and compiled by then. It ends when all ranks have said goodbye, or soon after the
+worker that started it, which it detects by the end of standard input.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import select
 import signal
 import sys
 import threading
+from contextlib import closing
 
 import torch
 
 from laconic.core.listener import Listener
 from laconic.core.paced import link_from_environment
+from laconic.core.switch import enter_network
 from laconic.errors import LaconicError
 from laconic.runtime.servers.preparation import prepare
 from laconic.runtime.servers.protocol import GONE
@@ -34,17 +37,20 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     parent = os.getppid()
-    host, name, most, work, strategy, dtypes = sys.argv[1:7]
+    host, name, most, work, strategy, dtypes, namespace = sys.argv[1:8]
     token = bytes.fromhex(sys.stdin.readline().strip())
-    service = Server(name)
+    service = Server(name, host=host)
     try:
+        if namespace:
+            enter_network(namespace)
         prepare(Strategy.parse(strategy), [getattr(torch, dtype) for dtype in dtypes.split(",")], holds=work == "holds")
-        link = link_from_environment(os.environ)
+        # A switch has no link of its own.
+        link = None if namespace else link_from_environment(os.environ)
         listener = Listener(service, address=(host, 0), token=token, name=name, max_connections=int(most), link=link)
     except LaconicError as exc:
         print(exc, file=sys.stderr, flush=True)  # noqa: T201 - read by the worker that started this
         return 2
-    with listener:
+    with listener, closing(service):
         print(listener.address[1], flush=True)  # noqa: T201 - likewise
         threading.Thread(target=_until_parent_ends, args=(service, parent), daemon=True).start()
         service.finished.wait()
@@ -52,12 +58,12 @@ def main() -> int:
 
 
 def _until_parent_ends(service: Server, parent: int) -> None:
-    # What the parent has forked may hold its end of the pipe open, so the pipe alone would not tell.
+    # Forked children of the parent may hold the pipe open, so the pipe alone is not enough.
     while os.getppid() == parent and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         pass
     if service.about is None:
         service.finished.set()
-    # Else it stays for a moment: other ranks may still have to be told.
+    # Otherwise it stays for a moment, to report the loss to other ranks.
     service.lose(f"{service.name} ends, because that rank has ended, {GONE}")
 
 

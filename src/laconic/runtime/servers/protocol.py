@@ -1,19 +1,21 @@
-"""What workers and servers say to each other: kinds of frames, and what their notes hold.
+"""The protocol between workers and servers: kinds of frames, and the contents of their notes.
 
     JOIN        every rank, first     note: the job's name
     CONFIGURE   rank 0, once          note: Configuration
-    RESTORE     rank 0, per bucket    tensors: parameters, if servers hold them, and what the optimizer, or the sum,
-                                      remembers of them; note: the names of the latter
+    RESTORE     rank 0, per bucket    tensors: parameters, if servers hold them, and the state of the optimizer, or
+                                      of the sum; note: the names of the latter
     REDUCE      every rank, a round   note: step, decoded     tensors: a payload; the answer: the sum
     PUSH        a rank, a step        note: step, groups ...  tensors: a payload; the answer: parameters
-    REST        every rank            it waits for the others elsewhere, so nobody needs to wait for it here
-    STATE       rank 0, per bucket    the answer: what the optimizer, or the sum, remembers
-    PULL        a rank, per bucket    the answer: parameters as they are
+    REST        every rank            it waits for the others elsewhere, so no rank needs to wait for it here
+    STATE       rank 0, per bucket    the answer: the state of the optimizer, or of the sum
+    PULL        a rank, per bucket    the answer: the current parameters
     BYE         every rank, at last
-    MISSING     a rank, afterwards    the answer's note: which ranks have not said goodbye, and how long none has asked
+    MISSING     a rank, afterwards    the answer's note: which ranks have not said goodbye, and the time since a request
+    SLOTS       every rank, once      where sums are formed in slots; the answer's note: how many there are, the port
+                                      and the tag of frames (runtime/in_network)
 
 A request is about one bucket, so that no model is too large for a message. A note is JSON and checked field by field:
-what arrives from a network is not to be trusted, even with the right token.
+data from a network is not trusted, even with the right token.
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
 from laconic.errors import CommunicationError, one_line
 
-JOIN, CONFIGURE, REDUCE, PUSH, REST, STATE, RESTORE, PULL, BYE, MISSING = range(1, 11)
+JOIN, CONFIGURE, REDUCE, PUSH, REST, STATE, RESTORE, PULL, BYE, MISSING, SLOTS = range(1, 12)
 
 _FORE_S = 5.0
 LOST = "job lost: "
-"""How an error begins that names a rank without which the job cannot go on; if it is to blame, right after this."""
+"""Prefix of an error that names a lost rank; if that rank is to blame, it follows directly."""
 GONE = "before the end of training"
-"""How it ends if that rank is gone."""
+"""End of such an error if that rank is gone."""
 _MOST_RANKS = 2**16
 _LATEST = 2**53
-"""Steps and sizes: as far as JSON numbers are exact everywhere."""
+"""Upper bound of steps and sizes: JSON numbers up to here are exact everywhere."""
 UNDECODABLE = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
-"""What compressors and torch raise for tensors that are not what they take them for."""
+"""Errors that compressors and torch raise for invalid tensors."""
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind
@@ -62,31 +64,31 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
         torch.optim.ASGD,
     )
 }
-"""Optimizers a server can run: by name, so that no code travels."""
+"""Optimizers a server can run: by name, so that no code is sent."""
 
 GroupSettings = dict[str, object]
 """Settings of one parameter group: numbers, truth values and lists of them."""
 
 
 def patience_s(limit_s: float) -> float:
-    """How long a server lets workers wait for each other: a little less than their own limit, so that it says why."""
+    """How long a server lets workers wait: slightly less than their own timeout, so that it can name the cause."""
     return limit_s - min(_FORE_S, 0.1 * limit_s)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a server must know about the job."""
+    """The description of the job for a server."""
 
     strategy: str
     world_size: int
     server: int
     buckets: dict[int, Bucket]
-    """Those of this server."""
+    """The buckets of this server."""
     optimizer: str = ""
     """The optimizer it runs; empty: it only forms sums."""
     groups: tuple[GroupSettings, ...] = ()
     group_of: tuple[tuple[str, int], ...] = ()
-    """The parameter group of each parameter; -1: in none, so it stays as it is."""
+    """The parameter group of each parameter; -1: in none, so it does not change."""
     timeout_s: float = 300.0
     """How long a rank may wait for others."""
 
@@ -113,7 +115,7 @@ class Configuration:
 
     @classmethod
     def read(cls, note: str) -> Configuration:
-        """From a note; raises CommunicationError where it is not what `write` gives."""
+        """Read a note; raises CommunicationError unless `write` could have written it."""
         document = read_note(note)
         try:
             buckets = {
@@ -200,13 +202,13 @@ def flag(document: Mapping[str, Any], key: str) -> bool:
 def decode_payload(
     tensors: tuple[torch.Tensor, ...], out: torch.Tensor, compression: Compressor, state: BucketState
 ) -> None:
-    """Write what a rank's payload stands for into `out`; raises CommunicationError if it is none of this bucket."""
+    """Decode a rank's payload into `out`; raises CommunicationError if it does not fit this bucket."""
     rank = state.moment.rank
     expected = compression.payload_bytes(state.bucket, state.moment)
     found = sum(tensor.nbytes for tensor in tensors)
-    # Before decoding: compiled loops trust the size of what they read.
+    # Before decoding: compiled loops do not check sizes.
     if found != expected:
-        raise CommunicationError(f"a payload of rank {rank} has {found} bytes, expected were {expected}.")
+        raise CommunicationError(f"a payload of rank {rank} has {found} bytes, expected {expected}.")
     try:
         compression.decode(Payload(tensors), out, state)
     except UNDECODABLE as exc:

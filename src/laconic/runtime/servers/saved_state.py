@@ -1,9 +1,9 @@
-"""What servers remember, as it stands in rank 0's saved state, and the check before it is given back to them.
+"""The state of servers as part of rank 0's saved state, and its check before it is sent back to them.
 
     {"<parameter>": {"server.<field>|<number of dimensions>": tensor}}
 
-Optimizers make their state when a parameter gets its first gradient, so a field that is not there may never have been,
-or may have got lost. Servers that run an optimizer therefore have the names of all fields saved beside them.
+Optimizers create their state when a parameter gets its first gradient, so a missing field may never have existed, or
+may have been lost. For servers that run an optimizer, the names of all fields are therefore saved as well.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from laconic.errors import CheckpointError, one_line
 
 PREFIX = "server."
-"""How a field of a server's state begins among a rank's own."""
+"""Prefix of the fields of a server's state."""
 NAMES = f"{PREFIX}fields|1"
 """The names of a parameter's other fields, as the bytes of a JSON list."""
 _NAMES_BYTES = 256
-"""The names are filled up with spaces to a multiple of this: tools that load into tensors need equal sizes."""
+"""Names are padded with spaces to a multiple of this: tools that load into tensors need equal sizes."""
 _MOST_STEPS = 2**53
 
 
@@ -32,7 +32,7 @@ def names_of(fields: Iterable[str]) -> torch.Tensor:
 
 
 def check_optimizer_state(parameter: str, saved: Mapping[str, object], like: torch.Tensor) -> None:
-    """Raise CheckpointError unless `saved` is all that a server's optimizer remembered of the parameter `like`."""
+    """Raise CheckpointError unless `saved` is the whole state of a server's optimizer for the parameter `like`."""
     fields = {name: value for name, value in saved.items() if name.startswith(PREFIX) and name != NAMES}
     _check_names(parameter, fields, _saved_names(parameter, saved.get(NAMES)))
     for name, value in fields.items():
@@ -48,7 +48,7 @@ def check_optimizer_state(parameter: str, saved: Mapping[str, object], like: tor
 
 
 def check_sum_state(parameter: str, saved: Mapping[str, object], like: Mapping[str, torch.Tensor]) -> None:
-    """Raise CheckpointError unless `saved` has the fields of `like`, what servers that form sums remember now."""
+    """Raise CheckpointError unless `saved` has the fields of `like`, the current state of servers that form sums."""
     fields = {name: value for name, value in saved.items() if name.startswith(PREFIX)}
     _check_names(parameter, fields, list(like))
     for name, now in like.items():

@@ -1,21 +1,25 @@
 """One server: it is configured by rank 0, then serves every rank until the last has said goodbye.
 
-A rank that leaves without a goodbye, or keeps others waiting beyond the job's time limit, ends the job for all of them.
-The server then stays for a moment, so that every rank can be told which rank it was.
+A rank that leaves without a goodbye, or stalls beyond the job's timeout, ends the job for all ranks. The server then
+stays for a moment, to tell every rank which one it was.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import secrets
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 
+from laconic.compression import NoCompression
 from laconic.core.frames import Frame
 from laconic.core.listener import ReplyTo
 from laconic.errors import CommunicationError, one_line
+from laconic.runtime.datagrams import Datagrams
+from laconic.runtime.in_network.aggregator import Aggregator
 from laconic.runtime.servers.parameter_store import ParameterStore
 from laconic.runtime.servers.preparation import prepare
 from laconic.runtime.servers.protocol import (
@@ -30,6 +34,7 @@ from laconic.runtime.servers.protocol import (
     REDUCE,
     REST,
     RESTORE,
+    SLOTS,
     STATE,
     Configuration,
     patience_s,
@@ -40,14 +45,21 @@ from laconic.strategy import Strategy
 
 _LOG = logging.getLogger("laconic")
 _STAY_S = 10.0
-"""How long a server stays after a rank was lost, for the others to learn of it."""
+"""How long a server stays after a rank was lost, to report it to the others."""
+MOST_SLOTS = 16384
+"""Default number of slots of a server: 47 MB."""
 
 
 class Server:
     """Handles the frames of one server; see core/listener.py."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, host: str = "127.0.0.1", most_slots: int = MOST_SLOTS) -> None:
+        """`host`: the address on which it receives frames for slots; `most_slots`: the limit of its memory."""
         self.name = name
+        self._host = host
+        self._most_slots = most_slots
+        self._slots: Aggregator | None = None
+        self._tag = secrets.randbits(64)
         self._lock = threading.Lock()
         self._job = ""
         self._about: Configuration | None = None
@@ -74,20 +86,20 @@ class Server:
             RESTORE: self._restore,
             BYE: self._bye,
             MISSING: self._missing,
+            SLOTS: self._tell_slots,
         }
 
     @property
     def about(self) -> Configuration | None:
-        """What rank 0 has said about the job."""
+        """Rank 0's description of the job."""
         return self._about
 
     @property
     def lost(self) -> str | None:
-        """Why the job cannot go on, if it cannot."""
+        """Why the job cannot continue, if it cannot."""
         return self._lost
 
     def frame(self, frame: Frame, reply: ReplyTo) -> None:
-        """See Handler."""
         serve = self._serve.get(frame.kind)
         if serve is None:
             raise CommunicationError(f"{self.name} knows no request of kind {frame.kind}.")
@@ -111,7 +123,7 @@ class Server:
             raise CommunicationError(f"rank {sender} has said goodbye to {self.name} already.")
 
     def left(self, sender: int, reason: str) -> None:
-        """See Handler; a rank that leaves without a goodbye ends the job for the others."""
+        """End the job for the others if a rank leaves without a goodbye."""
         with self._lock:
             if self._strangers[sender]:
                 self._strangers[sender] -= 1
@@ -127,7 +139,7 @@ class Server:
             self.finished.set()
 
     def lose(self, reason: str) -> None:
-        """Tell every rank, now or at its next request, that the job cannot go on; the first reason stays."""
+        """Report to every rank, now or at its next request, that the job has failed; the first reason stays."""
         with self._lock:
             if self._lost is not None:
                 return
@@ -135,11 +147,13 @@ class Server:
         _LOG.error("%s: %s", self.name, reason)
         for _, part in self._all_parts():
             part.fail(LOST + reason)
+        if self._slots is not None:
+            self._slots.fail(LOST + reason)
         if not self._present:
             self.finished.set()
 
     def _all_parts(self) -> list[tuple[int, SumServer | ParameterStore]]:
-        """What it serves, by number of bucket; the table may grow meanwhile."""
+        """The sums or parameters it serves, by number of bucket; the table may grow meanwhile."""
         with self._lock:
             return list(self._parts.items())
 
@@ -153,7 +167,7 @@ class Server:
             if self._about is None and not self._present:
                 self._job = frame.note
             if frame.note != self._job or frame.sender in self._present:
-                # Its connection will end; that must not be taken for the end of the rank that is served.
+                # The end of this connection must not be taken for the end of the rank that is served.
                 self._strangers[frame.sender] += 1
                 raise CommunicationError(f"{self.name} serves another job. Wait for its end, or use other servers.")
             self._present.add(frame.sender)
@@ -166,10 +180,11 @@ class Server:
         if rule.barrier == bool(about.optimizer):
             raise CommunicationError(f'the strategy "{one_line(about.strategy)}" is configured as another kind of job.')
         parts: dict[int, SumServer | ParameterStore] = {}
-        if not about.optimizer:  # else each bucket starts with the RESTORE that brings its parameters
+        if not about.optimizer:  # else each bucket starts with the RESTORE of its parameters
             for number, bucket in about.buckets.items():
-                parts[number] = SumServer(bucket, compression, world_size=about.world_size, server=about.server)
-        if self._about is None:  # what the first requests would wait for
+                codec = NoCompression() if strategy.architecture.adds_only else compression
+                parts[number] = SumServer(bucket, codec, world_size=about.world_size, server=about.server)
+        if self._about is None:  # before the first requests, which would wait for it
             prepare(strategy, {bucket.dtype for bucket in about.buckets.values()}, holds=bool(about.optimizer))
         with self._lock:
             # Buckets may change where sums are formed; a server that holds parameters keeps its own.
@@ -178,12 +193,27 @@ class Server:
                 raise CommunicationError(f"{self.name} already serves a job.")
             self._about, self._strategy, self._parts = about, strategy, parts
         if told is None:
+            self._open_slots(strategy, about.world_size)
             threading.Thread(target=self._watch, name=f"laconic-{self.name}-watch", daemon=True).start()
             self.configured.set()
         reply(frame.answer())
 
+    def _open_slots(self, strategy: Strategy, world_size: int) -> None:
+        """Make the pool of slots that the strategy asks for, up to the limit of this server."""
+        layout = strategy.architecture.servers
+        granted = 0 if layout is None else min(layout.slots, self._most_slots)
+        if granted:
+            self._slots = Aggregator(
+                Datagrams(self._host), num_slots=granted, world_size=world_size, tag=self._tag, name=self.name
+            )
+
+    def close(self) -> None:
+        """Release all resources; closing twice is fine."""
+        if self._slots is not None:
+            self._slots.close()
+
     def _watch(self) -> None:
-        """End waits that are too long, and a job that was lost a while ago."""
+        """End waits beyond the timeout, and a job that was lost a while ago."""
         assert self._about is not None
         limit_s = self._about.timeout_s
         longest_s = patience_s(limit_s)
@@ -192,14 +222,13 @@ class Server:
                 if time.monotonic() - self._lost_s > _STAY_S:
                     self.finished.set()
                 continue
-            for number, part in self._all_parts():
-                waited_s, ranks = part.waiting_for()
+            waits = [(f"bucket {number}", part.waiting_for()) for number, part in self._all_parts()]
+            if self._slots is not None:
+                waits.append(("a sum in slots", self._slots.waiting_for()))
+            for where, (waited_s, ranks) in waits:
                 if waited_s > longest_s:
                     who = ", ".join(map(str, ranks))
-                    self.lose(
-                        f"rank {who} kept the others waiting at bucket {number} for {waited_s:.3g} s; the limit is "
-                        f"{limit_s:g} s"
-                    )
+                    self.lose(f"rank {who} stalled at {where} for {waited_s:.3g} s; the limit is {limit_s:g} s")
 
     def _aggregator(self, frame: Frame) -> SumServer:
         part = self._parts.get(frame.key)
@@ -241,7 +270,7 @@ class Server:
         reply(frame.answer())
 
     def _new_store(self, frame: Frame) -> ParameterStore:
-        """What holds the parameters of a bucket, made when they arrive."""
+        """The store of a bucket's parameters, made when they arrive."""
         about, strategy = self._about, self._strategy
         assert about is not None
         assert strategy is not None
@@ -258,7 +287,14 @@ class Server:
             self._goodbyes.add(frame.sender)
         for _, part in self._all_parts():
             part.leave(frame.sender)
+        if self._slots is not None:
+            self._slots.leave(frame.sender)
         reply(frame.answer())
+
+    def _tell_slots(self, frame: Frame, reply: ReplyTo) -> None:
+        slots = self._slots
+        found = {"slots": 0, "port": 0} if slots is None else {"slots": slots.num_slots, "port": slots.address[1]}
+        reply(frame.answer(note=json.dumps({**found, "tag": self._tag})))
 
     def _missing(self, frame: Frame, reply: ReplyTo) -> None:
         quiet_s = time.monotonic() - self._heard_s

@@ -1,4 +1,4 @@
-"""The parameters a server holds of one bucket, and the torch optimizer that moves them."""
+"""The parameters of one bucket on a server, and the torch optimizer that updates them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from laconic.errors import CommunicationError, one_line
 from laconic.runtime.servers.protocol import OPTIMIZERS, Configuration, GroupSettings, group_settings
 
 _HERE: GroupSettings = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
-"""How the optimizer computes, not what: a worker's choice is for its own device."""
+"""Settings of the implementation, not of the result: a worker's choice is for its own device."""
 
 
 class HeldParameters:
@@ -53,7 +53,7 @@ class HeldParameters:
             raise CommunicationError(f"a server cannot construct {about.optimizer}: {one_line(exc)}.") from exc
 
     def read_groups(self, groups: object) -> dict[int, GroupSettings]:
-        """Settings of this bucket's parameter groups, by place; raises CommunicationError for one that does not fit."""
+        """Settings of this bucket's parameter groups, by index; raises CommunicationError for an invalid one."""
         if self._optimizer is None:
             return {}
         if not isinstance(groups, list) or len(groups) != self._num_groups:
@@ -64,7 +64,7 @@ class HeldParameters:
                 raise CommunicationError(f"the settings of parameter group {group} must be a JSON object.")
             settings = group_settings(groups[group])
             now = self._optimizer.param_groups[place]
-            # What is not the optimizer's is a scheduler's, which has done its work on the worker.
+            # Keys that the optimizer does not know belong to a scheduler, which runs on the worker.
             found[place] = {key: value for key, value in settings.items() if key in now and key not in _HERE}
             for key, value in found[place].items():
                 if not _alike(now[key], value):
@@ -79,7 +79,7 @@ class HeldParameters:
     def apply(
         self, gradient: torch.Tensor, settings: Mapping[int, GroupSettings], *, unused: Sequence[int], rate: float
     ) -> None:
-        """One step; parameters in `unused` got no gradient, but may be owed part of an earlier one."""
+        """Make one step; parameters in `unused` got no gradient, but may have a residual of an earlier one."""
         if self._optimizer is None:
             return
         for place, group in settings.items():
@@ -94,7 +94,7 @@ class HeldParameters:
             parameter.grad = None
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What the optimizer remembers, as "parameter|field|number of dimensions"."""
+        """The optimizer's state, keyed "parameter|field|number of dimensions"."""
         if self._optimizer is None:
             return {}
         return {
@@ -105,7 +105,7 @@ class HeldParameters:
         }
 
     def restore(self, values: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from other parameters and what the optimizer remembered; raises, with nothing changed, if unfit."""
+        """Continue from saved parameters and optimizer state; raises, with nothing changed, if they do not fit."""
         check_values(self._bucket, values)
         found: dict[str, dict[str, torch.Tensor]] = {}
         for key, value in state.items():
@@ -137,12 +137,12 @@ def check_values(bucket: Bucket, values: torch.Tensor) -> None:
 
 
 def _alike(old: object, new: object) -> bool:
-    """Whether a setting can take the place of another: numbers of numbers, and as many of them."""
+    """Whether a setting can replace another: numbers for numbers, and the same number of them."""
     if isinstance(old, tuple | list):
         return isinstance(new, tuple) and len(old) == len(new) and all(map(_alike, old, new))
     if old is None or isinstance(old, bool):
         return new is None or isinstance(new, bool)
     if isinstance(old, int | float):
-        # One that is not finite would make every parameter so.
+        # A setting that is not finite would make every parameter so.
         return isinstance(new, int | float) and not isinstance(new, bool) and math.isfinite(new)
     return type(old) is type(new)

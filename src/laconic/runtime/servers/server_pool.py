@@ -1,4 +1,4 @@
-"""All servers of a job as one rank sees them: started, configured, asked for their state, ended."""
+"""All servers of a job, as seen by one rank: starting, configuring, saving and ending them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from laconic.core.frames import TOKEN_BYTES, new_token
 from laconic.core.interface import local_address
 from laconic.core.plan import Bucket
 from laconic.core.stateful import ParameterState
+from laconic.core.switch import switch_of_lab
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError, CheckpointError, CommunicationError
 from laconic.runtime.agreement import gather_addresses, gather_bytes, read_address
@@ -32,17 +33,17 @@ TOKEN_VARIABLE = "LACONIC_TOKEN"
 """The environment variable with the token of external servers, in hex."""
 _LOG = logging.getLogger("laconic")
 _POLL_S = 0.2
-"""How often a server is asked whether all ranks have said goodbye."""
+"""Poll interval for whether all ranks have said goodbye."""
 _START_POLL_S = 1.0
 _SPARE_CONNECTIONS = 8
-"""Of a rank that connects again before the end of its last connection has been noticed."""
+"""Extra connections, for ranks that reconnect before the end of the last one is noticed."""
 _RESTORES_IN_FLIGHT = 4
-"""Buckets on their way to servers at a time: enough to hide the latency, few enough to fit in memory."""
+"""Buckets in flight to servers: enough to hide the latency, few enough to fit in memory."""
 _PROBLEM_BYTES = 1024
 
 
 class ServerPool:
-    """Servers this rank has started, and its connections to all of them."""
+    """The servers that this rank has started, and its connections to all servers."""
 
     def __init__(self, job: Job, architecture: ServerLayout) -> None:
         self._job = job
@@ -77,13 +78,25 @@ class ServerPool:
             if transport.rank == 0:
                 self._configure(len(addresses), optimizer)
             self._meet("configuration of servers")
+            if architecture.slots:
+                self._open_slots(self.client, architecture.slots)
         except BaseException:
             self.abandon()
             raise
 
+    def _open_slots(self, client: Client, wanted: int) -> None:
+        client.open_slots()
+        found = client.num_slots
+        if found < wanted and self._job.transport.rank == 0:
+            instead = f"sums are formed in {found}" if found else "it forms sums of whole tensors instead"
+            _LOG.warning("the aggregator has %d of the %d slots that were asked for: %s.", found, wanted, instead)
+
     def _start(self, num_servers: int, token: bytes, holds: bool) -> list[Address]:
         transport = self._job.transport
         host = "127.0.0.1" if transport.in_process else local_address(os.environ.get("MASTER_ADDR"))
+        namespace = ""
+        if self._architecture.slots and not transport.in_process and (switch := switch_of_lab(os.environ)) is not None:
+            host, namespace = switch.address, switch.namespace
         kind = ThreadServer if transport.in_process else ProcessServer
         self._mine = range(transport.rank, num_servers, transport.world_size)
         dtypes = sorted({bucket.dtype for bucket in self._placement.buckets}, key=str)
@@ -91,8 +104,8 @@ class ServerPool:
         for number in self._mine:
             name = f"server {number} of rank {transport.rank}"
             most = transport.world_size + _SPARE_CONNECTIONS
-            self._started.append(kind(host, name, token, max_connections=most, work=work))
-        # A process may take longer to start than ranks may wait for each other, so ranks meet again and again.
+            self._started.append(kind(host, name, token, max_connections=most, work=work, namespace=namespace))
+        # A process may take longer to start than the timeout of ranks, so ranks meet repeatedly.
         poll_s = min(_START_POLL_S, transport.timeout_s / 4)
         while True:
             ready = all(server.listens(poll_s) for server in self._started)
@@ -128,7 +141,7 @@ class ServerPool:
         return Placement(tuple(buckets), tuple(self._architecture.owners(list(buckets), world_size)))
 
     def _send_to_servers(self, buckets: Iterable[tuple[int, Mapping[str, torch.Tensor], torch.Tensor | None]]) -> None:
-        """Give servers the state and, where they hold them, the parameters of buckets."""
+        """Send servers the state and, where they hold them, the parameters of buckets."""
         assert self.client is not None
         in_flight: deque[ServerAnswer] = deque()
         for bucket in buckets:
@@ -139,7 +152,7 @@ class ServerPool:
             answer.wait()
 
     def replan(self, buckets: Sequence[Bucket]) -> None:
-        """Have servers form sums of other buckets from now on; every rank calls it between two steps."""
+        """Change the buckets that servers form sums of; every rank calls it between two steps."""
         if tuple(buckets) == self._placement.buckets:
             return
         assert self.client is not None
@@ -151,12 +164,12 @@ class ServerPool:
         self._restore(state)
 
     def _values(self, number: int) -> torch.Tensor:
-        """The parameters of a bucket as this rank has them."""
+        """This rank's parameters of a bucket."""
         tensors = self._placement.buckets[number].tensors
         return torch.cat([self._job.parameters[tensor.name].detach().reshape(-1) for tensor in tensors])
 
     def _remembered(self, number: int) -> dict[str, torch.Tensor]:
-        """What this rank's optimizer remembers about a bucket, as servers call it."""
+        """This rank's optimizer state of a bucket, under the servers' names."""
         optimizer, parameters = self._job.optimizer, self._job.parameters
         return {
             f"{tensor.name}|{field}|{torch.as_tensor(value).dim()}": torch.as_tensor(value).detach().reshape(-1)
@@ -166,7 +179,7 @@ class ServerPool:
         }
 
     def _hand_back(self, client: Client) -> None:
-        """Have this rank's optimizer remember what the one on the servers does."""
+        """Copy the state of the servers' optimizer into this rank's."""
         for number, bucket in enumerate(self._placement.buckets):
             for tensor in bucket.tensors:
                 self._job.optimizer.state.pop(self._job.parameters[tensor.name], None)
@@ -178,7 +191,7 @@ class ServerPool:
                 self._job.optimizer.state[parameter][field] = like
 
     def state(self) -> ParameterState:
-        """What servers remember, by parameter; on rank 0 only, because it is the same for all."""
+        """The state of servers, by parameter; on rank 0 only, because it is the same for all."""
         found: ParameterState = {}
         if self._job.transport.rank == 0 and self.client is not None:
             for number, bucket in enumerate(self._placement.buckets):
@@ -202,7 +215,7 @@ class ServerPool:
             fields[field] = value
 
     def load(self, saved: ParameterState) -> None:
-        """Have servers continue from what they remembered and, where they hold parameters, from rank 0's.
+        """Restore the saved state of servers and, where they hold parameters, rank 0's parameters.
 
         Raises CheckpointError on every rank, with nothing changed, if rank 0's part of the servers' state is unfit.
         """
@@ -214,7 +227,7 @@ class ServerPool:
         self._restore(saved)
 
     def _problem(self, saved: ParameterState) -> str:
-        """What is wrong with the servers' part of a saved state; empty if nothing is."""
+        """The problem with the servers' part of a saved state; empty if there is none."""
         now = self.state() if self._rule.barrier else {}
         try:
             for name, parameter in self._job.parameters.items():
@@ -263,7 +276,7 @@ class ServerPool:
             yield number, state, None if self._rule.barrier else self._values(number)
 
     def _meet(self, what: str) -> None:
-        """Return when every rank has come here; in turn with exchanges, of which some may still be in flight."""
+        """Return when every rank has called this; queued after exchanges that may still be in flight."""
         transport = self._job.transport
         here = torch.ones(1, device=transport.control_device)
         self._job.engine.call(
@@ -276,7 +289,7 @@ class ServerPool:
     def meet_and_pull(self) -> None:
         """Take the parameters that servers hold once no rank is in a step; every rank calls it."""
         assert self.client is not None
-        # Otherwise a rank that is ahead, and waits at a server, would wait for one that waits for it here.
+        # Otherwise a rank that is ahead and waits at a server would wait for one that waits for it here.
         self.client.rest()
         self._meet("the end of steps")
         self.pull()
@@ -284,7 +297,7 @@ class ServerPool:
         self._meet("the pull of parameters by all ranks")
 
     def pull(self) -> None:
-        """Overwrite this rank's parameters by those that servers hold."""
+        """Overwrite this rank's parameters with those on the servers."""
         assert self.client is not None
         with torch.no_grad():
             for number, bucket in enumerate(self._placement.buckets):
@@ -314,7 +327,7 @@ class ServerPool:
         client.hang_up()
 
     def _wait_for_goodbyes(self, client: Client, number: int) -> None:
-        """Other ranks may have steps to make yet: as long as they make them, this rank's servers stay."""
+        """Wait while other ranks still make steps, which need this rank's servers."""
         transport = self._job.transport
         while True:
             ranks, quiet_s = client.missing(number)
@@ -331,7 +344,7 @@ class ServerPool:
             time.sleep(_POLL_S)
 
     def abandon(self) -> None:
-        """End at once what this rank has started, and close its connections; what is asked of servers fails."""
+        """End this rank's servers at once and close its connections; open requests fail."""
         if self.client is not None and not self._left and not self._rule.barrier:
             self._left = True
             _LOG.warning(

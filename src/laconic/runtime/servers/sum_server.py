@@ -1,4 +1,4 @@
-"""A server that forms sums: it waits until the tensors of all ranks are there, then answers everybody at once."""
+"""A server that forms sums: it waits until the tensors of all ranks have arrived, then answers all at once."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from laconic.errors import CommunicationError, one_line
 from laconic.runtime.servers.protocol import UNDECODABLE, decode_payload, flag, read_note, whole
 
 _MOST_WAITING = 8
-"""Requests of one rank that wait at a time; it sends one and waits for the answer."""
+"""Waiting requests of one rank; normally it sends one and waits for the answer."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank has sent for a sum."""
+    """One rank's contribution to a sum."""
 
     frame: Frame
     reply: ReplyTo
     step: int
     round: int
     decoded: bool
-    """Else it is summed as it is."""
+    """Whether payloads are decoded; otherwise tensors are summed directly."""
     came_s: float
 
     def about(self) -> str:
@@ -60,11 +60,11 @@ class SumServer:
         self._gone: set[int] = set()
         self._over: str | None = None
         self._read = compression.init(bucket)
-        # A state of its own: with error feedback it holds what this server still owes to all workers.
+        # A state of its own: with error feedback it holds the residual of this server's answers.
         self._write = self._back.init(bucket)
 
     def add(self, frame: Frame, reply: ReplyTo) -> None:
-        """Take one rank's part; with the last one, answer all."""
+        """Take one rank's contribution; with the last one, answer all."""
         note = read_note(frame.note)
         place = (whole(note, "step"), whole(note, "round"), flag(note, "decoded"))
         part = _Part(frame, reply, *place, came_s=time.monotonic())
@@ -92,14 +92,14 @@ class SumServer:
             part.reply(answer)
 
     def waiting_for(self) -> tuple[float, list[int]]:
-        """Seconds the first of those who wait has waited, and the ranks they wait for; (0, []) if nobody does."""
+        """The longest wait in seconds, and the ranks waited for; (0, []) if no rank waits."""
         with self._lock:
             came_s = [queue[0].came_s for queue in self._came if queue]
             missing = [rank for rank, queue in enumerate(self._came) if not queue]
         return (time.monotonic() - min(came_s), missing) if came_s else (0.0, [])
 
     def leave(self, sender: int) -> None:
-        """This rank takes part in no more sums than it has sent parts for."""
+        """This rank has detached: it takes part only in sums that it has contributed to."""
         with self._lock:
             self._gone.add(sender)
             late = not self._came[sender] and any(self._came)
@@ -107,10 +107,10 @@ class SumServer:
             self.fail(_gone(sender))
 
     def rest(self, sender: int) -> None:
-        """Nobody waits here for one rank more than for another."""
+        """Do nothing: a sum waits for all ranks alike."""
 
     def fail(self, reason: str) -> None:
-        """Answer everybody who waits, and whoever comes, that it is in vain."""
+        """Answer all waiting and all later requests with an error."""
         with self._lock:
             self._over = reason
             waiting = [part for queue in self._came for part in queue]
@@ -120,7 +120,7 @@ class SumServer:
             part.reply(part.frame.error(reason))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What is owed to workers, as "parameter|field|number of dimensions"."""
+        """The residual of the answers, keyed "parameter|field|number of dimensions"."""
         with self._lock:
             return {
                 f"{name}|{field}|1": value.detach().clone().view(-1)
@@ -129,7 +129,7 @@ class SumServer:
             }
 
     def restore(self, tensors: tuple[torch.Tensor, ...], keys: list[str]) -> None:
-        """Continue from what was owed then; raises CommunicationError, with nothing changed, if it does not fit."""
+        """Restore a saved residual; raises CommunicationError, with nothing changed, if it does not fit."""
         if len(tensors) != len(keys):
             raise CommunicationError(f"a saved state has {len(keys)} fields and {len(tensors)} tensors.")
         with self._lock:
@@ -176,7 +176,7 @@ class SumServer:
             decode_payload(part.frame.tensors, one if rank else total, self._compression, self._read)
             if rank:
                 total += one
-        # Other random numbers than any worker's: what was rounded up once must not be rounded up again.
+        # Random numbers that differ from any worker's: values rounded up once must not be rounded up again.
         self._write.moment = dataclasses.replace(moment, rank=self._world_size + self._server)
         return self._back.encode(total, self._write).tensors
 

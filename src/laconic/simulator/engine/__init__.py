@@ -1,4 +1,4 @@
-"""A graph of tasks on a virtual clock: what computes, what waits for what, and what shares the links of a fabric."""
+"""A graph of tasks on a virtual clock: computations, dependencies, and transfers that share the links of a fabric."""
 
 from laconic.simulator.engine.collective_flows import add_collective
 from laconic.simulator.engine.event_loop import run

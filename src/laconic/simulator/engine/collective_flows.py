@@ -1,4 +1,4 @@
-"""A collective at flow level: what is sent in a step begins together, and the next step begins when it has arrived."""
+"""A collective at flow level: messages of a step begin together, and the next step begins when they have arrived."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def add_collective(
     after: Iterable[int] = (),
     label: int = 0,
 ) -> int:
-    """One transfer per step of a collective of `nbytes`, each after the one before; gives the last one's number.
+    """One transfer per step of a collective of `nbytes`, each after the previous one; returns the last one's number.
 
     `ranks`: the devices that take part, in the order of the collective's ranks; left out: devices 0, 1, 2 and so on.
-    Every step costs `step_latency_s` on top of what its bytes take. A `resource` is free between two steps: a task with
-    a lower priority may then come first.
+    Every step costs `step_latency_s` in addition to the time of its bytes. A `resource` is free between two steps: a
+    task with a lower priority value may then come first.
     """
     devices = np.arange(collective.world_size) if ranks is None else np.asarray(ranks, dtype=np.int64)
     if devices.shape != (collective.world_size,):
@@ -60,7 +60,7 @@ def add_collective(
 
 @lru_cache(maxsize=8)
 def messages(collective: Collective, nbytes: int) -> tuple[_Messages, ...]:
-    """What is sent in each step: all chunks from one rank to another are one message."""
+    """The messages of each step: all chunks from one rank to another are one message."""
     size, table = collective.world_size, collective.table
     chunk_bytes = np.diff(chunk_bounds(nbytes, collective.num_chunks)).astype(np.float64)
     # Step, source and destination as one number: rows of one message have the same.

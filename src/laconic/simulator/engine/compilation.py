@@ -1,4 +1,4 @@
-"""How the inner loops are compiled: by numba where it can be used, else not at all, which gives the same numbers."""
+"""Compiles the inner loops with numba where it is available; plain Python gives the same numbers."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _R = TypeVar("_R")
 
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`function`, compiled when it is first called and kept on disk. For modules imported only when something runs."""
+    """Compile `function` when it is first called, and cache it on disk. For modules imported only when a graph runs."""
     numba = _numba()
     if numba is None:
         return function
-    # numba keeps what it compiled under this name, and together with all that it calls, but compares only the file of
-    # the function itself when it takes it back.
+    # numba caches compiled code under this name, together with all that it calls, but checks only the file of the
+    # function itself when it loads the cache.
     function.__qualname__ = f"{function.__qualname__}_{_fingerprint()}"
     try:
         return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # nowhere to keep it
+    except RuntimeError:  # no place for a cache
         return numba.njit(nogil=True, error_model="numpy")(function)
 
 
 def compiled_part(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`function`, compiled and kept with those that call it, which must be compiled too."""
+    """Compile `function` and cache it with its callers, which must be compiled too."""
     numba = _numba()
     if numba is None:
         return function
@@ -42,7 +42,7 @@ def compiled_part(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @cache
 def _fingerprint() -> str:
-    """Of everything that a kept function may be made of."""
+    """A hash of all sources that a cached function may depend on."""
     digest = hashlib.blake2b(digest_size=6)
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
@@ -56,7 +56,7 @@ def _numba() -> ModuleType | None:
     if find_spec("numba") is not None:
         try:
             found = import_module("numba")
-        except (ImportError, RuntimeError) as exc:  # another numpy than it was made for
+        except (ImportError, RuntimeError) as exc:  # built for another numpy
             reason = f"numba is installed but cannot be used ({one_line(exc)})"
     if found is None:
         warnings.warn(

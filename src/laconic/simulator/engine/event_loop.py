@@ -14,11 +14,11 @@ _MOST_SHOWN = 8
 
 
 def run(graph: Graph, *, durations_s: npt.NDArray[np.float64] | None = None) -> Outcome:
-    """When every task starts and ends, the same every time.
+    """Run the graph: when every task starts and ends. The result is deterministic.
 
-    `durations_s`: one entry per task, in place of what timed tasks take; entries of transfers are not looked at.
+    `durations_s`: one entry per task, which replaces the durations of timed tasks; entries of transfers are ignored.
     """
-    # Only here: numba takes its time to import.
+    # Only here: numba is slow to import.
     from laconic.simulator.engine.event_loop_numba import Progress, Tasks, simulate  # noqa: PLC0415
     from laconic.simulator.engine.network_state_numba import new_network, no_slots  # noqa: PLC0415
 
@@ -66,7 +66,7 @@ def run(graph: Graph, *, durations_s: npt.NDArray[np.float64] | None = None) -> 
 
 
 def _cycle(graph: Graph, never_ended: npt.NDArray[np.bool_]) -> list[int]:
-    """Tasks of which each waits for the next and the last for the first; some that never ended form one."""
+    """A cycle of tasks, each waiting for the next; found among the tasks that never ended."""
     earlier = np.repeat(np.arange(graph.num_tasks), np.diff(graph.first_successor))
     stuck = never_ended[earlier]
     waits_for = np.full(graph.num_tasks, -1, dtype=np.int64)

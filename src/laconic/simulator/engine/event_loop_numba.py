@@ -1,11 +1,11 @@
 """The one loop that runs a graph. Imported only when one runs.
 
-A moment is everything that happens at one time, up to rounding. In it flows and tasks end and set free what waited for
-them; then each resource that is free takes the first in its queue; and when nothing more happens at that time, rates
-are worked out where flows began or ended, and the clock moves on.
+The loop handles everything that happens at one time, up to rounding, together. Flows and tasks end and release their
+successors; then each free resource takes the first task in its queue; when nothing more happens at that time, rates are
+recomputed where flows began or ended, and the clock advances.
 
-A transfer that has the network to itself takes as long as it did the last time. So when a set of flows begins that is
-known, its end alone is noted; only if another one begins before are its flows made up for.
+A transfer that has the network to itself takes as long as it did the last time. So when a known set of flows begins,
+only its end is recorded; its flows are simulated only if another transfer begins before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Small = npt.NDArray[np.int32]
 
 
 class Tasks(NamedTuple):
-    """What does not change, as in Graph."""
+    """The constant arrays, as in Graph."""
 
     duration: _Floats
     resource: _Small
@@ -36,11 +36,11 @@ class Tasks(NamedTuple):
     first_successor: _Indices
     successors: _Small
     queue_first: _Indices
-    """Room for the queue of each resource."""
+    """Start of the queue of each resource in the shared arrays."""
 
 
 class Progress(NamedTuple):
-    """What changes. By task unless it says otherwise."""
+    """The arrays that change. By task unless stated otherwise."""
 
     start: _Floats
     """Before it starts: when it was ready."""
@@ -49,11 +49,11 @@ class Progress(NamedTuple):
     missing: _Small
     """Predecessors that have not ended."""
     flows_left: _Indices
-    """Entries of its flow set that are under way."""
+    """Entries of its flow set that are in flight."""
     busy: _Floats
     """By resource."""
     free: _Indices
-    """By resource: how many more tasks it can take."""
+    """By resource: the number of further tasks it can take."""
     freed_by: _Indices
     """By resource: the task that left it last."""
     queue_keys: _Floats
@@ -61,22 +61,22 @@ class Progress(NamedTuple):
     queued: _Indices
     """By resource."""
     touched: _Small
-    """Resources whose queue or free places changed in this moment."""
+    """Resources whose queue or free places changed at this time."""
     is_touched: npt.NDArray[np.bool_]
     event_times: _Floats
     event_tasks: _Small
     starting: _Small
     done: _Small
-    """Transfers whose last flow is done, and when it was."""
+    """Transfers whose last flow is done, and its time."""
     done_at: _Floats
     alone_s: _Floats
-    """By flow set: how long it takes when it has the network to itself; -1 if nobody knows."""
+    """By flow set: its duration when it has the network to itself; -1 if unknown."""
 
 
 @compiled
 def simulate(tasks, progress, flows, network, underway):
-    """Fill `progress`; gives how many tasks ended."""
-    # By themselves, because taking an array out of a tuple in the loop would take longer than the rest of an event.
+    """Fill `progress`; returns the number of tasks that ended."""
+    # Unpacked here, because accessing an array of a tuple in the loop would take longer than the rest of an event.
     duration, resource, priority, flow_set = tasks.duration, tasks.resource, tasks.priority, tasks.flow_set
     first_successor, successors, queue_first = tasks.first_successor, tasks.successors, tasks.queue_first
     start, end, waited_for, missing = progress.start, progress.end, progress.waited_for, progress.missing
@@ -105,7 +105,7 @@ def simulate(tasks, progress, flows, network, underway):
     num_touched = len(free)
 
     while True:
-        # In a loop of its own, because a variable that is replaced inside a loop slows all of it down.
+        # In a loop of its own, because a variable reassigned inside a loop slows all of it down.
         if num_needed > 0:
             underway = more_slots(underway, counters, num_needed)
         while True:
@@ -201,7 +201,7 @@ def simulate(tasks, progress, flows, network, underway):
                         task = pop(queue_keys, queue_tasks, queue_first[where], queued[where])
                         queued[where] -= 1
                         free[where] -= 1
-                        if start[task] < moment:  # it was ready before: the resource is what it waited for
+                        if start[task] < moment:  # it was ready earlier, so it waited for the resource
                             waited_for[task] = freed_by[where]
                         start[task] = now
                         starting[num_starting] = task

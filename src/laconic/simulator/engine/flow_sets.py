@@ -1,4 +1,4 @@
-"""Flows that begin together, kept once however often they are used."""
+"""Sets of flows that begin together, each stored once however often it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Indices = npt.NDArray[np.int64]
 
 
 class FlowSets:
-    """Collects flow sets; those that are alike share a number."""
+    """Collects flow sets; equal sets share a number."""
 
     def __init__(self) -> None:
         self.patterns: list[tuple[_Indices, _Indices]] = []
@@ -25,7 +25,7 @@ class FlowSets:
 
     def add(self, sources: _Indices, destinations: _Indices, num_bytes: _Floats) -> int:
         """The number of the set with these flows."""
-        # Known by digest: as keys, the arrays would be in memory twice.
+        # Keyed by digest: as keys, the arrays would be in memory twice.
         pair = _digest(sources, destinations)
         pattern = self._known.setdefault(pair, len(self.patterns))
         if pattern == len(self.patterns):
@@ -38,7 +38,7 @@ class FlowSets:
         return number
 
     def last_devices(self) -> _Indices:
-        """Of each set: the highest number of a device in it; -1 if it has no flows."""
+        """The highest device number in each set; -1 if it has no flows."""
         of_pattern = [max(s.max(initial=-1), d.max(initial=-1)) for s, d in self.patterns]
         return np.array([of_pattern[pattern] for pattern, _ in self.sets], dtype=np.int64)
 

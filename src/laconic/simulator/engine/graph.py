@@ -1,6 +1,6 @@
-"""Tasks and what they wait for, as arrays: built one by one, then run as often as wanted.
+"""Tasks and their dependencies as arrays: built one by one, then run any number of times.
 
-A timed task takes a duration; a transfer takes as long as its flows need on the links they share. Either may want a
+A timed task has a duration; a transfer lasts as long as its flows need on the links they share. Either may need a
 resource, which it holds from its start to its end.
 """
 
@@ -20,19 +20,20 @@ from laconic.simulator.engine.flow_sets import FlowSets
 from laconic.simulator.engine.laying import Flows, lay, nothing_laid
 
 NOWHERE = -1
-"""In place of a resource: the task needs none."""
+"""The resource of a task that needs none."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Graph:
-    """Tasks, numbered from 0, with one entry per task in each array unless it says otherwise."""
+    """Tasks, numbered from 0, with one entry per task in each array unless stated otherwise."""
 
     duration_s: npt.NDArray[np.float64]
-    """Of a transfer: what comes after the last byte has left, its latency and the delay of its longest route."""
+    """For a transfer: the time after its last byte was sent, which is its latency and the delay of its longest
+    route."""
     resource: npt.NDArray[np.int32]
     priority: npt.NDArray[np.float64]
     label: npt.NDArray[np.int64]
-    """Whatever the builder was given; the engine does not look at it."""
+    """A value for the caller; the engine does not use it."""
     flow_set: npt.NDArray[np.int32]
     """-1: a timed task."""
     num_predecessors: npt.NDArray[np.int32]
@@ -41,19 +42,19 @@ class Graph:
     successors: npt.NDArray[np.int32]
     resource_names: tuple[str, ...]
     capacity: npt.NDArray[np.int64]
-    """Of each resource: how many tasks it takes at a time."""
+    """The number of tasks that each resource takes at a time."""
     flows: Flows
     link_bytes: npt.NDArray[np.float64]
-    """Of each link of the fabric: what all transfers together send over it."""
+    """The bytes that all transfers together send over each link of the fabric."""
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks there are."""
+        """The number of tasks."""
         return len(self.duration_s)
 
 
 class GraphBuilder:
-    """Takes tasks one by one; each gets the next number."""
+    """Adds tasks one by one; each gets the next number."""
 
     def __init__(self) -> None:
         self._resource_names: list[str] = []
@@ -69,11 +70,11 @@ class GraphBuilder:
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks it has so far."""
+        """The number of tasks so far."""
         return len(self._duration_s)
 
     def resource(self, name: str, capacity: int = 1) -> int:
-        """Something that only `capacity` tasks at a time can hold; gives its number."""
+        """Add a resource that `capacity` tasks can hold at a time; returns its number."""
         if capacity < 1:
             raise UsageError(f'resource "{one_line(name, 80)}": capacity must be at least 1, got {capacity}.')
         self._resource_names.append(name)
@@ -89,12 +90,12 @@ class GraphBuilder:
         after: Iterable[int] = (),
         label: int = 0,
     ) -> int:
-        """A task that takes this long, when all of `after` have ended and it has got its resource; gives its number.
+        """Add a task that starts when all of `after` have ended and its resource is free; returns its number.
 
         Of the tasks that wait for a resource, the one with the lowest priority is first, then the one with the lowest
         number.
         """
-        if not 0.0 <= duration_s < math.inf:  # so, because it also refuses NaN
+        if not 0.0 <= duration_s < math.inf:  # in this form it also refuses NaN
             raise UsageError(
                 f"task {self.num_tasks}: duration_s must be finite and not negative, got {duration_s}.",
             )
@@ -112,7 +113,7 @@ class GraphBuilder:
         after: Iterable[int] = (),
         label: int = 0,
     ) -> int:
-        """Flows that begin together, one from each source to its destination; gives the task's number.
+        """Add a transfer: flows that begin together, one from each source to its destination; returns its number.
 
         It ends when the last flow has left its source, and `latency_s` and the delay of the longest route have passed.
         A flow to itself or of no bytes takes no bandwidth. `nbytes` may be one number for all flows.
@@ -138,7 +139,7 @@ class GraphBuilder:
         return added
 
     def after(self, task: int, earlier: int) -> None:
-        """Let `task` wait for `earlier` too, which may have been added later."""
+        """Make `task` wait for `earlier` too, which may have been added later."""
         for number in (task, earlier):
             if not 0 <= number < self.num_tasks:
                 raise UsageError(f"after({task}, {earlier}): there is no task {number} yet, only {self.num_tasks}.")
@@ -188,7 +189,7 @@ class GraphBuilder:
         if not NOWHERE <= resource < len(self._capacity):
             raise UsageError(
                 f"task {task}: there is no resource {resource}, only {len(self._capacity)} of them so far. Use the "
-                "number that resource() gave, or NOWHERE."
+                "number that resource() returned, or NOWHERE."
             )
         if math.isnan(priority):
             raise UsageError(f"task {task}: priority must be a number, got {priority}.")
@@ -197,8 +198,8 @@ class GraphBuilder:
             if not 0 <= earlier < task:
                 del self._later[num_edges:], self._earlier[num_edges:]
                 raise UsageError(
-                    f"task {task}: it cannot come after task {earlier}, which is not there yet. Add that one first, or "
-                    "say so later with after()."
+                    f"task {task}: it cannot come after task {earlier}, which does not exist yet. Add that one first, "
+                    "or use after() later."
                 )
             self._later.append(task)
             self._earlier.append(earlier)

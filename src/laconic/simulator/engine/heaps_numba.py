@@ -1,8 +1,8 @@
-"""Heaps in arrays: what happens next, who is first in a queue, which flow of a route is done first.
+"""Heaps in arrays: the next event, the first task in a queue, the first flow of a route to finish.
 
     push, pop              a binary heap of (key, item) pairs, in arrays that many heaps may share
-    put, take_out          a binary heap whose items know their places, so that their keys may change
-    meld, without_root     pairing heaps, as many as wanted of the same nodes
+    put, take_out          a binary heap that stores each item's position, so that keys may change
+    meld, without_root     pairing heaps, any number of them over the same nodes
 
 Imported only when a graph runs.
 """
@@ -30,7 +30,7 @@ def push(keys, items, base, size, key, item):
 
 @compiled_part
 def pop(keys, items, base, size):
-    """Take out the first of `size` entries and give its item."""
+    """Remove the first of `size` entries and return its item."""
     first = items[base]
     left = size - 1
     key = keys[base + left]
@@ -57,7 +57,7 @@ def pop(keys, items, base, size):
 
 @compiled_part
 def put(heap, places, keys, size, item, key):
-    """Give `item`, which has a place in a heap of `size`, the key `key`, and move it where it now belongs."""
+    """Set the key of `item`, which is in a heap of `size`, and restore the heap order."""
     place = places[item]
     keys[item] = key
     while place > 0:
@@ -86,7 +86,7 @@ def put(heap, places, keys, size, item, key):
 
 @compiled_part
 def take_out(heap, places, keys, size, item):
-    """Take `item` out, which leaves a heap of `size`: the last one moves into its place."""
+    """Remove `item`, which leaves a heap of `size`: the last entry takes its place."""
     last = heap[size]
     if last != item:
         places[last] = places[item]
@@ -96,7 +96,7 @@ def take_out(heap, places, keys, size, item):
 
 @compiled_part
 def meld(keys, child, sibling, one, two):
-    """One heap out of two, given by their roots; -1 is an empty one. Gives its root, which has the smallest key."""
+    """Merge two heaps, given by their roots, -1 if empty; returns the root, which has the smallest key."""
     if one < 0:
         return two
     if two < 0:
@@ -110,7 +110,7 @@ def meld(keys, child, sibling, one, two):
 
 @compiled_part
 def without_root(keys, child, sibling, root):
-    """What is left of a heap: the children in pairs from the left, then all of these from the right."""
+    """A heap without its root: children are merged in pairs from the left, then all from the right."""
     pairs = -1
     node = child[root]
     while node >= 0:

@@ -1,4 +1,4 @@
-"""Lays flow sets onto the links of a fabric: routes are asked for once, and flows that are alike become one."""
+"""Maps flow sets to the links of a fabric: routes are computed once, and equal flows become one entry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Small = npt.NDArray[np.int32]
 
 
 class Flows(NamedTuple):
-    """Flow sets on a fabric. Flows of a set that are alike in route and bytes are one entry with a count."""
+    """Flow sets on a fabric. Flows of a set with equal route and bytes are one entry with a count."""
 
     first: _Indices
     """The entries of set s are first[s] <= entry < first[s + 1]. Flows that take no bandwidth have none."""
@@ -29,19 +29,19 @@ class Flows(NamedTuple):
     """Route r crosses links[route_first[r] : route_first[r + 1]]. No two routes cross the same links."""
     links: _Small
     crossing_first: _Indices
-    """Room for the routes that cross each link, in an array as long as `links`."""
+    """Start of each link's list of crossing routes, in an array as long as `links`."""
     capacity: _Floats
     """Bytes per second of each link."""
 
 
 class LaidFlows(NamedTuple):
-    """Flow sets on a fabric, and what is known before anything runs."""
+    """Flow sets on a fabric, with quantities known before a run."""
 
     flows: Flows
     delay_s: _Floats
-    """Of each set: of its longest route."""
+    """The delay of the longest route of each set."""
     link_bytes: _Floats
-    """Of each link: what all sets send over it, as often as they are used."""
+    """The bytes that all sets send over each link, by how often they are used."""
 
 
 def nothing_laid() -> LaidFlows:
@@ -52,7 +52,7 @@ def nothing_laid() -> LaidFlows:
 
 
 def lay(flow_sets: FlowSets, fabric: Fabric) -> LaidFlows:
-    """All sets along their routes; every device they name is one of the fabric's."""
+    """Map all sets to routes; every device in them must exist in the fabric."""
     capacity, sets = _capacity(fabric), flow_sets.sets
     # Each pair of devices is routed once, however many patterns have a flow between them.
     sources = _joined(pattern[0] for pattern in flow_sets.patterns)
@@ -73,7 +73,7 @@ def lay(flow_sets: FlowSets, fabric: Fabric) -> LaidFlows:
     uses = np.repeat(np.array(flow_sets.uses, dtype=np.float64), set_sizes)
     pair_bytes = np.bincount(flow_pair, flow_bytes * uses, minlength=len(pairs))
 
-    narrow = np.isfinite(capacity[links])  # a link without a limit is never what flows share
+    narrow = np.isfinite(capacity[links])  # a link without a limit never constrains flows
     lengths = np.bincount(hop_pair[narrow], minlength=len(pairs))
     route_of, route_first, route_links = _distinct_routes(lengths, links[narrow])
     takes_bandwidth = (lengths[flow_pair] > 0) & (flow_bytes > 0)
@@ -105,7 +105,7 @@ def _capacity(fabric: Fabric) -> _Floats:
 
 
 def _distinct_routes(lengths: _Indices, links: _Indices) -> tuple[_Indices, _Indices, _Indices]:
-    """Which route each pair takes, and the routes (first, links), none twice."""
+    """The route of each pair, and the distinct routes (first, links)."""
     num_pairs, first = len(lengths), _offsets(lengths)
     table = np.full((num_pairs, int(lengths.max(initial=0)) + 1), -1, dtype=np.int64)
     row = np.repeat(np.arange(num_pairs), lengths)
@@ -129,7 +129,7 @@ class _Merged(NamedTuple):
 
 
 def _merged(flow_set: _Indices, route: _Indices, num_bytes: _Floats, wanted: npt.NDArray[np.bool_]) -> _Merged:
-    """The flows that are wanted, in the order of sets, those of a set that are alike as one with a count."""
+    """The selected flows in the order of sets; equal flows of a set are one entry with a count."""
     order = np.flatnonzero(wanted)
     order = order[np.lexsort((num_bytes[order], route[order], flow_set[order]))]
     flow_set, route, num_bytes = flow_set[order], route[order], num_bytes[order]
@@ -144,5 +144,5 @@ def _joined(parts: Iterable[_Indices]) -> _Indices:
 
 
 def _offsets(counts: _Indices) -> _Indices:
-    """Where each of several runs begins, and where the last one ends."""
+    """The offsets of consecutive ranges with these lengths."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)])

@@ -1,6 +1,6 @@
-"""Max-min fair rates by progressive filling: all flows grow alike until a link is full, which stops those on it.
+"""Max-min fair rates by progressive filling: all flows grow equally until a link is full, which freezes its flows.
 
-    share(link) = what is left of its capacity / flows on it that still grow
+    share(link) = remaining capacity / flows on it that still grow
 
 The link with the smallest share fills up first; its flows get that share, and take it from the other links they cross.
 Imported only when a graph runs.
@@ -20,7 +20,7 @@ from laconic.simulator.engine.compilation import compiled
 from laconic.simulator.engine.heaps_numba import pop, push
 
 _ALIKE = 1.0 + 1e-12
-"""Shares that differ by less are one share: rounding must not tell flows apart that are alike."""
+"""Shares that differ by less count as equal: rounding must not separate equal flows."""
 
 
 def fair_rates(
@@ -29,7 +29,7 @@ def fair_rates(
     links: npt.NDArray[np.integer],
     multiplicity: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """What each flow gets of links with these capacities, if flow i crosses links[first[i] : first[i + 1]].
+    """The rate of each flow on links with these capacities, if flow i crosses links[first[i] : first[i + 1]].
 
     `multiplicity`: entry i stands for that many flows, each of which gets the rate. A flow that crosses no link has no
     limit.
@@ -86,7 +86,7 @@ def fill(
 ):
     """Write the rate of each of `routes`, which cross no other links than `used_links`; none is below `level`.
 
-    Of these links there is `left` to share among the `growing` flows of these routes. The routes that cross link l are
+    The `growing` flows of these routes share the capacity `left` of these links. The routes that cross link l are
     among crossing[crossing_first[l] : crossing_first[l] + num_crossing[l]]; others there have a rate that is not
     negative. `keys` and `queue` are room to work in, one entry per link, and `left` and `growing` are used up.
     """
@@ -106,7 +106,7 @@ def fill(
         if growing[link] == 0:
             continue
         share = left[link] / growing[link]
-        # Its flows may have been stopped elsewhere since it was put here: then more is left for the others.
+        # Its flows may have been frozen elsewhere since it was queued: then more is left for the others.
         if share > key * _ALIKE:
             push(keys, queue, 0, size, share, link)
             size += 1

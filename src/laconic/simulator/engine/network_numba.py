@@ -1,11 +1,11 @@
-"""Flows under way: what each has had, when the next one has arrived, and who shares links with whom.
+"""Flows in flight: the bytes each has sent, when the next one ends, and which routes share links.
 
-Flows on one route always get the same rate. So a route keeps how many bytes each of its flows has had (`served`), and a
-flow is done when that has grown by its size; when rates change, nothing is touched per flow.
+Flows on one route always get the same rate. So a route counts the bytes that each of its flows has sent (`served`), and
+a flow is done when that count has grown by its size; a change of rates does not touch single flows.
 
-When flows begin or end, rates are worked out anew only where they may change: for routes that share links, directly or
-through others, with those flows, and whose rates are not below `floor`. All flows grow alike until the first link is
-full on which something changed; those that were stopped before that do not notice.
+When flows begin or end, rates are recomputed only where they may change: for routes that share links, directly or
+through others, with those flows, and whose rates are not below `floor`. Progressive filling is unchanged until the
+first changed link is full, so flows that were frozen before keep their rates.
 
     floor = min(rate of each flow that ended, capacity / flows of each link on which one began)
 
@@ -22,18 +22,18 @@ from laconic.simulator.engine.maxmin_numba import fill
 from laconic.simulator.engine.network_state_numba import EPOCH, NUM_CHANGED, NUM_DUE, NUM_FREE
 
 _UNCHANGED, _ENDED, _BEGAN = range(3)
-"""What happened on a route since rates were worked out; where both, flows began."""
+"""What happened on a route since rates were computed; if both, flows began."""
 
 _BELOW = 1.0 - 1e-9
-"""Rates that are not below `floor` by more are worked out anew with those above: rounding must not tell them apart."""
+"""Tolerance below `floor` within which rates are recomputed as well: rounding must not separate equal flows."""
 
 SAME_TIME = 1.0 + 1e-12
-"""Times that differ by less are one moment: rounding must not make many of what is one in a symmetric pattern."""
+"""Times that differ by less count as equal: rounding must not split events of a symmetric pattern."""
 
 
 @compiled_part
 def begin_flows(network, underway, flows, flow_set, task, now):
-    """Start the flows of a set; there are slots enough for them."""
+    """Start the flows of a set; there must be enough free slots."""
     served, since, rate, count, root = network.served, network.since, network.rate, network.count, network.root
     finish, child, sibling, free = underway.finish, underway.child, underway.sibling, underway.free
     slot_task, slot_count = underway.task, underway.count
@@ -73,10 +73,10 @@ def begin_flows(network, underway, flows, flow_set, task, now):
 
 @compiled_part
 def end_flows(network, underway, flows, limit, flows_left, done, done_at):
-    """Take out the flows that are due until `limit`.
+    """Remove the flows that end by `limit`.
 
-    Tasks that have no flows left are written into `done`, with their times; gives how many those are, and the time of
-    the last flow.
+    Tasks without remaining flows are written to `done`, with their times; returns their number and the time of the last
+    flow.
     """
     served, since, rate, count, root = network.served, network.since, network.rate, network.count, network.root
     due, due_heap, due_place = network.due, network.due_heap, network.due_place
@@ -102,7 +102,7 @@ def end_flows(network, underway, flows, limit, flows_left, done, done_at):
             num_flows[links[hop]] -= slot_count[slot]
         _note_change(changed, change, counters, route, _ENDED)
         if root[route] >= 0:
-            # At the rate it has; the one it gets is worked out with all else that changes at this moment.
+            # At its old rate; the new one is computed with all other changes at this time.
             following = latest + (finish[root[route]] - served[route]) / rate[route]
             put(due_heap, due_place, due, counters[NUM_DUE], route, following)
         else:
@@ -128,7 +128,7 @@ def end_flows(network, underway, flows, limit, flows_left, done, done_at):
 
 @compiled_part
 def share_links(network, underway, flows, now):
-    """Work out rates anew where they may have changed."""
+    """Recompute rates where they may have changed."""
     num_routes, num_links, floor = _affected_part(network, flows)
     fill(
         network.part_routes,
@@ -170,7 +170,7 @@ def share_links(network, underway, flows, now):
 
 @compiled_part
 def catch_up(network, underway, flows, flow_set, task, since, until, flows_left, done, done_at):
-    """Start the flows of a set at `since` and let them run until `until`, before which not all of them are done."""
+    """Start the flows of a set at `since` and run them until `until`, when some are still in flight."""
     begin_flows(network, underway, flows, flow_set, task, since)
     share_links(network, underway, flows, since)
     due, due_heap = network.due, network.due_heap
@@ -181,7 +181,7 @@ def catch_up(network, underway, flows, flow_set, task, since, until, flows_left,
 
 @compiled_part
 def _affected_part(network, flows):
-    """The routes whose rates may have changed, the links they cross with what others leave of them, and the floor."""
+    """The routes whose rates may have changed, the links they cross with their remaining capacity, and the floor."""
     rate, count, seen_route, seen_link = network.rate, network.count, network.seen_route, network.seen_link
     part_routes, part_links, changed = network.part_routes, network.part_links, network.changed
     change, counters, num_flows = network.change, network.counters, network.num_flows

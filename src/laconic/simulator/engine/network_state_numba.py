@@ -1,4 +1,4 @@
-"""What is known about flows under way: by route, by link, and one slot for each of them. See network_numba.
+"""The state of flows in flight: by route, by link, and one slot for each flow. See network_numba.
 
 Imported only when a graph runs.
 """
@@ -18,46 +18,46 @@ _Indices = npt.NDArray[np.int64]
 _Small = npt.NDArray[np.int32]
 
 NUM_DUE, NUM_CHANGED, EPOCH, NUM_FREE, NUM_COUNTERS = range(5)
-"""Places in `Network.counters`, and how many those are."""
+"""Indices of `Network.counters`, and their number."""
 
 
 class Network(NamedTuple):
-    """What changes while flows run. By route unless it says otherwise."""
+    """The arrays that change while flows run. By route unless stated otherwise."""
 
     served: _Floats
-    """Bytes that each flow has had since the route was last idle, at the time `since`."""
+    """Bytes that each flow has sent since the route was last idle, at the time `since`."""
     since: _Floats
     rate: _Floats
     count: _Indices
-    """Flows under way."""
+    """Flows in flight."""
     root: _Small
-    """The flow that is done first; -1 if there is none."""
+    """The flow that ends first; -1 if there is none."""
     due: _Floats
-    """When it is done."""
+    """When that flow ends."""
     due_heap: _Small
-    """Routes with flows, the one that is due first in front."""
+    """A heap of routes with flows, the one that ends first at the front."""
     due_place: _Small
-    """Where a route is in there."""
+    """The position of a route in that heap."""
     crossing: _Small
-    """Routes with flows that cross each link: num_crossing of them in its room, see Flows.crossing_first."""
+    """Routes with flows that cross each link: num_crossing entries in its range, see Flows.crossing_first."""
     crossing_hop: _Small
-    """For each of those: the place in Flows.links that says so."""
+    """For each of those entries: its index in Flows.links."""
     hop_place: _Small
-    """By place in Flows.links: where it is in `crossing`."""
+    """By index in Flows.links: its position in `crossing`."""
     num_crossing: _Indices
-    """By link."""
+    """By link: the number of such routes."""
     num_flows: _Indices
-    """By link: flows under way that cross it."""
+    """By link: flows in flight that cross it."""
     changed: _Small
-    """Routes on which flows began or ended since rates were worked out; those before counters[NUM_CHANGED]."""
+    """Routes on which flows began or ended since rates were computed; the entries before counters[NUM_CHANGED]."""
     change: npt.NDArray[np.int8]
     floor: _Floats
     """One entry: the lowest rate of a flow that ended since then."""
     seen_route: _Indices
-    """The epoch in which a route, or a link, was last looked at."""
+    """The epoch in which a route, or a link, was last visited."""
     seen_link: _Indices
     part_routes: _Small
-    """Room to work in."""
+    """Scratch arrays."""
     part_links: _Small
     new_rate: _Floats
     left: _Floats
@@ -68,21 +68,21 @@ class Network(NamedTuple):
 
 
 class Underway(NamedTuple):
-    """Flows under way, in slots that are used again. Those of one route are a pairing heap by `finish`."""
+    """Flows in flight, in reused slots. Those of one route form a pairing heap by `finish`."""
 
     finish: _Floats
-    """What `served` will be when it is done."""
+    """The value of `served` at which it is done."""
     task: _Small
     count: _Indices
-    """How many flows alike it stands for."""
+    """The number of equal flows it represents."""
     child: _Small
     sibling: _Small
     free: _Small
-    """Slots that nobody uses; those before counters[NUM_FREE]."""
+    """Free slots; the entries before counters[NUM_FREE]."""
 
 
 def new_network(flows: Flows) -> Network:
-    """Nothing under way."""
+    """A network with no flow in flight."""
     num_routes, num_links, num_hops = len(flows.route_first) - 1, len(flows.capacity), len(flows.links)
     return Network(
         served=np.zeros(num_routes),
@@ -115,7 +115,7 @@ def new_network(flows: Flows) -> Network:
 
 
 def no_slots() -> Underway:
-    """For no flow at all."""
+    """Slots for no flows."""
     small = np.empty(0, dtype=np.int32)
     return Underway(np.empty(0), small, np.empty(0, dtype=np.int64), small, small, small)
 

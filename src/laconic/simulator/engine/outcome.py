@@ -1,4 +1,4 @@
-"""What became of a graph: when every task started and ended, and what it waited for."""
+"""The result of a run: when every task started and ended, and what it waited for."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Outcome:
     """One run of a graph. Times count from its beginning."""
 
     start_s: npt.NDArray[np.float64]
-    """Of each task: when it had its resource, if it wants one, and not only its predecessors' results."""
+    """When each task started: its predecessors had ended and, if it needs one, its resource was free."""
     end_s: npt.NDArray[np.float64]
     waited_for: npt.NDArray[np.int64]
-    """Of each task: the one whose end let it start, be it its last predecessor or the task that held its resource until
-    then; -1 where it started at time 0 by itself."""
+    """For each task, the one whose end let it start: its last predecessor, or the task that held its resource until
+    then; -1 where it started at time 0."""
     busy_s: npt.NDArray[np.float64]
-    """Of each resource: how long it was held, added up over its tasks."""
+    """How long each resource was held, summed over its tasks."""
     link_bytes: npt.NDArray[np.float64]
-    """Of each link of the fabric: what crossed it. Empty without a fabric."""
+    """The bytes that crossed each link of the fabric. Empty without a fabric."""
 
     @property
     def makespan_s(self) -> float:
@@ -31,9 +31,9 @@ class Outcome:
         return float(self.end_s.max(initial=0.0))
 
     def critical_path(self, task: int | None = None) -> list[int]:
-        """The tasks that held up `task`, each the next one, from time 0 on; left out: of the task that ended last.
+        """The chain of tasks from time 0 that `task` waited for; left out: of the task that ended last.
 
-        To make that end sooner, one of these must take less time.
+        To end it sooner, one of these must take less time.
         """
         if task is None:
             if not len(self.end_s):

@@ -1,1 +1,1 @@
-"""From a strategy to a graph of tasks: for every hooks of the runtime, how its steps look on a virtual clock."""
+"""From a strategy to a graph of tasks: for each kind of hooks in the runtime, the tasks of its steps."""

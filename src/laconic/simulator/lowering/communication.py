@@ -1,6 +1,6 @@
 """The communication thread on a virtual clock: it follows the same order of exchanges as the runtime's (core/order.py).
 
-An exchange whose last round is in flight is decoded as soon as it has arrived and the thread has nothing else to do.
+An exchange whose last round is in flight is decoded as soon as that has arrived and the thread is idle.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from laconic.simulator.lowering.turns import Turn
 
 @dataclass(eq=False)
 class BucketExchange:
-    """One exchange of one bucket, as far as it has been drawn."""
+    """One exchange of one bucket, as far as its tasks have been added."""
 
     which: Which
     turns: Sequence[Turn]
     nbytes: int = 0
-    """Bytes in flight while it is open, where those are limited."""
+    """Its bytes in flight until it is finished, where those are limited."""
     credit_bytes: int = 0
-    """Bytes that may be in flight when the next one starts; 0: as many exchanges as usual."""
+    """Bytes that may be in flight when the next one starts; 0: the number of exchanges is limited instead."""
     in_halves: bool = False
     """After its first turn it waits for its second half."""
     held_by: Sequence[int] = ()
-    """What a server waits for before it answers."""
+    """The tasks that a server waits for before it answers."""
     ready: Sequence[Sequence[int]] = ()
-    """For each class what ends with the bucket being complete."""
+    """For each class, the tasks after which the bucket is complete."""
     done: list[list[int]] = field(default_factory=list)
-    """For each class what ends with the outcome being there, once it has been drawn."""
+    """For each class, the tasks after which the result is available, once they have been added."""
     arrived: list[int] = field(default_factory=list)
-    """What ends with a server having got everything."""
+    """The tasks after which a server has received everything."""
     turn: int = 0
     ends: list[int] = field(default_factory=list)
-    """Of the turn that is in flight."""
+    """The end of the turn in flight."""
 
 
 class CommunicationThread:
-    """Of all ranks of some classes, which issue the same in the same order; or of one class that goes `alone`."""
+    """The thread of all ranks of some classes, which issue operations in one order; or of one class, `alone`."""
 
     def __init__(self, drawing: TaskGraph, classes: Sequence[int], *, alone: bool = False) -> None:
         self._drawing = drawing
         self._classes = classes
         self._alone = classes[0] if alone else None
         self._free: list[list[int]] = [[] for _ in classes]
-        """For each class what must end for its thread to have done all so far."""
+        """For each class, the tasks after which its thread is idle."""
         self._order: ExchangeOrder[BucketExchange] = ExchangeOrder()
 
     def submit(self, exchange: BucketExchange, ready: Sequence[Sequence[int]], *, last: bool) -> None:
-        """Start an exchange when its bucket is ready, for each class; `last`: nothing more belongs to this step."""
+        """Start an exchange when its bucket is ready, for each class; `last`: it is the last of this step."""
         exchange.ready = ready
         self._order.submit(exchange, last=last)
         self._follow_order()
@@ -78,10 +78,10 @@ class CommunicationThread:
             exchange.turn += 1
             self._issue(exchange)
         elif action.kind == "park":
-            if exchange.turns[1].moves:  # else it is a server's answer, which is not waited for yet
+            if exchange.turns[1].moves:  # else it is a server's answer, which is taken later
                 self._compute("decode", exchange, 0.0, [exchange.ends] * len(self._classes))
         elif exchange.done:
-            # Decoded when it arrived; its place comes up only now.
+            # It was decoded when it arrived; its turn in the order comes only now.
             self._free = [[*free, *done] for free, done in zip(self._free, exchange.done, strict=True)]
             self._order.finished(exchange)
         else:
@@ -102,7 +102,7 @@ class CommunicationThread:
         self._order.finished(exchange)
 
     def _compute(self, kind: Kind, exchange: BucketExchange, time_s: float, after: Sequence[Sequence[int]]) -> None:
-        """The thread of each class computes, after what it has done so far and after this."""
+        """The thread of each class computes, after its earlier work and after these tasks."""
         self._free = [
             self._drawing.code(kind, exchange.which, number, time_s, [*free, *tasks])
             for number, free, tasks in zip(self._classes, self._free, after, strict=True)
@@ -123,7 +123,7 @@ class CommunicationThread:
         self._order.issued(exchange)
 
     def _decode_arrived(self) -> None:
-        """While the thread waits for the next bucket it decodes what arrives."""
+        """While the thread waits for the next bucket, it decodes exchanges that arrive."""
         for exchange in self._order.open():
             if exchange.in_halves or exchange.done or exchange.turn < len(exchange.turns) - 1:
                 continue

@@ -1,7 +1,8 @@
-"""Gradients that everyone averages in every step: the gradient hooks on a virtual clock.
+"""Gradients that all ranks average, in every step or where a round is due: the gradient hooks on a virtual clock.
 
-A bucket leaves when its last gradient is there and those before it have left. The optimizer waits for all of them; or,
-where the schedule defers, the next forward pass does layer by layer, and the optimizer's step is made in as many parts.
+A bucket is launched when its last gradient is ready and the buckets before it have been launched. The optimizer waits
+for all of them; where the schedule defers, the next forward pass waits layer by layer, and updates are made in as many
+groups.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ from laconic.workload import Workload
 
 
 class GradientSteps:
-    """Draws one step after the other."""
+    """Adds the tasks of one step after the other."""
 
-    def __init__(self, drawing: TaskGraph, plan: Plan) -> None:
+    def __init__(self, drawing: TaskGraph, plan: Plan, first_step: int) -> None:
         self._drawing = drawing
         self._plan = plan
+        self._first_step = first_step
         self._passes = Passes(drawing.inputs.workload, plan)
         self._classes = range(len(drawing.inputs.classes))
         self._thread = CommunicationThread(drawing, self._classes)
         self._turns = turns_of_all(drawing.inputs, plan.buckets, halves=plan.halves)
         self._nbytes = [bucket.nbytes for bucket in plan.buckets]
         self._exchanges: list[BucketExchange] = []
-        """Those of the step before."""
+        """The exchanges of the previous step."""
 
     def step(self, number: int) -> None:
         """Forward, backward with exchanges, optimizer."""
         drawing = self._drawing
-        # backward[c][k]: ends when the gradients of the k-th stretch are there
+        # backward[c][k]: ends when the gradients of the k-th segment are ready
         backward: list[list[int]] = []
         for rank_class in self._classes:
             last = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
@@ -42,11 +44,13 @@ class GradientSteps:
                 last = [drawing.compute("backward", number, rank_class, duration_s, last)]
                 ends.append(last[0])
             backward.append(ends)
-        self._exchange(number, backward)
+        self._exchanges = []
+        if drawing.inputs.strategy.synchronization.due(self._first_step + number + 1):
+            self._exchange(number, backward)
         drawing.step_ends.append([self._end(number, rank_class, backward) for rank_class in self._classes])
 
     def _end(self, number: int, rank_class: int, backward: list[list[int]]) -> int:
-        """The optimizer's step; where updates wait for the layers, only the place where it is called."""
+        """The optimizer's step; where updates are deferred, a task of no duration."""
         waits, optimizer_s = [backward[rank_class][-1]], 0.0
         if not self._plan.deferred:
             optimizer_s = self._drawing.inputs.optimizer_s
@@ -54,7 +58,7 @@ class GradientSteps:
         return self._drawing.compute("optimizer", number, rank_class, optimizer_s, waits)
 
     def _forward(self, number: int, rank_class: int, last: list[int]) -> list[int]:
-        """One task, or one per stretch of layers that wait for the same gradients, each after its updates."""
+        """One task, or one per segment of layers that wait for the same gradients, each after its updates."""
         drawing, optimizer_s = self._drawing, self._drawing.inputs.optimizer_s
         for stretch in self._passes.forward:
             waits: list[int] = []
@@ -68,7 +72,7 @@ class GradientSteps:
         return last
 
     def _exchange(self, number: int, backward: list[list[int]]) -> None:
-        """All buckets in order, then what was left for later, that of the first layers first."""
+        """All buckets in order, then the second halves, those of the first layers first."""
         plan, thread = self._plan, self._thread
         self._exchanges = [
             BucketExchange(Which(number, index, bucket), turns, nbytes, plan.credit_bytes, plan.halves)
@@ -88,32 +92,32 @@ class Stretch(NamedTuple):
 
     forward_s: float
     buckets: list[int]
-    """What they wait for; of a whole pass that waits for nothing, empty."""
+    """The buckets they wait for; empty if the whole pass waits for none."""
     share: float
-    """Of all updates, those that are made when it is entered; none if the optimizer has made them."""
+    """The share of updates that are made before it; none if the optimizer has made them."""
 
 
 class Passes:
-    """Both passes cut where something depends on them."""
+    """Both passes, cut where other tasks depend on them."""
 
     def __init__(self, workload: Workload, plan: Plan) -> None:
         layer_of = {tensor.name: index for index, layer in enumerate(workload.layers) for tensor in layer.tensors}
         wanted: list[int] = []
         first_layer = len(workload.layers)
         for bucket in plan.buckets:
-            # The backward pass goes from the last layer to the first, and buckets leave in order.
+            # The backward pass goes from the last layer to the first, and buckets are launched in order.
             first_layer = min(first_layer, *(layer_of[tensor.owner] for tensor in bucket.tensors))
             wanted.append(0 if plan.launch == "after_backward" else first_layer)
         cuts = sorted({0, *wanted}, reverse=True)
         self.backward_s: list[float] = []
-        """How long each stretch of the backward pass takes."""
+        """The duration of each segment of the backward pass."""
         above = len(workload.layers)
         for cut in cuts:
             self.backward_s.append(sum(layer.backward_s for layer in workload.layers[cut:above]))
             above = cut
         number_of = {cut: number for number, cut in enumerate(cuts)}
         self.ready: list[int] = [number_of[layer] for layer in wanted]
-        """For each bucket the stretch after which it may leave."""
+        """For each bucket, the segment after which it may be launched."""
         self.forward: list[Stretch] = _forward(workload, plan, layer_of)
 
 

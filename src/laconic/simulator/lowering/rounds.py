@@ -1,4 +1,4 @@
-"""Rounds that exchange something of the parameters after a step, and may last longer than one: two hooks."""
+"""Exchanges of parameters or their changes after a step, which may last longer than one: two kinds of hooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Rounds:
     def __init__(self, drawing: TaskGraph, plans: list[Plan]) -> None:
         self._drawing = drawing
         self._plans = plans
-        # Servers own buckets of all parts.
+        # Servers own buckets of all fragments.
         turns = iter(turns_of_all(drawing.inputs, [bucket for plan in plans for bucket in plan.buckets]))
         self._turns = [[next(turns) for _ in plan.buckets] for plan in plans]
         self._thread = CommunicationThread(drawing, range(len(drawing.inputs.classes)))
@@ -32,7 +32,7 @@ class _Rounds:
         return ends
 
     def _optimizer(self, number: int, after: list[list[int]], time_s: float) -> list[list[int]]:
-        """The optimizer's step of every class, or the place where a loop goes on."""
+        """The optimizer's step of every class, or the end of the step."""
         return [
             [self._drawing.compute("optimizer", number, rank_class, time_s, tasks)]
             for rank_class, tasks in enumerate(after)
@@ -42,7 +42,7 @@ class _Rounds:
         self._drawing.step_ends.append([tasks[0] for tasks in ends])
 
     def _exchange(self, number: int, part: int, ready: list[list[int]]) -> list[list[int]]:
-        """Exchange one part of the model; gives for each class what ends with the outcome being there."""
+        """Exchange one fragment of the model; returns, for each class, the tasks that end with the result."""
         plan, found = self._plans[part], list[BucketExchange]()
         for index, (bucket, turns) in enumerate(zip(plan.buckets, self._turns[part], strict=True)):
             which = Which(number, self._first[part] + index, bucket)
@@ -52,17 +52,17 @@ class _Rounds:
 
 
 class LocalSteps(_Rounds):
-    """Replicas that train alone and now and then exchange how far they have come, after the optimizer's step."""
+    """Local updates: replicas make local steps and exchange their changes after some optimizer steps."""
 
     def __init__(self, drawing: TaskGraph, plans: list[Plan], rule: Synchronization, first_step: int) -> None:
         super().__init__(drawing, plans)
         self._rule = rule
         self._first_step = first_step
         self._open: dict[int, tuple[int, list[list[int]]]] = {}
-        """For each part that is on its way, after how many steps it is waited for."""
+        """For each fragment in flight, the step after which it is applied."""
 
     def step(self, number: int) -> None:
-        """One step; then what has been under way long enough is waited for, and what is due begins."""
+        """One step; then exchanges that end here are awaited, and those that are due begin."""
         rule, num_steps = self._rule, self._first_step + number + 1
         ends = self._optimizer(number, self._compute(number), self._drawing.inputs.optimizer_s)
         due = [part for part, (when, _) in self._open.items() if when == num_steps]
@@ -81,7 +81,7 @@ class LocalSteps(_Rounds):
 
 
 class GossipSteps(_Rounds):
-    """Replicas that mix parameters with neighbours while gradients are computed, or after that."""
+    """Gossip: replicas mix parameters with neighbours while gradients are computed, or after that."""
 
     def __init__(self, drawing: TaskGraph, plans: list[Plan], first_step: int) -> None:
         super().__init__(drawing, plans)
@@ -90,7 +90,7 @@ class GossipSteps(_Rounds):
         self._open: list[list[list[int]]] = []
 
     def step(self, number: int) -> None:
-        """One step; what left after the step before is waited for before the optimizer's."""
+        """One step; the exchange launched after the previous step is awaited before the optimizer's step."""
         waits = self._compute(number)
         if not self._overlapped:
             self._start(number, self._first_step + number, waits)

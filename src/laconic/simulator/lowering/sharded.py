@@ -1,8 +1,8 @@
-"""Shards that are put together before each pass and summed after: FSDP2 on a virtual clock.
+"""Shards that are gathered before each pass and summed after: FSDP2 on a virtual clock.
 
-A part of the model is gathered while the part before it computes, one part ahead, as FSDP2 does on a GPU (on a CPU its
-collectives wait, which is not drawn). Gradients of a part leave when its first layer has had its backward pass, beside
-the backward pass of the parts before it. What is gathered or summed goes in one order each.
+A part of the model is gathered while the previous part computes, one part ahead, as FSDP2 does on a GPU (on a CPU its
+collectives block, which is not modelled). Gradients of a part are sent when the backward pass of its first layer has
+ended, overlapped with the backward pass of the parts before it. All-gathers have one order, reduce-scatters another.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from laconic.simulator.lowering.task_graph import TaskGraph, Which
 from laconic.workload import CodecCost, Workload
 
 Ends = list[list[int]]
-"""For each class of ranks the tasks with which something ends."""
+"""For each class of ranks, the tasks after which a result is available."""
 
 
 class ShardedSteps:
-    """Draws one step after the other."""
+    """Adds the tasks of one step after the other."""
 
     def __init__(self, drawing: TaskGraph, plan: Plan) -> None:
         self._drawing = drawing
@@ -32,7 +32,8 @@ class ShardedSteps:
         weights = strategy.weights_codec
         self._gathers = [() if alone else whom.gather_moves(part, weights, moment) for part in plan.weights]
         self._sums = [() if alone else whom.moves(part, strategy.codec, moment) for part in self._passes.gradients]
-        self._weights_cost = next((one for one in inputs.workload.codecs if one.compressor == str(weights)), None)
+        costs = {one.compressor: one for one in inputs.workload.codecs}
+        self._weights_cost, self._sums_cost = costs.get(str(weights)), costs.get(str(strategy.codec.between_hosts))
         self._plan = plan
 
     def step(self, number: int) -> None:
@@ -48,14 +49,14 @@ class ShardedSteps:
         )
 
     def _run(self, number: int, before: Ends, *, forward: bool, sums: Ends | None = None) -> Ends:
-        """One pass; `sums` gets what ends with all gradients being there."""
+        """One pass; `sums` collects the tasks after which all gradients are summed."""
         drawing, passes = self._drawing, self._passes
         stretches = passes.stretches if forward else passes.stretches[::-1]
         gathered, summed = before, before
         computed, earlier = before, before
         for stretch in stretches:
             for part in stretch.first_used if forward else stretch.gathered_again:
-                # One part ahead: not before the stretch before the last one is done.
+                # One part ahead: not before the segment before the last one is done.
                 gathered = self._communicate(number, part, self._plan.weights[part], _both(gathered, earlier), True)
             duration_s = stretch.forward_s if forward else stretch.backward_s
             waits = _both(computed, gathered)
@@ -83,8 +84,16 @@ class ShardedSteps:
         issued = [drawing.code("encode", which, one, encode_s, ready[one]) for one in self._classes]
         drawing.next_in_order()
         ends = list(dict.fromkeys(task for tasks in issued for task in tasks))
-        for move in moves:
+        for move in moves[:-1]:
             ends = drawing.move(which, move, ends).ends
+            # A rank decodes the payloads from its host, and encodes the sums that go to other hosts.
+            share = bucket.nbytes / len(drawing.inputs.hosts[0])
+            sums = self._sums_cost
+            between_s = decode_s + (sums.encode_s(share) if sums is not None else 0.0)
+            coded = [drawing.code("decode", which, one, between_s, ends) for one in self._classes]
+            ends = list(dict.fromkeys(task for tasks in coded for task in tasks))
+            decode_s = sums.decode_s(share) if sums is not None else 0.0
+        ends = drawing.move(which, moves[-1], ends).ends
         return [drawing.code("decode", which, one, decode_s, ends) for one in self._classes]
 
 
@@ -101,7 +110,7 @@ def _codec_s(cost: CodecCost | None, bucket: Bucket, world_size: int, *, gathers
 
 
 class _Stretch:
-    """Layers between two borders of parts."""
+    """Layers between two boundaries of parts."""
 
     def __init__(self, workload: Workload, begin: int, end: int) -> None:
         layers = workload.layers[begin:end]
@@ -110,13 +119,13 @@ class _Stretch:
         self.first_used: list[int] = []
         """Parts that the forward pass needs from here on."""
         self.gathered_again: list[int] = []
-        """Parts that the backward pass needs from here on, and that were taken apart in between."""
+        """Parts that the backward pass needs from here on, and that were resharded in between."""
         self.last_used: list[int] = []
-        """Parts whose gradients are complete when the backward pass has been here."""
+        """Parts whose gradients are complete after this segment of the backward pass."""
 
 
 class _Passes:
-    """Both passes cut where parts begin or end."""
+    """Both passes, cut where parts begin or end."""
 
     def __init__(self, workload: Workload, plan: Plan) -> None:
         layer_of = {tensor.name: index for index, layer in enumerate(workload.layers) for tensor in layer.tensors}

@@ -1,4 +1,4 @@
-"""The board that lowerings draw on: who computes, what is under way, and what every task is called."""
+"""The task graph that lowerings build: compute, transfers, and a label for every task."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from laconic.core.hosts import Hosts
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.simulator.engine import GraphBuilder
+from laconic.simulator.lowering.prices import Prices
 from laconic.simulator.network import LINK, Network, Passage
 from laconic.simulator.network.contract import seconds
 from laconic.simulator.network.flow import FlowNetwork
@@ -22,14 +23,14 @@ from laconic.workload import CodecCost, Workload
 Kind = Literal["forward", "backward", "optimizer", "encode", "start-up", "exchange", "decode", "latency"]
 
 _OWN = "own links"
-"""Of ranks that send while others do not."""
+"""The links of ranks that send while others do not."""
 _STARTING = "start-up"
-"""What one exchange after the other passes before its bytes can move, where others' bytes move meanwhile."""
+"""The issue phase, which exchanges pass one after the other while bytes of others move."""
 _AT_ONCE = 3
-"""Exchanges that can be under way where start-up goes on beside others' bytes: Gloo works on two at a time, and a rank
-that has done its part of one goes on to the next while others have not."""
+"""Exchanges that can be in flight where start-up overlaps with the bytes of others: Gloo works on two at a time, and a
+rank that has sent its own bytes of one starts the next while others have not."""
 _FEW = 4
-"""Tasks to wait for that need no task of their own to stand for all of them."""
+"""The number of dependencies up to which no task is added to represent them."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class RankClass:
 
     size: int
     slowdown: float = 1.0
-    """By what its compute times are multiplied."""
+    """The factor on its compute times."""
 
 
 class Label(NamedTuple):
-    """What a task is."""
+    """The description of a task."""
 
     kind: Kind
     step: int
@@ -54,35 +55,39 @@ class Label(NamedTuple):
     move: str = ""
     """Its kind and its algorithm."""
     moving_s: float = 0.0
-    """How long bytes move, at its end."""
+    """The time in which bytes move, at its end."""
+    launch_s: float = 0.0
+    """Its additional delay if the device computes when it begins; see Passage."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is simulated."""
+    """The inputs of a simulation."""
 
     strategy: Strategy
-    """As it is once attached: it knows hosts and measured costs."""
+    """The strategy as attached, with hosts and measured costs."""
     workload: Workload
     world_size: int
     network: Network
     classes: tuple[RankClass, ...]
-    """Of all ranks, the fastest first."""
+    """The classes of all ranks, the fastest first."""
     codec: CodecCost | None
-    """What encoding and decoding cost; None: nothing, or nobody knows."""
+    """Cost of encoding and decoding; None: nothing, or not measured."""
     hosts: Hosts = ()
     """Which ranks share a host; may be left out where nothing depends on it."""
     optimizer_s: float = 0.0
-    """What the optimizer's step takes, when all gradients are there."""
+    """The time of the optimizer's step."""
     moment: Moment = field(default_factory=Moment)
     first_slowdown: float = 1.0
-    """Of rank 0, whose times plans are made from."""
+    """The slowdown of rank 0, whose times plans are made from."""
     devices: Indices | None = None
     """Where each rank runs, if what it sends shares links with other jobs; then the network must be a FlowNetwork."""
+    start_s: float = 0.0
+    """When the first step begins."""
 
     @property
     def num_servers(self) -> int:
-        """Servers beside workers; negative if they have hosts of their own; 0 if there are none."""
+        """The number of servers on workers' hosts; negative if they have hosts of their own; 0 if there are none."""
         servers = self.strategy.architecture.servers
         if servers is None:
             return 0
@@ -95,13 +100,13 @@ class Inputs:
         return [-1] * len(buckets) if servers is None else servers.owners(buckets, self.world_size)
 
     def exchanges(self) -> bool:
-        """Whether there is anybody to exchange with; a server is, where rules act alone."""
+        """Whether there is an exchange: among several ranks, or with a server."""
         return self.world_size > 1 or (
             self.strategy.architecture.has_servers and self.strategy.synchronization.acts_alone
         )
 
     def seconds(self, move: Move) -> float:
-        """How long a move takes by itself."""
+        """The duration of a move with nothing else in flight."""
         return seconds(self.network, move, self.world_size, self.num_servers)
 
 
@@ -110,17 +115,17 @@ class Which(NamedTuple):
 
     step: int
     number: int
-    """Of the bucket."""
+    """The number of the bucket."""
     bucket: Bucket
 
 
 class Moved(NamedTuple):
-    """A move that has been drawn."""
+    """The tasks of a move."""
 
     ends: list[int]
-    """What must end for it to have ended."""
+    """The tasks after which the move has ended."""
     arrived: list[int]
-    """What must end for a server to have got all of it; as `ends` where there is none."""
+    """The tasks after which a server has received all of it; equal to `ends` where there is none."""
 
 
 class TaskGraph:
@@ -135,12 +140,14 @@ class TaskGraph:
         self._own = [self.builder.resource(f"links of class {number}") for number in range(len(inputs.classes))]
         self._starting = self.builder.resource(_STARTING)
         self._under_way: deque[list[int]] = deque(maxlen=_AT_ONCE)
-        """What ends with each of the last exchanges that had to be started."""
+        """The last task of each of the latest exchanges."""
         self._parts: dict[str, int] = {}
         self._order = 0
         self.step_ends: list[list[int]] = []
-        """For every step and class the task with which it ends."""
+        """For every step and class, its last task."""
         self.compute_tasks: list[int] = []
+        self.prices = Prices()
+        self._first = [self.builder.timed(inputs.start_s)] if inputs.start_s else []
 
     def _label(self, label: Label) -> int:
         self.labels.append(label)
@@ -148,7 +155,7 @@ class TaskGraph:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Parts of the network by name, with the resources that stand for them."""
+        """Parts of the network by name, with their resources."""
         return self._parts
 
     def _part(self, name: str) -> int:
@@ -157,19 +164,19 @@ class TaskGraph:
         return self._parts[name]
 
     def compute(self, kind: Kind, step: int, number: int, duration_s: float, after: Sequence[int]) -> int:
-        """Ranks of one class compute."""
+        """Add compute of one class of ranks."""
         slowdown = self.inputs.classes[number].slowdown
         task = self.builder.timed(
             duration_s * slowdown,
             resource=self._compute[number],
-            after=after,
+            after=after or self._first,
             label=self._label(Label(kind, step, number)),
         )
         self.compute_tasks.append(task)
         return task
 
     def code(self, kind: Kind, which: Which, rank_class: int, duration_s: float, after: Sequence[int]) -> list[int]:
-        """The communication thread of one class computes; gives what must end for it to have done so."""
+        """Add compute on the communication thread of one class; returns the tasks after which it is done."""
         if not duration_s and len(after) <= _FEW:
             return list(after)
         task = self.builder.timed(
@@ -182,7 +189,7 @@ class TaskGraph:
         return [task]
 
     def next_in_order(self) -> None:
-        """What is moved from now on goes after all that was moved before, where both wait for the same link."""
+        """Moves from now on come after all earlier ones where both wait for the same link."""
         self._order += 1
 
     def move(
@@ -197,38 +204,49 @@ class TaskGraph:
     ) -> Moved:
         """A move on the network.
 
-        portion: how much of it is done. alone: the class that makes it, if the others make theirs at other times.
-        held_by: what a server waits for before it answers.
+        portion: the part of it that is done. alone: the class that makes it, if the others make theirs at other times.
+        held_by: the tasks that a server waits for before it answers.
         """
         inputs = self.inputs
         if inputs.devices is not None:
             return self._flows(which, move, after, inputs.devices, portion=portion, held_by=held_by)
         (step, number, _), name, ends, arrived = which, _name(move), list(after), None
         share = portion if alone is None else portion * inputs.classes[alone].size / inputs.world_size
-        for passage in inputs.network.passages(move, inputs.world_size, inputs.num_servers):
+        passages, prices = inputs.network.passages(move, inputs.world_size, inputs.num_servers), self.prices
+        drawn = prices.drawn(move, passages)
+        for index, passage in enumerate(passages):
             if passage.answer and arrived is None:
                 arrived, ends = ends, [*ends, *held_by]
             if passage.issue_s:
                 ends = [self._begin(which, move, passage, ends, portion)]
+                prices.note(ends[0], (drawn, index, "issue_s"), portion)
             before, ends = ends, []
             if alone is not None and passage.rank_s:
                 own = Label("exchange", step, number, _OWN, move.nbytes, name, passage.rank_s * portion)
                 ends.append(self._hold(own, self._own[alone], before))
-            moving = Label("exchange", step, number, passage.where, move.nbytes, name, passage.busy_s * share)
+                prices.note(ends[-1], (drawn, index, "rank_s"), portion)
+            moving = Label(
+                "exchange", step, number, passage.where, move.nbytes, name, passage.busy_s * share, passage.launch_s
+            )
             ends.append(self._hold(moving, self._part(passage.where), before, startup_s=passage.startup_s * portion))
-            for where, time_s in passage.beside:
+            if passage.startup_s:
+                prices.note(ends[-1], (drawn, index, "startup_s"), portion)
+            prices.note(ends[-1], (drawn, index, "busy_s"), share)
+            for place, (where, time_s) in enumerate(passage.beside):
                 beside = Label("exchange", step, number, where, move.nbytes, name, time_s * share)
                 ends.append(self._hold(beside, self._part(where), before))
+                prices.note(ends[-1], (drawn, index, place), share)
             if passage.latency_s:
                 waiting = self._label(Label("latency", step, number, passage.where, move.nbytes, name))
                 ends = [self.builder.timed(passage.latency_s * portion, after=ends, label=waiting)]
+                prices.note(ends[0], (drawn, index, "latency_s"), portion)
             if passage.issue_s:
                 self._under_way.append(ends)
-        # A network may not tell the way back from the way there.
+        # A network may not distinguish the two directions.
         return Moved([*ends, *held_by], ends) if arrived is None else Moved(ends, arrived)
 
     def _begin(self, which: Which, move: Move, passage: Passage, after: Sequence[int], portion: float) -> int:
-        """Start something, one after the other and only so many at a time."""
+        """Launch an exchange: one after the other, and only a limited number at a time."""
         earlier = self._under_way[0] if len(self._under_way) == _AT_ONCE else []
         label = Label("start-up", which.step, which.number, passage.where, move.nbytes, _name(move))
         return self.builder.timed(
@@ -261,6 +279,7 @@ class TaskGraph:
     ) -> Moved:
         """A move whose messages share links with those of other jobs; a job's own moves take turns."""
         network, ends, arrived = self.inputs.network, list(after), None
+        self.prices.complete = False  # the duration of flows depends on all of them
         assert isinstance(network, FlowNetwork), "only flows can share links"
         stages = network.stages(move, self.inputs.world_size, self.inputs.num_servers)
         ways = [(stage.sources, stage.destinations, stage, move.nbytes) for stage in stages]

@@ -11,9 +11,9 @@ from laconic.synchronization import Synchronization
 
 
 class AsyncServerSteps:
-    """Each class sends gradients and takes parameters; it waits for nobody, or for those that are too far behind.
+    """Each class sends gradients and takes parameters; it waits for no other, or only for those too far behind.
 
-    Steps are those of a job that has run for long: where the fastest may be so many steps ahead, they are.
+    Steps are those of a job that has run for long: the fastest are as many steps ahead as allowed.
     """
 
     def __init__(self, drawing: TaskGraph, plan: Plan, rule: Synchronization) -> None:
@@ -27,14 +27,14 @@ class AsyncServerSteps:
         slowest = max(ranks.slowdown for ranks in classes)
         self._ahead = [0 if ranks.slowdown == slowest else rule.lead or 0 for ranks in classes]
         self._arrived: list[dict[int, list[list[int]]]] = []
-        """For every step, class and bucket: what ends with servers having got it."""
+        """For every step, class and bucket: the tasks after which servers have received it."""
 
     def step(self, number: int) -> None:
         """One step of every class, each at its own time."""
         drawing, workload = self._drawing, self._drawing.inputs.workload
         self._arrived.append({})
         ends: dict[int, int] = {}
-        for rank_class in reversed(range(len(self._threads))):  # whoever is waited for first
+        for rank_class in reversed(range(len(self._threads))):  # slowest first, because others wait for them
             before = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
             forward = drawing.compute("forward", number, rank_class, workload.forward_s, before)
             backward = drawing.compute("backward", number, rank_class, workload.backward_s, [forward])
@@ -53,21 +53,21 @@ class AsyncServerSteps:
         return [ready, *(task for exchange in found for task in exchange.done[0])]
 
     def _held_by(self, number: int, rank_class: int, bucket: int) -> list[int]:
-        """What must have come from other classes before a server answers: c - min_j(c_j) <= lead."""
+        """The pushes of other classes that must arrive before a server answers: c - min_j(c_j) <= lead."""
         if self._lead is None:
             return []
         found: list[int] = []
         for other, ahead in enumerate(self._ahead):
             clock = number + self._ahead[rank_class] - self._lead - ahead
             if clock == number and other not in self._arrived[number]:
-                clock -= 1  # of those that do not differ by so many steps, the faster come first by themselves
+                clock -= 1  # within this lead, faster classes come first anyway
             if other != rank_class and clock >= 0:
                 found += self._arrived[clock][other][bucket]
         return found
 
 
 class AsyncPairSteps:
-    """Pairs average in the background: a step takes what it computes, and averages happen as often as they can."""
+    """Pairs average in the background: a step takes its compute time, and pairs average as often as they can."""
 
     def __init__(self, drawing: TaskGraph, plan: Plan) -> None:
         self._drawing = drawing
@@ -75,7 +75,7 @@ class AsyncPairSteps:
         self._free_s = 0.0
 
     def step(self, number: int) -> None:
-        """One step of every class; an exchange begins after it if the one before has ended by then."""
+        """One step of every class; an exchange begins after it if the previous one has ended by then."""
         drawing, inputs = self._drawing, self._drawing.inputs
         ends: list[int] = []
         for rank_class in range(len(inputs.classes)):
@@ -89,7 +89,7 @@ class AsyncPairSteps:
             self._free_s = now_s + self._average(number, ends[0])
 
     def _average(self, number: int, after: int) -> float:
-        """What a rank sends for one average of its own and for one that it is asked for; gives how long that takes."""
+        """Add the messages of one average that a rank starts and of one that it answers; returns their duration."""
         inputs, took_s, last = self._drawing.inputs, 0.0, [after]
         strategy = inputs.strategy
         for index, bucket in enumerate(self._plan.buckets):
@@ -98,4 +98,5 @@ class AsyncPairSteps:
             move = Move("send", (nbytes,))
             last = self._drawing.move(Which(number, index, bucket), move, last).ends
             took_s += inputs.seconds(move)
+        self._drawing.prices.complete = False  # the start of the next exchange depends on the duration of this one
         return took_s

@@ -1,4 +1,4 @@
-"""What a move on the network costs: from formulas and measured tables, or flow by flow."""
+"""The cost of a move on the network: from formulas and measured tables, or flow by flow."""
 
 from laconic.simulator.network.contract import LINK, Network, Passage
 

@@ -1,8 +1,8 @@
 """Costs flow by flow: every message of a move takes its route, and messages that share a link share it fairly.
 
 A move is a few stages, one after the other; the messages of a stage begin together. Where several jobs share a fabric,
-stages are transfers in their common graph; for one job alone each kind of move is run once by itself, and costs grow
-with its bytes.
+stages are transfers in their common graph; for a single job each kind of move is run once, and its cost is scaled by
+its bytes.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from laconic.cluster import Cluster
 from laconic.cluster.fabric import Floats, Indices
 from laconic.collectives import ALGORITHMS
 from laconic.collectives.choice import NATIVE
+from laconic.collectives.hierarchical import from_leaders, to_leaders
 from laconic.collectives.schedule import Collective, halves_of
 from laconic.core.exchange import Move
+from laconic.core.hosts import Hosts
 from laconic.errors import UsageError
 from laconic.simulator.engine import GraphBuilder, run
 from laconic.simulator.engine.collective_flows import messages
-from laconic.simulator.network.analytic import pipelined_trees
+from laconic.simulator.network.analytic import across, pipelined_trees, slotted
 from laconic.simulator.network.contract import LINK, Passage
 from laconic.simulator.network.patterns import neighbours
 
 _UNIT = 1 << 24
-"""Bytes for which a move is run; costs for others are in proportion."""
+"""Bytes for which a move is run; other sizes are scaled in proportion."""
 _TREES = "trees"
-"""How backends form sums where a ring has too many steps."""
+"""The algorithm of backends where a ring has too many steps."""
 _MOST_ROWS = 1024
-"""Ranks up to which a collective is taken step by step."""
+"""Ranks up to which a collective is simulated step by step."""
 _MOST_PAIRS = 512
-"""Ranks up to which everybody sends to everybody."""
+"""Ranks up to which an all-to-all is simulated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +60,13 @@ class FlowNetwork:
         self._rank_costs = lru_cache(maxsize=16)(self._rank_cost)
 
     def warnings(self) -> list[str]:
-        """See Network."""
         return []
 
     def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
-        """See Network."""
         unit = self._unit(move, world_size)
         byte_s, latency_s = self._costs(unit, world_size, num_servers)
+        if move.kind == "aggregate":
+            byte_s = slotted(byte_s, latency_s, move.slots)
         if move.kind != "serve":
             passage = Passage(LINK, byte_s * move.nbytes, latency_s)
             return (passage,) if passage.seconds else ()
@@ -75,7 +77,7 @@ class FlowNetwork:
         )
 
     def _unit(self, move: Move, world_size: int) -> Move:
-        """The same for as many bytes as it is run with; a sum that is left to the backend as that would form it."""
+        """The same move with the bytes of a run; a native sum with the backend's algorithm."""
         unit = replace(move, sizes=(_UNIT,), answer_bytes=0)
         if move.kind != "sum" or move.algorithm != NATIVE:
             return unit
@@ -85,7 +87,7 @@ class FlowNetwork:
         return ways[times.index(min(times))]
 
     def _cost(self, move: Move, world_size: int, num_servers: int) -> tuple[float, float]:
-        """Seconds per byte, and what passes besides."""
+        """Seconds per byte, and the other delays."""
         byte_s = latency_s = 0.0
         for stage in self._stages(move, world_size, num_servers):
             took_s, delay_s = self._run(stage)
@@ -100,7 +102,7 @@ class FlowNetwork:
         return self._run(Stage(stage.sources[own], stage.destinations[own], stage.shares[own]))[0] / _UNIT
 
     def _run(self, stage: Stage) -> tuple[float, float]:
-        """How long a stage's bytes move, and the delay of its longest route."""
+        """The time in which a stage's bytes move, and the delay of its longest route."""
         builder = GraphBuilder()
         builder.transfer(stage.sources, stage.destinations, stage.shares * _UNIT)
         graph = builder.build(self.fabric)
@@ -108,26 +110,34 @@ class FlowNetwork:
         return run(graph).makespan_s - delay_s, delay_s
 
     def stages(self, move: Move, world_size: int, num_servers: int = 0) -> tuple[Stage, ...]:
-        """What a move sends, among ranks 0 to n - 1; the way back from servers is the same again."""
+        """The messages of a move among ranks 0 to n - 1; the way back from servers is the same again."""
         return self._stages(self._unit(move, world_size), world_size, num_servers)
 
     def _stages(self, move: Move, world_size: int, num_servers: int) -> tuple[Stage, ...]:
-        devices = self._cluster.devices_per_host
-        ranks = np.arange(world_size, dtype=np.int64)
-        if move.among_hosts:
-            ranks = ranks[::devices]
+        devices, hosts = self._cluster.devices_per_host, move.groups or self._hosts(world_size)
+        # In the order in which a ring goes through them.
+        taking_part = [host[0] for host in hosts] if move.among_hosts else [rank for host in hosts for rank in host]
+        ranks = np.array(taking_part, dtype=np.int64)
         size = len(ranks)
         if move.kind == "serve":
             return (_to_servers(world_size, num_servers),)
         if move.kind in {"to_leaders", "from_leaders"}:
+            if move.groups:
+                tree = from_leaders(hosts) if move.kind == "from_leaders" else to_leaders(hosts)
+                return _of_rows(tree)
             return _inside(ranks, devices, down=move.kind == "from_leaders")
+        if move.kind in {"scatter_inside", "scatter_between"}:
+            groups = ranks // devices if move.kind == "scatter_inside" else ranks % devices
+            return _among(ranks, groups)
         if size == 1:
             return ()
+        if move.kind == "aggregate":
+            return (_shift(ranks, 1.0, 1, across(devices, size)),)
         if move.kind == "sum":
-            return self._sum(move.algorithm, ranks)
+            return self._sum(move.algorithm, ranks, hosts)
         if move.algorithm != NATIVE:
-            first, second = halves_of(self._collective(move.algorithm, size))
-            return _of_rows(first, ranks) if move.kind == "scatter_sum" else _of_rows(second, ranks, size)
+            first, second = halves_of(self._collective(move.algorithm, hosts))
+            return _of_rows(first) if move.kind == "scatter_sum" else _of_rows(second, size)
         if move.kind in {"gather", "scatter_sum"}:
             share = size - 1.0 if move.kind == "gather" else (size - 1) / size
             return (_shift(ranks, share, 1 if move.among_hosts else (size - 1).bit_length()),)
@@ -136,32 +146,34 @@ class FlowNetwork:
         if move.kind == "send":
             return (_shift(ranks, 1.0, 1),)
         assert move.kind == "mix"
-        return _mix(move, world_size)
+        return _mix(move, ranks)
 
-    def _sum(self, algorithm: str, ranks: Indices) -> tuple[Stage, ...]:
+    def _sum(self, algorithm: str, ranks: Indices, hosts: Hosts) -> tuple[Stage, ...]:
         # All steps of a ring send the same messages, so that they are one stage of as many bytes; and so do pieces that
         # follow each other through trees, as long as nothing but a rank's own link limits them.
         if algorithm == _TREES or ALGORITHMS[algorithm].same_messages:
             way = pipelined_trees(len(ranks)) if algorithm == _TREES else ALGORITHMS[algorithm].cost(len(ranks))
             return (_shift(ranks, way.serial_ratio, way.num_steps),)
-        return _of_rows(self._collective(algorithm, len(ranks)), ranks)
+        return _of_rows(self._collective(algorithm, hosts))
 
-    def _collective(self, algorithm: str, size: int) -> Collective:
+    def _hosts(self, world_size: int) -> Hosts:
+        devices = self._cluster.devices_per_host
+        return tuple(tuple(range(first, min(first + devices, world_size))) for first in range(0, world_size, devices))
+
+    def _collective(self, algorithm: str, hosts: Hosts) -> Collective:
+        size = sum(map(len, hosts))
         if size > _MOST_ROWS:
             raise UsageError(
                 f"at flow level {algorithm} is simulated for up to {_MOST_ROWS} ranks, got {size}. Use "
                 "algorithm=native, or the analytic network."
             )
-        devices = self._cluster.devices_per_host
-        hosts = tuple(tuple(range(first, min(first + devices, size))) for first in range(0, size, devices))
         return ALGORITHMS[algorithm](hosts)
 
 
-def _of_rows(made: Collective, ranks: Indices, times: int = 1) -> tuple[Stage, ...]:
+def _of_rows(made: Collective, times: int = 1) -> tuple[Stage, ...]:
     """The steps of a collective, for each byte of what it adds up or of a share that is `times` smaller."""
     return tuple(
-        Stage(ranks[sources], ranks[destinations], times * nbytes / _UNIT)
-        for sources, destinations, nbytes in messages(made, _UNIT)
+        Stage(sources, destinations, times * nbytes / _UNIT) for sources, destinations, nbytes in messages(made, _UNIT)
     )
 
 
@@ -175,16 +187,17 @@ def _inside(ranks: Indices, devices: int, *, down: bool) -> tuple[Stage, ...]:
     return tuple(reversed(found)) if down else tuple(found)
 
 
-def _shift(ranks: Indices, share: float, num_steps: int) -> Stage:
-    return Stage(ranks, np.roll(ranks, -1), np.full(len(ranks), share), num_steps)
+def _shift(ranks: Indices, share: float, num_steps: int, distance: int = 1) -> Stage:
+    return Stage(ranks, np.roll(ranks, -distance), np.full(len(ranks), share), num_steps)
 
 
-def _mix(move: Move, world_size: int) -> tuple[Stage, ...]:
+def _mix(move: Move, ranks: Indices) -> tuple[Stage, ...]:
     """Where neighbours change from round to round, a part of each round, which takes as long as one on average."""
-    rounds = list(neighbours(move.topology, world_size))
+    rounds = list(neighbours(move.topology, len(ranks), move.partners))
     steps = max(1, move.peers) / len(rounds)
     return tuple(
-        Stage(sources, destinations, np.full(len(sources), 1 / len(rounds)), steps) for sources, destinations in rounds
+        Stage(ranks[sources], ranks[destinations], np.full(len(sources), 1 / len(rounds)), steps)
+        for sources, destinations in rounds
     )
 
 
@@ -199,11 +212,20 @@ def _to_all(ranks: Indices) -> Stage:
     return Stage(sources[apart], destinations[apart], np.full(int(apart.sum()), 1 / len(ranks)))
 
 
+def _among(ranks: Indices, groups: Indices) -> tuple[Stage, ...]:
+    """Each rank sends a share to every other rank of its group."""
+    found = [_to_all(ranks[groups == group]) for group in np.unique(groups)]
+    sources, destinations, shares = (
+        np.concatenate([getattr(stage, column) for stage in found]) for column in ("sources", "destinations", "shares")
+    )
+    return (Stage(sources, destinations, shares),) if len(sources) else ()
+
+
 def _to_servers(world_size: int, num_servers: int) -> Stage:
     if num_servers < 0:
         raise UsageError(
-            "at flow level servers are simulated beside the workers, not on hosts of their own. Leave hosts out, or "
-            "use the analytic network."
+            "at flow level servers are simulated on the hosts of the workers, not on hosts of their own. Leave hosts "
+            "out, or use the analytic network."
         )
     servers = np.arange(min(num_servers, world_size), dtype=np.int64)
     if world_size * len(servers) > _MOST_PAIRS**2:

@@ -1,4 +1,4 @@
-"""What a probe has measured, as costs of moves: start-up, ramp, plateau."""
+"""The measurements of a probe as costs of moves: start-up, ramp, plateau."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laconic.units import human_bytes
 
 _KINDS = {
     "sum": "all_reduce",
-    "scatter_sum": "all_to_all",  # that and a sum on the spot is how it is done
+    "scatter_sum": "all_to_all",  # implemented as an all-to-all and a local sum
     "gather": "all_gather",
     "scatter": "all_to_all",
     "send": "send",
@@ -19,25 +19,25 @@ _KINDS = {
 
 
 class MeasuredTable:
-    """Looks moves up, and remembers what it had to guess."""
+    """Looks up moves, and records what it had to guess."""
 
     def __init__(self, measured: Measured | None) -> None:
         self._measured = measured
         self._warnings: dict[str, None] = {}
 
     def warnings(self) -> list[str]:
-        """What was asked for and lies beyond what was measured."""
+        """Requests beyond the measured range."""
         return list(self._warnings)
 
     def passage(self, move: Move, world_size: int) -> Passage | None:
-        """What this move takes among so many ranks; None if it was not measured."""
+        """The cost of this move among this many ranks; None if it was not measured."""
         measured = self._measured
         if measured is None:
             return None
         kind = _KINDS[move.kind]
         if move.algorithm != NATIVE:
             if move.kind != "sum":
-                return None  # half of a sum that is formed in some way of our own
+                return None  # half of a sum with an algorithm of laconic's own
             kind = f"all_reduce({move.algorithm})"
         if kind == "send":
             curve = measured.curve(kind)  # between two ranks, however many there are
@@ -52,8 +52,8 @@ class MeasuredTable:
     def sent_byte_s(self, *, meeting: bool) -> float | None:
         """Seconds per byte that a rank sends in large messages; None if that was not measured.
 
-        meeting: messages of several ranks meet on one link, which gives them less than one alone would get; everybody
-        sending to everybody says how much. Else the slower of sends and all-reduces counts, whose messages do not meet.
+        meeting: messages of several ranks meet on one link, which lowers their total rate; the all-to-all shows by how
+        much. Otherwise the slower of sends and all-reduces counts, whose messages do not meet.
         """
         if self._measured is None:
             return None

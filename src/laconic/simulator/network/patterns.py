@@ -1,4 +1,4 @@
-"""Which links the steps of a move load, and how long a byte per message takes where they are shared."""
+"""The links that the steps of a move load, and the time per byte of each message where links are shared."""
 
 from __future__ import annotations
 
@@ -8,56 +8,67 @@ from typing import NamedTuple
 
 import numpy as np
 
-from laconic.architecture.graphs.topologies import TOPOLOGIES
+from laconic.architecture.graphs.topologies import TOPOLOGIES, cycle_of
 from laconic.cluster.fabric import Fabric, Floats, Indices
+from laconic.core.hosts import Hosts
 
 _MOST_SHIFTS = 64
-"""Where everybody sends to many, so many of the distances are looked at; the others load links alike."""
+"""Distances sampled where every rank sends to many; the others load links equally."""
 _DRAWN_ROUNDS = 8
-"""Rounds looked at of a graph that is drawn anew for each."""
+"""Rounds sampled of a graph that is drawn at random for each."""
 
 
 class Load(NamedTuple):
-    """What messages that travel at the same time cost."""
+    """The cost of messages that are sent at the same time."""
 
     byte_s: float
-    """Seconds until one byte of each has left, on the busiest link."""
+    """Seconds per byte of each message, on the busiest link."""
     delay_s: float
-    """Of the longest way."""
+    """The delay of the longest route."""
 
 
 class ServerLoad(NamedTuple):
-    """What it costs when every rank sends a byte to servers, spread evenly, or gets one."""
+    """The cost when every rank sends a byte to servers, spread evenly, or gets one."""
 
     up_s: float
     down_s: float
     both_s: float
-    """When both happen at the same time: links that only one of them uses are not busy for longer."""
+    """Both at the same time: links that only one of them uses are not busy for longer."""
     rank_s: float
-    """One rank alone."""
+    """A single rank."""
     delay_s: float
 
 
 class Patterns:
-    """Sets of messages that all travel at the same time, among the first `world_size` devices of a fabric."""
+    """Sets of messages that all travel at the same time, among the first `world_size` devices of a fabric.
 
-    def __init__(self, fabric: Fabric, world_size: int) -> None:
+    groups: ranks that are taken together, in this order, instead of those of a host.
+    """
+
+    def __init__(self, fabric: Fabric, world_size: int, devices_per_host: int = 1, groups: Hosts = ()) -> None:
         self._fabric = fabric
         self._world_size = world_size
+        order = [rank for group in groups for rank in group] or range(world_size)
+        self._devices = np.array(order, dtype=np.int64)
+        self.each = max(map(len, groups)) if groups else devices_per_host
+        """How many ranks are taken together."""
+        self.leaves_hosts = any(len({rank // devices_per_host for rank in group}) > 1 for group in groups)
+        """Whether what moves among them leaves hosts."""
         self.shift = lru_cache(maxsize=256)(self._shift)
         self.swap = lru_cache(maxsize=64)(self._swap)
         self.to_all = lru_cache(maxsize=4)(self._to_all)
         self.inside = lru_cache(maxsize=4)(self._inside)
+        self.to_hosts = lru_cache(maxsize=4)(self._to_hosts)
         self.to_servers = lru_cache(maxsize=16)(self._to_servers)
         self.mix = lru_cache(maxsize=16)(self._mix)
 
     def _shift(self, distance: int, every: int = 1) -> Load:
-        """Rank r sends to rank r + distance; of every so many only the first takes part, and is counted as one."""
+        """Rank r sends to rank r + distance; only the first of every `stride` ranks takes part."""
         ranks = np.arange(0, self._world_size, every, dtype=np.int64)
         return self._load(ranks, np.roll(ranks, -distance))
 
     def _swap(self, distance: int) -> Load:
-        """Ranks that differ in one binary digit send to each other; those beyond the last power of two stand by."""
+        """Ranks that differ in one binary digit send to each other; those beyond the last power of two are idle."""
         ranks = np.arange(1 << (self._world_size.bit_length() - 1), dtype=np.int64)
         return self._load(ranks, ranks ^ distance)
 
@@ -68,7 +79,7 @@ class Patterns:
         return self._load(ranks, np.where(is_last, ranks - ranks % devices_per_host, ranks + 1))
 
     def _to_all(self, every: int = 1) -> Load:
-        """Each rank, or one of every so many, sends one byte to every other one."""
+        """Each rank, or one of every `stride`, sends one byte to every other one."""
         ranks = np.arange(0, self._world_size, every, dtype=np.int64)
         others = len(ranks) - 1
         if others == 0:
@@ -80,12 +91,19 @@ class Patterns:
             longest_s = max(longest_s, delay_s)
         return Load(self._busiest(loads) * others / len(distances), longest_s)
 
+    def _to_hosts(self, devices_per_host: int) -> Load:
+        """Each rank sends one byte to the rank with its position on every other host."""
+        others = self._world_size // devices_per_host - 1
+        found = [self.shift(devices_per_host * (1 + distance)) for distance in _some(others)] if others else []
+        byte_s = sum(load.byte_s for load in found) * others / max(1, len(found))
+        return Load(byte_s, max((load.delay_s for load in found), default=0.0))
+
     def _to_servers(self, num_servers: int) -> ServerLoad:
-        """Servers are beside the first ranks."""
+        """Servers run on the hosts of the first ranks."""
         num_servers = min(num_servers, self._world_size)
         ranks, longest_s = np.arange(self._world_size, dtype=np.int64), 0.0
         up, down = (np.zeros(len(self._fabric.capacity_bytes_per_s)) for _ in range(2))
-        # Of many, not the server on a rank's own host: with only some looked at, it would count for too much.
+        # Of many servers, not the one on a rank's own host: in a sample it would have too much weight.
         skipped = int(num_servers > _MOST_SHIFTS)
         distances = [skipped + place for place in _some(num_servers - skipped)]
         for distance in distances:
@@ -98,9 +116,9 @@ class Patterns:
         up_s, down_s, both_s = (self._busiest(load) / len(distances) for load in (up, down, up + down))
         return ServerLoad(up_s, down_s, both_s, self._busiest(alone) / num_servers, longest_s)
 
-    def _mix(self, topology: str) -> Load:
+    def _mix(self, topology: str, partners: tuple[tuple[int, ...], ...] = ()) -> Load:
         """Every rank sends to each of its neighbours; the mean over rounds where these change."""
-        found = [self._load(*messages) for messages in neighbours(topology, self._world_size)]
+        found = [self._load(*messages) for messages in neighbours(topology, self._world_size, partners)]
         byte_s, delay_s = np.mean(found, axis=0).tolist()
         return Load(byte_s, delay_s)
 
@@ -112,7 +130,7 @@ class Patterns:
         return float((load / self._fabric.capacity_bytes_per_s).max(initial=0.0))
 
     def _loads(self, sources: Indices, destinations: Indices) -> tuple[Floats, float]:
-        first, links = self._fabric.routes(sources, destinations)
+        first, links = self._fabric.routes(self._devices[sources], self._devices[destinations])
         capacity = self._fabric.capacity_bytes_per_s
         load = np.bincount(links, minlength=len(capacity)).astype(float)
         delays = np.concatenate([[0.0], np.cumsum(self._fabric.delay_s[links])])
@@ -121,15 +139,20 @@ class Patterns:
 
 
 def _some(count: int) -> list[int]:
-    """Numbers below `count`; of many only some, evenly spread."""
+    """Numbers below `count`; if there are many, an evenly spread sample."""
     return np.unique(np.linspace(0, count - 1, min(count, _MOST_SHIFTS)).round().astype(np.int64)).tolist()
 
 
-def neighbours(topology: str, world_size: int) -> Iterator[tuple[Indices, Indices]]:
-    """Who sends to whom, round by round until rounds repeat; of a graph that is drawn anew, in a few of them."""
-    graph = TOPOLOGIES[topology]
+def neighbours(
+    topology: str, world_size: int, partners: tuple[tuple[int, ...], ...] = ()
+) -> Iterator[tuple[Indices, Indices]]:
+    """Who sends to whom, round by round until rounds repeat; of a graph that is drawn again, in a few of them.
+
+    partners: of every rank in each round, where measured links decide.
+    """
+    graph = cycle_of(partners) if partners else TOPOLOGIES[topology]
     rounds = 1 if graph.fixed else _DRAWN_ROUNDS if graph.draws else max(1, (world_size - 1).bit_length())
-    for round in range(rounds):
+    for round in range(len(partners) or rounds):
         targets = [sorted(graph.targets(rank, world_size, round, 0)) for rank in range(world_size)]
         sources = np.repeat(np.arange(world_size, dtype=np.int64), [len(found) for found in targets])
         yield sources, np.array([target for found in targets for target in found], dtype=np.int64)

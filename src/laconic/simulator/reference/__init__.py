@@ -1,1 +1,1 @@
-"""Measured figures of others that the simulator is held to."""
+"""Published measurements that the simulator is compared with."""

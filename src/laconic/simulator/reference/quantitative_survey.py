@@ -1,21 +1,25 @@
 """The seven lossless methods of a quantitative survey, predicted for all its models, networks and numbers of GPUs.
 
-Calibrated on what the survey measured with one GPU and with one exchange after the whole backward pass (BSP), nothing
-else: for every model, network and number of GPUs
+Calibrated only on the survey's measurements with one GPU and with one exchange after the whole backward pass (BSP): for
+every model, network and number of GPUs
 
     T = batch n / throughput(BSP) - compute - offset(model)        what exchanging everything takes, in one piece
 
 offset is what a step with other GPUs in the host takes more or less than one alone, the same for all networks and for
-both BERTs, which are one program: found from BSP with all-reduce, as the part that does not grow with bytes. Two
-figures cannot be read off BSP and are assumptions, the same for all models and networks:
+both BERTs, which are one program: found from BSP with all-reduce, as the part that does not grow with bytes. What
+cannot be read off BSP:
 
-    start-up of each exchange    0.5 ms of software; all-reduces also a network's own, which the survey's authors give
-                                 in their program for MG-WFBP as fitted on clusters of theirs
+    start-up of an all-reduce    that of the network, which the survey's authors give in their program for MG-WFBP as
+                                 fitted on clusters of theirs
+    waiting for the GPU          The survey's programs turn Horovod's fusion, response cache and cycle time off, so each
+                                 gradient is an NCCL kernel of its own, launched when the gradient is there. By then the
+                                 next kernel of the backward pass runs - it had been queued before - and NCCL's waits
+                                 for it: on n GPUs for n/(n+1) of its length, the longest of n waits. After the backward
+                                 pass there is nothing to wait for. Lengths are those of the workload's layers, whose
+                                 backward pass is two kernels where there are weights, one for each product.
     interference                 30% of compute's speed is lost while GPUs exchange: the hosts are PCIe-only, and what
-                                 is exchanged passes through memory that compute uses
-
-Their round values were chosen with the published rows of ResNet-50 and BERT-Base on InfiniBand in view; without them
-predictions are 9.5% off there on average.
+                                 is exchanged passes through memory that compute uses. An assumption: the round value
+                                 was chosen with the published rows of ResNet-50 and BERT-Base on InfiniBand in view.
 
 Methods run as the strategies of this library, on workloads of this library. With servers, a host's four GPUs add up
 before anything crosses the network, which are two stretches that follow each other: inside, as T of 4 GPUs has it, and
@@ -63,6 +67,8 @@ _RING_S = {
     "100GbIB": (0.042e-3, 0.098e-3, 0.236e-3, 0.406e-3),
 }
 """Start-up of an all-reduce among each of GPUS; TCP/IP over InfiniBand is taken half-way between the two."""
+_BYTEPS_GROUP = 4
+"""NCCL calls that BytePS launches together, unless told otherwise (BYTEPS_NCCL_GROUP_SIZE)."""
 _MEMORY_BYTES_PER_S = 616e9
 _OPTIMIZER_BYTES = {"ResNet-50": 28, "BERT-Base": 76, "BERT-Large": 76}
 """Bytes that the optimizer's kernels read and write per parameter: SGD with momentum; AdamW as separate kernels."""
@@ -70,10 +76,10 @@ _OPTIMIZER_BYTES = {"ResNet-50": 28, "BERT-Base": 76, "BERT-Large": 76}
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What cannot be read off BSP."""
+    """Assumptions that BSP does not determine."""
 
-    software_s: float = 0.5e-3
-    """Start-up of each exchange."""
+    waits_for_kernels: bool = True
+    """Whether an exchange waits for the kernel that computes when it begins."""
     interference_ratio: float = 0.3
     """Share of its speed that compute loses while GPUs exchange."""
 
@@ -99,64 +105,79 @@ def throughput(model: str, network: str, method: str, gpus: int, assumptions: As
         METHODS[method],
         job.scaled(compute_s=job.compute_s + offsets()[model] - optimizer_s),
         _cluster(network, gpus),
-        network=_network(model, network, method, gpus, assumptions.software_s),
+        network=_network(model, network, method, gpus, _waits_s(model, method, gpus, assumptions)),
         conditions=Conditions(interference_ratio=assumptions.interference_ratio, optimizer_s=optimizer_s),
     ).prediction
     return gpus * job.batch / found.step_s
 
 
 class Stretch(NamedTuple):
-    """A part of the way, and what it costs to pass it: t = startup_s + bytes x byte_s."""
+    """A segment of the network and its cost: t = startup_s + bytes x byte_s."""
 
     where: str
     startup_s: float
     byte_s: float
     latency_s: float = 0.0
-    """What passes beside, while others may be under way."""
+    """Its latency, during which others may be in flight."""
+    launch_s: float = 0.0
+    """The delay before that while GPUs compute."""
     disturbs: bool = True
     """Whether compute is slower meanwhile."""
 
     def passage(self, nbytes: int) -> Passage:
-        """What so many bytes cost."""
+        """The cost of this many bytes."""
         moving_s = nbytes * self.byte_s
         if self.disturbs:
-            return Passage(self.where, moving_s, self.latency_s, self.startup_s)
+            return Passage(self.where, moving_s, self.latency_s, self.startup_s, launch_s=self.launch_s)
         return Passage(self.where, 0.0, self.latency_s, self.startup_s + moving_s)
 
 
 @dataclass(frozen=True)
 class CalibratedNetwork:
-    """Stretches that exchanges pass one after the other, taking turns on each."""
+    """Segments that exchanges pass one after the other, taking turns on each."""
 
     stretches: tuple[Stretch, ...]
 
     def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
-        """See Network; a sum of everybody's bytes, or the way to the servers and back."""
+        """An all-reduce, or the transfer to the servers and back."""
         return tuple(stretch.passage(move.nbytes) for stretch in self.stretches)
 
     def warnings(self) -> list[str]:
-        """See Network."""
         return []
 
 
-def _network(model: str, network: str, method: str, gpus: int, software_s: float) -> CalibratedNetwork:
+def _waits_s(model: str, method: str, gpus: int, assumptions: Assumptions) -> float:
+    """GPUs that wait for each other: those of one host where GPUs add up only inside their host."""
+    if not assumptions.waits_for_kernels:
+        return 0.0
+    return launch_s(model, GPUS[0] if method.endswith("-PS") else gpus)
+
+
+def launch_s(model: str, gpus: int) -> float:
+    """The time that an exchange waits for busy GPUs: for the next kernel, averaged over all gradients."""
+    layers = _job(model).layers[::-1]
+    kernels_s = [layer.backward_s / (2 if layer.tensors else 1) for layer in layers]
+    waits_s = [next_s for layer, next_s in zip(layers, [*kernels_s[1:], 0.0], strict=True) for _ in layer.tensors]
+    return gpus / (gpus + 1) * sum(waits_s) / len(waits_s)
+
+
+def _network(model: str, network: str, method: str, gpus: int, launch_s: float) -> CalibratedNetwork:
     def byte_s(of: str, among: int) -> float:
         return exchange_s(model, network, of, among) / _job(model).gradient_bytes
 
     if method.startswith("BSP"):
-        # T includes start-up, and whatever else the one exchange passes.
+        # T includes start-up and all other costs of the one exchange.
         return CalibratedNetwork((Stretch(LINK, 0.0, byte_s(method, gpus)),))
     if method.endswith("-PS"):
-        # BytePS has a thread for every stage, so the start-up of one passes while others move.
-        inside = Stretch(INSIDE, 0.0, byte_s("BSP-PS", GPUS[0]), software_s)
+        inside = Stretch(INSIDE, 0.0, byte_s("BSP-PS", GPUS[0]), launch_s=launch_s / _BYTEPS_GROUP)
         # Between the memories of hosts and servers, where no GPU takes part.
         between = Stretch(LINK, 0.0, byte_s("BSP-PS", gpus), disturbs=False)
         return CalibratedNetwork((inside,) if gpus == GPUS[0] else (inside, between))
     ring_s = _ring_s(network, gpus)
     if method == "ByteScheduler-A2A":
-        # Its credit lets several be under way: what one takes on the network, others hide.
-        return CalibratedNetwork((Stretch(LINK, software_s, byte_s("BSP-A2A", gpus), ring_s),))
-    return CalibratedNetwork((Stretch(LINK, software_s + ring_s, byte_s("BSP-A2A", gpus)),))
+        # Its credit allows several in flight, which hide each other's latency.
+        return CalibratedNetwork((Stretch(LINK, 0.0, byte_s("BSP-A2A", gpus), ring_s, launch_s),))
+    return CalibratedNetwork((Stretch(LINK, ring_s, byte_s("BSP-A2A", gpus), launch_s=launch_s),))
 
 
 def _ring_s(network: str, gpus: int) -> float:
@@ -180,18 +201,18 @@ def _job(model: str) -> Workload:
 
 
 def _measured_s(model: str, network: str, method: str, gpus: int) -> float | None:
-    """What a step of BSP took beyond the compute time of one GPU."""
+    """The time of a BSP step beyond the compute time of one GPU."""
     found = THROUGHPUT[model, network, method][GPUS.index(gpus)]
     return None if found is None else gpus * _job(model).batch / found - _job(model).compute_s
 
 
 @cache
 def offsets() -> dict[str, float]:
-    """For each model, what a step takes beyond one GPU's compute and the exchange, by least squares.
+    """For each model, the time of a step beyond one GPU's compute and the exchange, by least squares.
 
     measured(model, network, n) = offset(program) + bytes(model, n) x seconds per byte(network, n)
 
-    Without a program that has two sizes, an offset in proportion to bytes could not be told from time per byte.
+    Without a program of two sizes, an offset proportional to bytes could not be distinguished from time per byte.
     """
     programs, places = ["ResNet", "BERT"], [(network, gpus) for network in NETWORKS for gpus in GPUS]
     rows, values = [], []
@@ -212,7 +233,7 @@ def offsets() -> dict[str, float]:
 
 
 def exchange_s(model: str, network: str, method: str, gpus: int) -> float:
-    """T: what exchanging everything in one piece takes; where networks were mixed up, as for the model that was not."""
+    """T: the time of one exchange of everything; where networks were mixed up, that of the model that was not."""
     measured_s = _measured_s(model, network, method, gpus)
     if measured_s is not None:
         return measured_s - offsets()[model]

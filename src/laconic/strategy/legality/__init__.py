@@ -1,7 +1,7 @@
 """Which combinations cannot work, why, and the nearest one that can.
 
 A rule looks only at what methods declare about themselves, never at their names, so a new method is judged by the
-same rules as the old ones. Rules stand by what they look at:
+same rules as the old ones. The modules:
 
     wrappers    compression with itself
     barriers    synchronization with architecture
@@ -11,7 +11,17 @@ same rules as the old ones. Rules stand by what they look at:
     shards      architectures in which each rank holds a shard, with the rest
 """
 
-from laconic.strategy.legality.check import RULES, cannot_combine, check_legal, nearest_legal
+from laconic.strategy.legality.check import ALONE, RULES, cannot_combine, check_legal, first_refusal, nearest_legal
 from laconic.strategy.legality.combination import Parts, Refusal, Rule
 
-__all__ = ["RULES", "Parts", "Refusal", "Rule", "cannot_combine", "check_legal", "nearest_legal"]
+__all__ = [
+    "ALONE",
+    "RULES",
+    "Parts",
+    "Refusal",
+    "Rule",
+    "cannot_combine",
+    "check_legal",
+    "first_refusal",
+    "nearest_legal",
+]

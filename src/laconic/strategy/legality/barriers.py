@@ -1,37 +1,38 @@
-"""When with whom: who waits for whom, and who has to know of whom."""
+"""Synchronization with architecture: which workers wait for each other, and which steps must be known."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from laconic.architecture import AllReduce, Choco, Gossip, ParameterServer
+from laconic.compression import NoCompression
 from laconic.strategy.legality.combination import Parts, Refusal
 
 
 def without_a_barrier(parts: Parts) -> Refusal | None:
-    """Going on without waiting needs somebody who answers at any time, and waiting for some needs clocks."""
+    """Training without a barrier needs partners that answer at any time, and a bound on the lead needs clocks."""
     when, whom = parts.synchronization, parts.architecture
     if when.barrier:
         return None
     if not whom.asynchronous:
         return Refusal(
-            f"synchronization: {when.name} waits for nobody, but in {whom.name} everybody meets everybody",
+            f"synchronization: {when.name} does not wait for other workers, but {whom.name} needs all of them at once",
             dataclasses.replace(parts, architecture=ParameterServer()),
         )
     if when.needs_clocks and not whom.keeps_clocks:
         return Refusal(
-            f"synchronization: {when.name} needs to know how far every worker is, and nobody does in {whom.name}",
+            f"synchronization: {when.name} needs the step of every worker, which {whom.name} does not keep",
             dataclasses.replace(parts, architecture=ParameterServer()),
         )
     if not whom.has_servers and not whom.meets_the_same():
         return Refusal(
-            f"architecture: {whom} has other neighbours in every round, and without a barrier there are no rounds",
+            f"architecture: {whom} changes neighbours with every mixing step, which needs a barrier",
             dataclasses.replace(parts, architecture=Gossip()),
         )
     if whom.compensates and whom.copy_rate is None:
         return Refusal(
-            f"architecture: {whom.name} makes up in rounds of all for what compression loses, and does not say how "
-            "pairs do that without a barrier (copy_rate)",
+            f"architecture: {whom.name} corrects the losses of compression in mixing steps of all replicas, and "
+            "declares no copy_rate for pairs without a barrier",
             dataclasses.replace(parts, architecture=Choco()),
         )
     unused = next((key for key in when.changed_settings() if key in when.for_servers), None)
@@ -39,6 +40,38 @@ def without_a_barrier(parts: Parts) -> Refusal | None:
         return Refusal(
             f"synchronization: {when.name}.{unused} has no effect with {whom.name}, which has no servers",
             dataclasses.replace(parts, synchronization=type(when)()),
+        )
+    return None
+
+
+def an_outer_step_with_neighbours(parts: Parts) -> Refusal | None:
+    """A rule that makes its outer step with a few neighbours needs their mean, of whatever it sends."""
+    when, whom = parts.synchronization, parts.architecture
+    if not when.among_neighbours or whom.mixes_anything:
+        return None
+    why = "takes the mean over all" if whom.scope == "everyone" else "mixes parameters in a way of its own"
+    return Refusal(
+        f"synchronization: {when.name} makes its outer step with a few neighbours at a time, and {whom.name} {why}",
+        dataclasses.replace(parts, architecture=Gossip(topology="random_pairs")),
+    )
+
+
+def ranks_can_be_weighted(parts: Parts) -> Refusal | None:
+    """Ranks that stop at a deadline are weighted by their steps, in a sum over all of them."""
+    when, whom, what = parts.synchronization, parts.architecture, parts.compression
+    if when.deadline_s is None:
+        return None
+    if whom.scope != "everyone" or whom.has_servers:
+        return Refusal(
+            f"synchronization: {when} weights ranks by the steps they have made, and {whom.name} does not form one sum "
+            "over all ranks",
+            dataclasses.replace(parts, architecture=AllReduce()),
+        )
+    if not what.traits.keeps_scale:
+        return Refusal(
+            f'synchronization: {when} weights ranks by the steps they have made, and what "{what}" sends does not '
+            "depend on a weight",
+            dataclasses.replace(parts, compression=NoCompression()),
         )
     return None
 

@@ -1,4 +1,4 @@
-"""What rules look at and what they answer."""
+"""The input and the result of a rule."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ class Refusal:
 
 
 Rule = Callable[[Parts], Refusal | None]
-"""Looks at the parts; None if it has nothing against them."""
+"""Checks the parts; returns None if they are legal."""

@@ -1,4 +1,4 @@
-"""In what order with the rest: what can wait, and what can be sent in pieces or in halves."""
+"""Scheduling with the rest: deferred updates, pieces of tensors, and sums in halves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from laconic.strategy.legality.combination import Parts, Refusal
 
 
 def only_gradients_can_wait(parts: Parts) -> Refusal | None:
-    """A layer's next use can wait for gradients that everyone averages, and for nothing else."""
+    """Deferred updates work only for gradients that all ranks average."""
     when, whom, order = parts.synchronization, parts.architecture, parts.scheduling
     gradients = when.quantity != "change" and when.barrier and whom.scope == "everyone"
     if gradients or not (order.defers or order.needs_timing):
@@ -22,7 +22,7 @@ def only_gradients_can_wait(parts: Parts) -> Refusal | None:
 
 
 def a_given_momentum_needs_the_whole_step(parts: Parts) -> Refusal | None:
-    """An optimizer that is given its momentum makes its step at once."""
+    """An optimizer whose momentum is set makes its step at once."""
     when, order = parts.synchronization, parts.scheduling
     if when.quantity != "momentum" or not (order.defers or order.halves):
         return None
@@ -33,12 +33,23 @@ def a_given_momentum_needs_the_whole_step(parts: Parts) -> Refusal | None:
     )
 
 
+def a_question_needs_one_exchange(parts: Parts) -> Refusal | None:
+    """Where all are asked first whether to exchange, the exchange cannot be cut into two halves."""
+    when, order = parts.synchronization, parts.scheduling
+    if not when.lazy or not order.halves:
+        return None
+    return Refusal(
+        f"scheduling: {order.name} forms sums in two halves, and {when.name} may leave a whole sum out",
+        dataclasses.replace(parts, scheduling=Fusion()),
+    )
+
+
 def pieces_and_halves_fit_the_compressor(parts: Parts) -> Refusal | None:
     """Sums in two halves need payloads that add up; pieces of a tensor have no shape."""
     order, what = parts.scheduling, parts.compression
     if order.halves and not what.traits.payloads_add_up:
         return Refusal(
-            f'scheduling: {order.name} forms sums in two halves, and what "{what}" sends cannot simply be added up',
+            f'scheduling: {order.name} forms sums in two halves, and what "{what}" sends cannot be added up',
             dataclasses.replace(parts, scheduling=Fusion()),
         )
     if order.cuts_tensors and what.traits.needs_whole_tensors:

@@ -1,35 +1,38 @@
-"""What with whom: who has to read a payload, by which way it comes, and what becomes of what is not in it."""
+"""Compression with architecture and synchronization: who decodes a payload, its route, and values that are not sent."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from laconic.architecture import AllReduce, Choco
-from laconic.compression import Compressor, DctTopK, EfSignSgd, ErrorFeedback, Packed, TopK
+from laconic.architecture import AllReduce, Choco, PowerGossip
+from laconic.compression import Compressor, DctTopK, ErrorFeedback, NoCompression, Packed, TopK
 from laconic.strategy.legality.combination import Parts, Refusal
-from laconic.strategy.legality.wrapper_stacks import replaced, without
+from laconic.strategy.legality.wrapper_stacks import (
+    replaced,
+    sends_directions,
+    with_sizes,
+    with_usual_route,
+    without,
+)
 
 
 def payloads_take_a_route(parts: Parts) -> Refusal | None:
-    """Where each payload is read by itself there is one way for it to go."""
+    """Where payloads are passed on one by one, a route has no effect."""
     whom = parts.architecture
     if whom.scope == "everyone" and not whom.has_servers and not whom.holds_shards:
         return None
     for layer in parts.compression.layers():
         if isinstance(layer, Packed) and "route" in layer.changed_settings():
-            usual = str(next(field.default for field in dataclasses.fields(layer) if field.name == "route"))
             return Refusal(
                 f"compression: {layer.name}.route has no effect with {parts.architecture.name}, which passes payloads "
                 "on one by one",
-                dataclasses.replace(
-                    parts, compression=replaced(parts.compression, layer, dataclasses.replace(layer, route=usual))
-                ),
+                dataclasses.replace(parts, compression=replaced(parts.compression, layer, with_usual_route(layer))),
             )
     return None
 
 
 def servers_read_what_is_sent(parts: Parts) -> Refusal | None:
-    """A server adds up what it can decode by itself, or plain sums."""
+    """A server needs payloads that it can decode alone, or rounds that are sums."""
     when, whom, what = parts.synchronization, parts.architecture, parts.compression
     if not whom.has_servers or what.traits.decodes_alone or (when.barrier and what.traits.sums_only):
         return None
@@ -41,7 +44,7 @@ def servers_read_what_is_sent(parts: Parts) -> Refusal | None:
 
 
 def what_is_not_sent_is_remembered_once(parts: Parts) -> Refusal | None:
-    """A rule or an architecture that keeps what was not sent wants a compressor that loses something and forgets it."""
+    """A rule or an architecture that keeps unsent values needs a lossy compressor without a residual."""
     when, whom, what = parts.synchronization, parts.architecture, parts.compression
     owner = when if when.remembers_unsent else whom if whom.compensates else None
     if owner is None:
@@ -56,16 +59,16 @@ def what_is_not_sent_is_remembered_once(parts: Parts) -> Refusal | None:
         )
     if what.traits.amplifies:
         return Refusal(
-            f'compression: what "{what}" sends is enlarged to be right on average; {owner.name} would keep the '
-            "difference, and it would grow for ever",
+            f'compression: what "{what}" sends is scaled up to be unbiased; {owner.name} would keep the '
+            "difference, which would grow without bound",
             dataclasses.replace(parts, compression=TopK()),
         )
-    direction = next((layer for layer in what.layers() if not layer.own_traits.keeps_scale), None)
+    direction = sends_directions(what)
     if when.remembers_unsent and direction is not None:
         return Refusal(
-            f"compression: {direction.name} sends directions without a size, so what is left of a momentum after "
+            f"compression: {direction.name} sends only directions, so what is left of a momentum after "
             f"sending cannot be kept by {owner.name}",
-            dataclasses.replace(parts, compression=replaced(what, direction, EfSignSgd())),
+            dataclasses.replace(parts, compression=with_sizes(what)),
         )
     if when.remembers_unsent and what.traits.lossless:
         return Refusal(
@@ -76,18 +79,52 @@ def what_is_not_sent_is_remembered_once(parts: Parts) -> Refusal | None:
 
 
 def neighbours_need_the_whole(parts: Parts) -> Refusal | None:
-    """What was lost of parameters would be missing for good, unless public copies are kept."""
-    if parts.architecture.scope == "everyone" or parts.architecture.compensates or parts.compression.traits.lossless:
+    """Values lost from parameters would be missing for good, unless public copies are kept."""
+    when, whom, what = parts.synchronization, parts.architecture, parts.compression
+    if whom.scope == "everyone" or whom.compensates or whom.adds_differences or what.traits.lossless:
         return None
+    if when.among_neighbours:
+        return Refusal(
+            f'compression: {when.name} exchanges parameters with a neighbour, and what "{what}" loses of these would '
+            "never be sent",
+            dataclasses.replace(parts, compression=NoCompression()),
+        )
+    lost = f'architecture: {whom.name} mixes parameters, and what "{what}" loses of these would never be sent'
+    if when.barrier and _base(what).traits.linear:
+        return Refusal(
+            f"{lost}; power_gossip sends differences by it", dataclasses.replace(parts, architecture=PowerGossip())
+        )
+    return Refusal(f"{lost}; choco keeps public copies for that", dataclasses.replace(parts, architecture=Choco()))
+
+
+def differences_need_a_linear_compressor(parts: Parts) -> Refusal | None:
+    """Neighbours compress their own parameters and subtract, which needs a linear compressor."""
+    whom, what = parts.architecture, parts.compression
+    if not whom.adds_differences or what.traits.linear or what == NoCompression():
+        return None
+    base = _base(what)
+    if base != what and base.traits.linear:
+        outer = next(what.layers())
+        return Refusal(
+            f"compression: {outer.name} has no place with {whom.name}, where what is lost of a difference is still "
+            "there in the next round",
+            dataclasses.replace(parts, compression=base),
+        )
     return Refusal(
-        f'architecture: {parts.architecture.name} mixes parameters, and what "{parts.compression}" loses of these '
-        "would never be sent; choco keeps public copies for that",
+        f'compression: {whom.name} sends differences of parameters, for which "{what}" would have to be linear and to '
+        "form sums only; choco keeps public copies instead",
         dataclasses.replace(parts, architecture=Choco()),
     )
 
 
+def _base(compression: Compressor) -> Compressor:
+    """The compressor inside all wrappers."""
+    *_, base = compression.layers()
+    return base
+
+
 def a_payload_is_read_by_itself(parts: Parts) -> Refusal | None:
-    """Neighbours decode what each of them sends, one at a time."""
+    """Neighbours decode each payload by itself."""
     traits = parts.compression.traits
     if not parts.architecture.compensates or (traits.decodes_alone and traits.exact_bytes):
         return None
@@ -98,26 +135,38 @@ def a_payload_is_read_by_itself(parts: Parts) -> Refusal | None:
     )
 
 
+def a_change_is_compared_with_what_arrived(parts: Parts) -> Refusal | None:
+    """A rule that leaves out what has hardly changed measures the change by the mean that arrived last."""
+    when, direction = parts.synchronization, sends_directions(parts.compression)
+    if not when.lazy or direction is None:
+        return None
+    return Refusal(
+        f"compression: {when.name} compares gradients with the last mean, and {direction.name} sends only directions",
+        dataclasses.replace(parts, compression=with_sizes(parts.compression)),
+    )
+
+
 def a_momentum_is_applied_as_it_arrives(parts: Parts) -> Refusal | None:
-    """What takes the place of the optimizer's momentum must come from all, with its size, and be one step's."""
+    """A momentum must be averaged over all ranks, with its size, and belong to one step."""
     when, whom = parts.synchronization, parts.architecture
+    if when.needs_adam and whom.has_servers:
+        return Refusal(
+            f"architecture: {when.name} averages moments among the workers, and {whom.name} does not know of them",
+            dataclasses.replace(parts, architecture=AllReduce()),
+        )
     if when.quantity != "momentum":
         return None
-    if whom.has_servers:
+    direction = sends_directions(parts.compression)
+    if direction is not None:
         return Refusal(
-            f"architecture: {when.name} averages momentum among the workers, and {whom.name} does not know of it",
-            dataclasses.replace(parts, architecture=AllReduce()),
+            f"compression: {direction.name} sends only directions, which are no momentum",
+            dataclasses.replace(parts, compression=with_sizes(parts.compression)),
         )
     for layer in parts.compression.layers():
         if layer.own_traits.accumulates:
             return Refusal(
                 f"compression: {layer.name} adds up several steps itself, and {when.name} exchanges a momentum already",
                 dataclasses.replace(parts, compression=without(parts.compression, layer)),
-            )
-        if not layer.own_traits.keeps_scale:
-            return Refusal(
-                f"compression: {layer.name} sends directions without a size, which are no momentum",
-                dataclasses.replace(parts, compression=replaced(parts.compression, layer, EfSignSgd())),
             )
         if layer.own_traits.warms_up and when.beginning:
             return Refusal(
@@ -131,20 +180,13 @@ def parameters_are_moved_by_what_arrives(parts: Parts) -> Refusal | None:
     """A change of parameters must arrive with its size, and once."""
     if parts.synchronization.quantity != "change" and parts.architecture.scope == "everyone":
         return None
+    direction = sends_directions(parts.compression)
+    if direction is not None:
+        return Refusal(
+            f"compression: {direction.name} sends only directions, by which no parameter can be moved",
+            dataclasses.replace(parts, compression=with_sizes(parts.compression)),
+        )
     for layer in parts.compression.layers():
-        for key, setting in layer.declared().items():
-            held = getattr(layer, key)
-            if setting.kind == "method" and isinstance(held, Compressor) and not held.traits.keeps_scale:
-                usual = dataclasses.replace(layer, **{key: type(layer).__dataclass_fields__[key].default})
-                return Refusal(
-                    f"compression: {held.name} sends directions without a size, by which no parameter can be moved",
-                    dataclasses.replace(parts, compression=replaced(parts.compression, layer, usual)),
-                )
-        if not layer.own_traits.keeps_scale:
-            return Refusal(
-                f"compression: {layer.name} sends directions without a size, by which no parameter can be moved",
-                dataclasses.replace(parts, compression=replaced(parts.compression, layer, EfSignSgd())),
-            )
         if layer.own_traits.accumulates:
             return Refusal(
                 f"compression: {layer.name} adds up gradients of several steps, but here parameters are exchanged",

@@ -13,8 +13,8 @@ from laconic.synchronization import Bsp
 def shards_are_averaged_in_every_step(parts: Parts) -> Refusal | None:
     """No rank has a model of its own that it could train alone."""
     when, whom = parts.synchronization, parts.architecture
-    plain = when.quantity == "gradient" and when.barrier and not when.remembers_unsent and not when.beginning
-    if not whom.holds_shards or plain:
+    whole = when.remembers_unsent or when.beginning or when.lazy
+    if not whom.holds_shards or (when.quantity == "gradient" and when.barrier and not whole):
         return None
     return Refusal(
         f"synchronization: {when.name} needs a whole model on each rank, and with {whom.name} each has a shard; "
@@ -38,12 +38,12 @@ def owners_read_what_is_sent(parts: Parts) -> Refusal | None:
 
 
 def parts_are_the_models_own(parts: Parts) -> Refusal | None:
-    """fully_shard() has said what travels together, and when."""
+    """fully_shard() decides which parameters are exchanged together, and when."""
     whom, order = parts.architecture, parts.scheduling
     if not whom.holds_shards or order == Fusion():
         return None
     return Refusal(
-        f"scheduling: {order} has no effect with {whom.name}: the parts that fully_shard() was called with are what "
-        "travels together",
+        f"scheduling: {order} has no effect with {whom.name}: each module that fully_shard() was called on is "
+        "exchanged as one",
         dataclasses.replace(parts, scheduling=Fusion()),
     )

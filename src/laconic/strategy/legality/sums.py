@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from laconic.architecture import AllReduce
-from laconic.compression import Compressor
+from laconic.compression import Compressor, IntSgd
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
+from laconic.scheduling import Fusion
 from laconic.strategy.legality.combination import Parts, Refusal
 
 _SAMPLE = Bucket((TensorSpec("weight", (64, 64)), TensorSpec("bias", (64,))))
@@ -34,6 +35,56 @@ def sums_are_compressed(parts: Parts) -> Refusal | None:
             f"scheduling: {parts.scheduling.name} forms sums in two halves, and with {whom} they are compressed in "
             "between",
             nearest,
+        )
+    return None
+
+
+def aggregators_only_add(parts: Parts) -> Refusal | None:
+    """What adds up frames on the way can read no payload, and returns the whole sum at once."""
+    whom, what = parts.architecture, parts.compression
+    if not whom.adds_only:
+        return None
+    if not (what.traits.sums_only or what.traits.payloads_add_up):
+        return Refusal(
+            f'compression: {whom.name} adds up integers on the way, and what "{what}" sends cannot be added up',
+            dataclasses.replace(parts, compression=IntSgd()),
+        )
+    if parts.scheduling.halves:
+        return Refusal(
+            f"scheduling: {parts.scheduling.name} forms sums in two halves, and an aggregator of {whom.name} returns "
+            "the whole sum",
+            dataclasses.replace(parts, scheduling=Fusion()),
+        )
+    return None
+
+
+def what_may_be_missing_adds_up(parts: Parts) -> Refusal | None:
+    """Where frames may be lost, any value of a sum can be missing: so sums of values, which need not be exact."""
+    when, whom, what, order = parts.synchronization, parts.architecture, parts.compression, parts.scheduling
+    if whom.loss_bound is None:
+        return None
+    elsewhere = dataclasses.replace(parts, architecture=AllReduce())
+    if not what.traits.payloads_add_up:
+        return Refusal(
+            f'compression: {whom.name} leaves lost frames out of a mean of values, and what "{what}" sends cannot '
+            "simply be added up",
+            elsewhere,
+        )
+    if not what.traits.sends_every_value:
+        return Refusal(
+            f'compression: {whom.name} spreads loss over all values, and "{what}" does not send them all in one sum',
+            elsewhere,
+        )
+    if when.moments:
+        return Refusal(
+            f"synchronization: {when.name} averages moments of the optimizer, which lost frames of {whom.name} could "
+            "make negative",
+            elsewhere,
+        )
+    if order.halves:
+        return Refusal(
+            f"scheduling: {order.name} forms sums in two halves, and an owner of {whom.name} sends the means at once",
+            dataclasses.replace(parts, scheduling=Fusion()),
         )
     return None
 

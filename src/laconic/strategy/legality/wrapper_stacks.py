@@ -1,10 +1,10 @@
-"""Changes to a stack of compressors: what a refusal names as the nearest that works is made of these."""
+"""Changes to a stack of compressors, from which a refusal makes its nearest legal choice."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from laconic.compression import Compressor, NoCompression, Wrapper
+from laconic.compression import Compressor, EfSignSgd, NoCompression, Packed, Wrapper
 from laconic.settings import Method
 
 
@@ -25,8 +25,38 @@ def replaced(compression: Compressor, old: Compressor, new: Compressor) -> Compr
     return dataclasses.replace(compression, inner=replaced(compression.inner, old, new))
 
 
+def sends_directions(compression: Compressor) -> Compressor | None:
+    """The method in a stack, or in a setting of one of its layers, that sends only directions, if any."""
+    for layer in compression.layers():
+        for held in [*_held(layer).values(), layer]:
+            if not held.own_traits.keeps_scale:
+                return held
+    return None
+
+
+def with_sizes(compression: Compressor) -> Compressor:
+    """The same stack with scaled signs in the place of a method that sends only directions."""
+    if not isinstance(compression, Wrapper):
+        return compression if compression.traits.keeps_scale else EfSignSgd()
+    defaults = {field.name: field.default for field in dataclasses.fields(compression)}
+    usual = {key: defaults[key] for key, held in _held(compression).items() if not held.traits.keeps_scale}
+    return dataclasses.replace(compression, inner=with_sizes(compression.inner), **usual)
+
+
+def _held(layer: Compressor) -> dict[str, Compressor]:
+    """The compressors that a layer has as settings."""
+    held = {key: getattr(layer, key) for key, setting in layer.declared().items() if setting.kind == "method"}
+    return {key: value for key, value in held.items() if isinstance(value, Compressor)}
+
+
+def with_usual_route(layer: Packed) -> Packed:
+    """The same method with the default route."""
+    usual = str(next(field.default for field in dataclasses.fields(layer) if field.name == "route"))
+    return dataclasses.replace(layer, route=usual)
+
+
 def moved_beneath(compression: Compressor, layer: Wrapper, target: Wrapper) -> Compressor:
-    """The same stack with `layer` taken out and put around what `target` wraps."""
+    """The same stack with `layer` moved directly around the compressor that `target` wraps."""
     if compression is target:
         return dataclasses.replace(target, inner=dataclasses.replace(layer, inner=target.inner))
     assert isinstance(compression, Wrapper)
@@ -35,6 +65,6 @@ def moved_beneath(compression: Compressor, layer: Wrapper, target: Wrapper) -> C
 
 
 def in_words(kind: type[Method]) -> str:
-    """What kind of method that is, from the first half of its first sentence."""
+    """The kind of a method, from the first half of its first sentence."""
     words = kind.summary().split(";")[0].rstrip(".")
     return words[0].lower() + words[1:]

@@ -1,12 +1,20 @@
-"""Compression with itself: what may wrap what, and what of a loss or of a momentum is kept where."""
+"""Compression with itself: which wrappers fit, and where a residual or a momentum is kept."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from laconic.compression import Wrapper
+from laconic.compression import Packed, Wrapper
 from laconic.strategy.legality.combination import Parts, Refusal
-from laconic.strategy.legality.wrapper_stacks import in_words, moved_beneath, replaced, without
+from laconic.strategy.legality.wrapper_stacks import (
+    in_words,
+    moved_beneath,
+    replaced,
+    sends_directions,
+    with_sizes,
+    with_usual_route,
+    without,
+)
 
 
 def no_wrapper_twice(parts: Parts) -> Refusal | None:
@@ -24,10 +32,10 @@ def no_wrapper_twice(parts: Parts) -> Refusal | None:
 
 
 def a_wrapper_fits_what_it_wraps(parts: Parts) -> Refusal | None:
-    """Some wrappers reach into what they wrap."""
+    """Some wrappers work only around certain compressors."""
     for layer in parts.compression.layers():
         if isinstance(layer, Wrapper) and not isinstance(layer.inner, layer.wraps):
-            # Further in, directly around what it fits on, or nowhere.
+            # Further inside, directly around a compressor it fits, or nowhere.
             around = next(
                 (
                     inner
@@ -65,7 +73,7 @@ def a_method_in_a_setting_fits(parts: Parts) -> Refusal | None:
 
 
 def a_wrapper_needs_a_loss(parts: Parts) -> Refusal | None:
-    """A wrapper that works on what is lost has no effect where nothing is."""
+    """A wrapper that works on lost values has no effect on a lossless compressor."""
     for layer in parts.compression.layers():
         if isinstance(layer, Wrapper) and layer.needs_loss and layer.inner.traits.lossless:
             return Refusal(
@@ -75,8 +83,46 @@ def a_wrapper_needs_a_loss(parts: Parts) -> Refusal | None:
     return None
 
 
+def a_wrapper_needs_a_fair_loss(parts: Parts) -> Refusal | None:
+    """A wrapper that relies on errors that cancel out needs an unbiased compressor."""
+    for layer in parts.compression.layers():
+        if isinstance(layer, Wrapper) and layer.needs_unbiased and not layer.inner.traits.unbiased:
+            return Refusal(
+                f'compression: {layer.name} needs an unbiased compressor, which "{layer.inner}" is not',
+                dataclasses.replace(parts, compression=without(parts.compression, layer)),
+            )
+    return None
+
+
+def a_wrapper_needs_sizes(parts: Parts) -> Refusal | None:
+    """A wrapper that adds up what is decoded needs values with their size."""
+    for layer in parts.compression.layers():
+        direction = sends_directions(layer.inner) if isinstance(layer, Wrapper) and layer.needs_scale else None
+        if direction is not None:
+            return Refusal(
+                f"compression: {layer.name} adds up what is decoded, and {direction.name} sends only directions: the "
+                "sum would not come near the gradient",
+                dataclasses.replace(parts, compression=replaced(parts.compression, layer, with_sizes(layer))),
+            )
+    return None
+
+
+def a_wrapper_that_gathers_leaves_no_route(parts: Parts) -> Refusal | None:
+    """Where a wrapper gathers payloads, a route has no effect."""
+    outer: Wrapper | None = None
+    for layer in parts.compression.layers():
+        if outer is not None and isinstance(layer, Packed) and "route" in layer.changed_settings():
+            return Refusal(
+                f"compression: {layer.name}.route has no effect inside {outer.name}, which has payloads gathered",
+                dataclasses.replace(parts, compression=replaced(parts.compression, layer, with_usual_route(layer))),
+            )
+        if isinstance(layer, Wrapper) and layer.gathers:
+            outer = layer
+    return None
+
+
 def no_residual_twice(parts: Parts) -> Refusal | None:
-    """What is lost must be sent later once, not twice."""
+    """Lost values must be sent later once, not twice."""
     keepers = [layer for layer in parts.compression.layers() if layer.own_traits.keeps_residual]
     if len(keepers) < 2:
         return None
@@ -88,7 +134,7 @@ def no_residual_twice(parts: Parts) -> Refusal | None:
 
 
 def no_momentum_twice(parts: Parts) -> Refusal | None:
-    """Velocities of velocities are not what anybody means."""
+    """A velocity of velocities makes no sense."""
     builders = [layer for layer in parts.compression.layers() if layer.own_traits.accumulates]
     if len(builders) < 2:
         return None
@@ -99,7 +145,7 @@ def no_momentum_twice(parts: Parts) -> Refusal | None:
 
 
 def residuals_are_kept_inside_momentum(parts: Parts) -> Refusal | None:
-    """A residual is input minus what was sent, so what is sent must not hold more than the input."""
+    """A residual is the input minus the sent values, so these must not hold more than the input."""
     layers = list(parts.compression.layers())
     for position, layer in enumerate(layers):
         beneath = next((inner for inner in layers[position + 1 :] if inner.own_traits.accumulates), None)
@@ -118,12 +164,12 @@ def residuals_are_kept_inside_momentum(parts: Parts) -> Refusal | None:
 
 
 def no_residual_of_what_is_enlarged(parts: Parts) -> Refusal | None:
-    """The part of a payload that was only added to be right on average would come back, larger every step."""
+    """The factor that makes a payload unbiased would return in the residual, larger in every step."""
     for layer in parts.compression.layers():
         if isinstance(layer, Wrapper) and layer.own_traits.keeps_residual and layer.inner.traits.amplifies:
             return Refusal(
-                f'compression: {layer.name} around "{layer.inner}" would grow for ever, because what is sent there is '
-                "enlarged to be right on average",
+                f'compression: {layer.name} around "{layer.inner}" would grow without bound, because its values are '
+                "scaled up to be unbiased",
                 dataclasses.replace(parts, compression=without(parts.compression, layer)),
             )
     return None

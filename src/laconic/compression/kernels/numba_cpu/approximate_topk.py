@@ -16,7 +16,6 @@ _INFINITY = 0x7F800000
 
 
 def approximate_topk(values: torch.Tensor, k: int, seed: int) -> torch.Tensor:
-    """See `reference.approximate_topk`."""
     n = values.numel()
     if values.dtype != torch.float32 or not reference.is_estimated(n, k):
         return reference.approximate_topk(values, k, seed)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from laconic.compression.wire.chunks import Chunks
 
 _PIECE = 2**18
-"""Elements widened to float32 at a time: no second copy of a whole bucket."""
+"""Elements widened to float32 or copied at a time: no second copy of a whole bucket, and it stays in the cache."""
 
 _NO_SEEDS = np.empty(0, np.int64)
 
@@ -28,10 +28,12 @@ class Block:
     scales: NDArray[np.float32]
 
 
-def blocks_of(chunks: Chunks, packed: torch.Tensor, dtype: torch.dtype, *, random: bool = False) -> Iterator[Block]:
-    """All chunks at once, or as many as hold about `_PIECE` elements where values must be widened."""
+def blocks_of(
+    chunks: Chunks, packed: torch.Tensor, dtype: torch.dtype, *, random: bool = False, copied: bool = False
+) -> Iterator[Block]:
+    """All chunks at once, or as many as hold about `_PIECE` elements where values are widened or copied."""
     scales = packed[: chunks.scale_bytes].view(torch.float32).numpy()
-    step = chunks.num_chunks if dtype == torch.float32 else max(1, _PIECE // chunks.block)
+    step = chunks.num_chunks if dtype == torch.float32 and not copied else max(1, _PIECE // chunks.block)
     for first in range(0, chunks.num_chunks, step or 1):
         last = min(first + step, chunks.num_chunks)
         yield Block(
@@ -58,14 +60,20 @@ def scratch_for(chunks: Chunks) -> NDArray[np.uint8]:
     return np.empty(-(-chunks.block // 8) * 8, np.uint8)
 
 
-def write(out: torch.Tensor, block: Block, decode: Callable[[NDArray[np.float32]], None]) -> None:
-    """Let `decode` write float32 into the block's place of `out`, directly where that is float32 too."""
-    place = out[block.elements]
-    found = (
-        place
-        if place.dtype == torch.float32 and place.is_contiguous()
-        else torch.empty(len(place), dtype=torch.float32, device="cpu")
-    )
-    decode(found.numpy())
-    if found is not place:
-        place.copy_(found)
+def write(
+    packed: torch.Tensor,
+    chunks: Chunks,
+    out: torch.Tensor,
+    add: bool,
+    decode: Callable[[Block, NDArray[np.float32]], None],
+) -> None:
+    """Let `decode` write each block in float32: straight into `out` where that is float32 and nothing is added."""
+    for block in blocks_of(chunks, packed, out.dtype, copied=add):
+        place = out[block.elements]
+        directly = not add and place.dtype == torch.float32 and place.is_contiguous()
+        found = place if directly else torch.empty(len(place), dtype=torch.float32, device="cpu")
+        decode(block, found.numpy())
+        if add:
+            place += found.to(place.dtype)
+        elif not directly:
+            place.copy_(found)

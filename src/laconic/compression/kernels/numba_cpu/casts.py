@@ -53,14 +53,12 @@ def _draw_fp16(values, starts, seeds, seed, codes):
 
 
 def encode_bf16(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int) -> None:
-    """See `reference.encode_bf16`."""
     codes = codes_of(packed, chunks).view(np.uint16)
     for block in blocks_of(chunks, packed, flat.dtype, random=True):
         _draw_bf16(values_of(flat, block), block.starts, block.seeds, moment_seed, codes)
 
 
 def encode_fp16(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int) -> None:
-    """See `reference.encode_fp16`."""
     codes = codes_of(packed, chunks).view(np.uint16)
     for block in blocks_of(chunks, packed, flat.dtype, random=True):
         _draw_fp16(values_of(flat, block), block.starts, block.seeds, moment_seed, codes)

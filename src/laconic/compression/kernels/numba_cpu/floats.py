@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 
-from laconic.compression.kernels.numba_cpu.blocks import blocks_of, codes_of, values_of, write
+from laconic.compression.kernels.numba_cpu.blocks import Block, blocks_of, codes_of, values_of, write
 from laconic.compression.kernels.numba_cpu.chunk import INFINITY, fill, largest_bits, mix, uniform
 from laconic.compression.kernels.reference.quantizers import LARGEST_FP8, SMALLEST_SCALE
 from laconic.compression.wire.chunks import Chunks
@@ -126,28 +127,30 @@ def _decode_natural(scales, codes, starts, out):
 
 
 def encode_fp8(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int, *, stochastic: bool) -> None:
-    """See `reference.encode_fp8`."""
     codes = codes_of(packed, chunks)
     for block in blocks_of(chunks, packed, flat.dtype, random=stochastic):
         _encode_fp8(values_of(flat, block), block.starts, block.seeds, moment_seed, block.scales, codes, stochastic)
 
 
-def decode_fp8(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor) -> None:
-    """See `reference.decode_fp8`."""
+def decode_fp8(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool) -> None:
     codes = codes_of(packed, chunks)
-    for block in blocks_of(chunks, packed, out.dtype):
-        write(out, block, lambda y, block=block: _decode_fp8(block.scales, codes, block.starts, _FP8_VALUES, y))
+
+    def decode(block: Block, y: NDArray[np.float32]) -> None:
+        _decode_fp8(block.scales, codes, block.starts, _FP8_VALUES, y)
+
+    write(packed, chunks, out, add, decode)
 
 
 def encode_natural(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int) -> None:
-    """See `reference.encode_natural`."""
     codes = codes_of(packed, chunks)
     for block in blocks_of(chunks, packed, flat.dtype, random=True):
         _encode_natural(values_of(flat, block), block.starts, block.seeds, moment_seed, block.scales, codes)
 
 
-def decode_natural(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor) -> None:
-    """See `reference.decode_natural`."""
+def decode_natural(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool) -> None:
     codes = codes_of(packed, chunks)
-    for block in blocks_of(chunks, packed, out.dtype):
-        write(out, block, lambda y, block=block: _decode_natural(block.scales, codes, block.starts, y))
+
+    def decode(block: Block, y: NDArray[np.float32]) -> None:
+        _decode_natural(block.scales, codes, block.starts, y)
+
+    write(packed, chunks, out, add, decode)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 
-from laconic.compression.kernels.numba_cpu.blocks import blocks_of, codes_of, scratch_for, values_of, write
+from laconic.compression.kernels.numba_cpu.blocks import Block, blocks_of, codes_of, scratch_for, values_of, write
 from laconic.compression.kernels.numba_cpu.chunk import INFINITY, fill, largest_bits, mix, sum_of_squares, uniform
 from laconic.compression.kernels.numba_cpu.packing import pack, unpack
 from laconic.compression.kernels.reference.quantizers import SMALLEST_SCALE
@@ -109,23 +110,21 @@ def _levels_encoder(
 def encode_integer(
     flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int, *, largest: int, stochastic: bool
 ) -> None:
-    """See `reference.encode_integer`."""
     _levels_encoder(flat, chunks, packed, moment_seed, largest, _ABSMAX, 0.0, stochastic)
 
 
 def encode_qsgd(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int, *, levels: int) -> None:
-    """See `reference.encode_qsgd`."""
     _levels_encoder(flat, chunks, packed, moment_seed, levels, _L2, 0.0, True)
 
 
 def encode_terngrad(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int, *, clip: float) -> None:
-    """See `reference.encode_terngrad`."""
     _levels_encoder(flat, chunks, packed, moment_seed, 1, _CLIPPED, float(clip), True)
 
 
-def decode_levels(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, *, largest: int) -> None:
-    """See `reference.decode_levels`."""
+def decode_levels(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool, *, largest: int) -> None:
     codes, scratch = codes_of(packed, chunks), scratch_for(chunks)
-    for block in blocks_of(chunks, packed, out.dtype):
-        places = block.scales, codes, block.starts, block.code_starts, scratch, chunks.bits, largest
-        write(out, block, lambda y, places=places: _decode_levels(*places, y))
+
+    def decode(block: Block, y: NDArray[np.float32]) -> None:
+        _decode_levels(block.scales, codes, block.starts, block.code_starts, scratch, chunks.bits, largest, y)
+
+    write(packed, chunks, out, add, decode)

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from laconic.compression.kernels.numba_cpu.casts import encode_bf16, encode_fp16
 from laconic.compression.kernels.numba_cpu.floats import decode_fp8, decode_natural, encode_fp8, encode_natural
 from laconic.compression.kernels.numba_cpu.levels import decode_levels, encode_integer, encode_qsgd, encode_terngrad
+from laconic.compression.kernels.numba_cpu.logarithmic import decode_nuqsgd, encode_nuqsgd
 from laconic.compression.kernels.numba_cpu.signs import L1, MEANS, ONE, signs_decoder, signs_encoder
 
 ENCODERS: dict[str, Callable[..., None]] = {
     "integer": encode_integer,
     "qsgd": encode_qsgd,
+    "nuqsgd": encode_nuqsgd,
     "terngrad": encode_terngrad,
     "fp8": encode_fp8,
     "natural": encode_natural,
@@ -30,6 +32,7 @@ ENCODERS: dict[str, Callable[..., None]] = {
 
 DECODERS: dict[str, Callable[..., None]] = {
     "levels": decode_levels,
+    "nuqsgd": decode_nuqsgd,
     "fp8": decode_fp8,
     "natural": decode_natural,
     "sign": signs_decoder(ONE),

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 
-from laconic.compression.kernels.numba_cpu.blocks import blocks_of, codes_of, scratch_for, values_of, write
+from laconic.compression.kernels.numba_cpu.blocks import Block, blocks_of, codes_of, scratch_for, values_of, write
 from laconic.compression.kernels.numba_cpu.chunk import (
     INFINITY,
     fill,
@@ -59,7 +60,6 @@ def _decode_signs(scales, codes, starts, code_starts, scratch, worth, out):
 
 
 def signs_encoder(worth: int) -> Callable[..., None]:
-    """See the encoders of signs in `reference`."""
 
     def encode(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int) -> None:
         codes, scratch = codes_of(packed, chunks), scratch_for(chunks)
@@ -70,12 +70,13 @@ def signs_encoder(worth: int) -> Callable[..., None]:
 
 
 def signs_decoder(worth: int) -> Callable[..., None]:
-    """See the decoders of signs in `reference`."""
 
-    def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor) -> None:
+    def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool) -> None:
         codes, scratch = codes_of(packed, chunks), scratch_for(chunks)
-        for block in blocks_of(chunks, packed, out.dtype):
-            places = block.scales, codes, block.starts, block.code_starts, scratch, worth
-            write(out, block, lambda y, places=places: _decode_signs(*places, y))
+
+        def decode_block(block: Block, y: NDArray[np.float32]) -> None:
+            _decode_signs(block.scales, codes, block.starts, block.code_starts, scratch, worth, y)
+
+        write(packed, chunks, out, add, decode_block)
 
     return decode

@@ -1,1 +1,1 @@
-"""Kernels in plain torch, for every device: what faster ones must agree with."""
+"""Kernels in plain torch, for every device; faster ones must agree with them."""

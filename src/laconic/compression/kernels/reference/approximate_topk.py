@@ -27,10 +27,10 @@ def is_estimated(n: int, k: int) -> bool:
 
 
 def approximate_topk(values: torch.Tensor, k: int, seed: int) -> torch.Tensor:
-    """Where about the k largest magnitudes of `values` are, in ascending order; exactly k.
+    """Positions of about the k largest magnitudes of `values`, in ascending order; exactly k.
 
-    Of too many that pass the last threshold, k in a row from one on that the seed names; too few are filled up from
-    those that pass a lower one. If those are too few as well, or a value is not finite, the exact k largest.
+    Of too many that pass the last threshold, k consecutive ones from a start given by the seed; too few are filled up
+    with those that pass a lower threshold. If those are too few as well, or a value is not finite, the exact k largest.
     """
     n = values.numel()
     if not is_estimated(n, k):
@@ -63,7 +63,7 @@ def thresholds(sample: torch.Tensor, wanted: float) -> tuple[float, float]:
 
 
 def chosen(places: torch.Tensor, passes: torch.Tensor, k: int, seed: int) -> torch.Tensor:
-    """Take k of the places, those that pass first."""
+    """Take k of the positions, those that pass first."""
     passed = places[passes]
     if passed.numel() >= k:
         return _in_a_row(passed, k, seed)

@@ -15,8 +15,8 @@ def encode_bitmap(indices: torch.Tensor, packed: torch.Tensor) -> None:
 
 
 def decode_bitmap(packed: torch.Tensor, k: int) -> torch.Tensor:
-    """The places of the k bits that are set."""
-    # The size is known, so a GPU need not be asked for it.
+    """The positions of the k bits that are set."""
+    # The size is known, so there is no synchronization with a GPU.
     return bits_of(packed).nonzero_static(size=k).view(-1)
 
 
@@ -30,7 +30,7 @@ def encode_packed(indices: torch.Tensor, packed: torch.Tensor, bits: int) -> Non
 
 
 def decode_packed(packed: torch.Tensor, k: int, bits: int) -> torch.Tensor:
-    """The k indices again."""
+    """Decode the k indices."""
     low_bytes = -(-k * bits // 8)
     each = torch.arange(bits, device=packed.device)
     low = (bits_of(packed[:low_bytes])[: k * bits].view(k, bits).to(torch.int64) << each).sum(1)

@@ -1,4 +1,4 @@
-"""Products with thin matrices, and bases of them, in plain torch: what faster kernels must agree with."""
+"""Products with thin matrices, and bases of them, in plain torch; faster kernels must agree with them."""
 
 from __future__ import annotations
 

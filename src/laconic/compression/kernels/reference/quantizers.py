@@ -1,4 +1,4 @@
-"""Quantizers in plain torch, on any device: what faster kernels must agree with.
+"""Quantizers in plain torch, on any device; faster kernels must agree with them.
 
 A method is two functions of rows, where a row is one chunk:
 
@@ -45,12 +45,12 @@ def _scaled(values: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Te
 
 
 def _unit(scale: torch.Tensor, largest: int) -> torch.Tensor:
-    """What one level is worth: scale / largest."""
+    """The size of one level: scale / largest."""
     return torch.where(scale < SMALLEST_SCALE, 0.0, scale / torch.full_like(scale, largest))
 
 
 def _up_or_down(magnitudes: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """A whole number beside each magnitude, which on average is the magnitude."""
+    """An integer next to each magnitude, which equals the magnitude on average."""
     lower = magnitudes.floor()
     return lower + (uniform(numbers) < magnitudes - lower)
 
@@ -78,6 +78,30 @@ def encode_qsgd(values: torch.Tensor, numbers: Numbers, *, levels: int) -> Rows:
     """With unit = L2(g) / levels:   code = sign(g) * up_or_down(|g| / unit) + levels."""
     norm = _finite(values.double().square().sum(1, keepdim=True).sqrt().float())
     return _unit(norm, levels), _levels(_scaled(values, norm, levels), levels, numbers)
+
+
+def encode_nuqsgd(values: torch.Tensor, numbers: Numbers, *, levels: int) -> Rows:
+    """With a = |g| / L2(g):   a at random to a power of two beside it, 2^(1 - levels) .. 1, or below these to zero.
+
+    code = levels + sign(g) * k, where k = 0 stands for zero and k > 0 for 2^(k - levels).
+    """
+    norm = _finite(values.double().square().sum(1, keepdim=True).sqrt().float())
+    scaled, drawn = _scaled(values, norm, 1), numbers()
+    magnitudes = scaled.abs().clamp(max=1.0)
+    bits = magnitudes.view(torch.int32).long()
+    below = ((bits >> 23) - 127 + levels).clamp(min=0)
+    # A float32 that is d / 2^23 of the way from one power of two to the next goes up with this probability.
+    rises = (drawn >> 8) < 2 * (bits & 0x7FFFFF)
+    starts = uniform(drawn) < magnitudes * 2.0 ** (levels - 1)
+    level = (below + torch.where(below > 0, rises, starts)).clamp(max=levels)
+    return _unit(norm, 1), torch.where(scaled < 0, -level, level) + levels
+
+
+def decode_nuqsgd(scales: torch.Tensor, codes: torch.Tensor, *, largest: int) -> torch.Tensor:
+    """Back:   value = sign * scale * 2^(k - levels), zero for k = 0."""
+    signed = codes.long() - largest
+    power = torch.where(signed == 0, 0.0, _power_of_two(127 + signed.abs() - largest))
+    return torch.where(signed < 0, -power, power) * scales
 
 
 def encode_terngrad(values: torch.Tensor, numbers: Numbers, *, clip: float) -> Rows:
@@ -266,13 +290,14 @@ def _encoder(encode_rows: Callable[..., Rows]) -> Callable[..., None]:
 
 
 def _decoder(decode_rows: Callable[..., torch.Tensor]) -> Callable[..., None]:
-    def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, **settings: float) -> None:
+    def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool, **settings: float) -> None:
         scales, codes = _scales_and_codes(packed, chunks)
         for piece in _pieces(chunks):
             place = out[piece.elements]
             rows = piece.chunks.stop - piece.chunks.start
             levels = _unpack_bits(codes[piece.codes].view(rows, -1), chunks.bits, len(place) // rows)
-            place.copy_(decode_rows(scales[piece.chunks], levels, **settings).view(-1))
+            values = decode_rows(scales[piece.chunks], levels, **settings).view(-1).to(place.dtype)
+            place.copy_(place + values if add else values)
 
     return decode
 
@@ -280,6 +305,7 @@ def _decoder(decode_rows: Callable[..., torch.Tensor]) -> Callable[..., None]:
 ENCODERS: dict[str, Callable[..., None]] = {
     "integer": _encoder(encode_integer),
     "qsgd": _encoder(encode_qsgd),
+    "nuqsgd": _encoder(encode_nuqsgd),
     "terngrad": _encoder(encode_terngrad),
     "fp8": _encoder(encode_fp8),
     "natural": _encoder(encode_natural),
@@ -293,9 +319,10 @@ ENCODERS: dict[str, Callable[..., None]] = {
 
 DECODERS: dict[str, Callable[..., None]] = {
     "levels": _decoder(decode_levels),
+    "nuqsgd": _decoder(decode_nuqsgd),
     "fp8": _decoder(decode_fp8),
     "natural": _decoder(decode_natural),
     "sign": _decoder(decode_sign),
     "onebit": _decoder(decode_onebit),
 }
-"""kernel name -> decode(packed, chunks, out, **settings), which fills `out`"""
+"""kernel name -> decode(packed, chunks, out, add, **settings), which fills `out` or adds to it"""

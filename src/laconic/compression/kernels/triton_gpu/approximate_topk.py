@@ -15,7 +15,6 @@ from laconic.compression.kernels.triton_gpu.topk import topk_indices
 
 
 def approximate_topk(values: torch.Tensor, k: int, seed: int) -> torch.Tensor:
-    """See `reference.approximate_topk`."""
     n = values.numel()
     if values.dtype.itemsize > 4 or n > MOST:
         return reference.approximate_topk(values, k, seed)

@@ -29,7 +29,6 @@ _PROGRAMS = 640
 
 
 def times_right(matrix: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-    """See `reference.times_right`."""
     if not _is_for_us(matrix, q, out) or len(matrix) < _FEW_ROWS:
         reference.times_right(matrix, q, out)
         return
@@ -40,7 +39,6 @@ def times_right(matrix: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> Non
 
 
 def times_left(matrix: torch.Tensor, p: torch.Tensor, out: torch.Tensor) -> None:
-    """See `reference.times_left`."""
     if not _is_for_us(matrix, p, out):
         reference.times_left(matrix, p, out)
         return
@@ -55,7 +53,6 @@ def times_left(matrix: torch.Tensor, p: torch.Tensor, out: torch.Tensor) -> None
 
 
 def product(p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-    """See `reference.product`."""
     contiguous = p.is_contiguous() and q.is_contiguous() and out.is_contiguous()
     if out.numel() < _LARGE or len(q) > _HIGHEST_PRODUCT_RANK or p.dtype != torch.float32 or not contiguous:
         reference.product(p, q, out)

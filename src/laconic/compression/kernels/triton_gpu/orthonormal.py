@@ -20,7 +20,6 @@ _PRODUCTS = 4096
 
 
 def orthonormal(columns: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """See `reference.orthonormal`."""
     batch, rows, rank = columns.shape
     if columns.dtype != torch.float32 or rank > _HIGHEST_RANK or not columns.numel():
         return reference.orthonormal(columns, noise)

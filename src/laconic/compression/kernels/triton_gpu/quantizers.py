@@ -159,6 +159,7 @@ def _decode(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     ALIGNED: tl.constexpr,
+    ADD: tl.constexpr,
 ):
     scales = packed.to(tl.pointer_type(tl.float32), bitcast=True)
     codes_at = packed + scale_bytes
@@ -204,7 +205,14 @@ def _decode(
         high = tl.load(scales + 2 * row, mask=there, other=0.0)
         low = tl.load(scales + 2 * row + 1, mask=there, other=0.0)
         values = tl.where(codes == 1, high[:, None], low[:, None])
-    tl.store(out + start[:, None] + column[None, :], values.to(out.dtype.element_ty), mask=inside)
+    at = out + start[:, None] + column[None, :]
+    values = values.to(out.dtype.element_ty)
+    if ADD:
+        # Rounded first and added in float32, as two operations of torch would do it.
+        before = tl.load(at, mask=inside, other=0.0)
+        wide: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
+        values = (before.to(wide) + values.to(wide)).to(out.dtype.element_ty)
+    tl.store(at, values, mask=inside)
 
 
 def _shape(chunks: Chunks) -> tuple[tuple[int], dict[str, int]]:
@@ -253,7 +261,7 @@ def _encoder(kind: str, *, largest: str | int = 1, always_random: bool = False) 
 
 
 def _decoder(kind: str) -> Callable[..., None]:
-    def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, **settings: float) -> None:
+    def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool, **settings: float) -> None:
         if not chunks.num_chunks:
             return
         grid, constants = _shape(chunks)
@@ -266,6 +274,7 @@ def _decoder(kind: str) -> Callable[..., None]:
             chunks.num_chunks,
             int(settings.get("largest", 0)),
             KIND=kind,
+            ADD=add,
             **constants,
             enable_fp_fusion=False,
         )
@@ -276,6 +285,7 @@ def _decoder(kind: str) -> Callable[..., None]:
 ENCODERS: dict[str, Callable[..., None]] = {
     "integer": _encoder("integer", largest="largest"),
     "qsgd": _encoder("qsgd", largest="levels", always_random=True),
+    "nuqsgd": reference.ENCODERS["nuqsgd"],  # no kernel of its own yet
     "terngrad": _encoder("terngrad", always_random=True),
     "fp8": _encoder("fp8", largest=LARGEST_FP8),
     "natural": _encoder("natural", always_random=True),
@@ -288,6 +298,7 @@ ENCODERS: dict[str, Callable[..., None]] = {
 
 DECODERS: dict[str, Callable[..., None]] = {
     "levels": _decoder("levels"),
+    "nuqsgd": reference.DECODERS["nuqsgd"],
     "fp8": _decoder("fp8"),
     "natural": _decoder("natural"),
     "sign": _decoder("sign"),

@@ -27,7 +27,6 @@ def _clear(work):
 
 @triton.jit
 def _sample_places(n, SIZE: tl.constexpr):
-    """See `reference.sample_places`."""
     i = tl.arange(0, SIZE)
     run = i // _RUN
     x = run.to(tl.uint32)
@@ -73,7 +72,7 @@ def sample(
 
 @triton.jit(do_not_specialize=["k"])
 def fit(values, work, n, k, SIZE: tl.constexpr):
-    """See `reference.thresholds`; as keys that what is larger reaches."""
+    """The thresholds as keys: an entry passes if its key is at least this large."""
     _clear(work)
     wanted = k.to(tl.float64) * SIZE / n.to(tl.float64)
     clearly = wanted + 4.0 * tl.sqrt(wanted) + 8.0

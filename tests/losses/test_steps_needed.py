@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic.simulator.time_to_target import (
-    BASELINE,
-    BSP_STEPS,
-    CELLS,
-    COMPRESSIONS,
-    DEVIATION_RATIO,
-    SAME,
-    steps_needed,
-)
+from laconic.losses.measured import BASELINE, CELLS, COMPRESSIONS, DEVIATION_RATIO, OTHER_RUNS
+from laconic.losses.steps_needed import BSP_STEPS, SAME, steps_needed
 from laconic.strategy import PRESETS, Strategy
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -71,6 +64,20 @@ def test_long_runs_are_what_their_page_says_and_all_of_it() -> None:
     assert typed == said
 
 
+def test_other_runs_are_what_their_page_says() -> None:
+    page = " ".join((DOCS / "time_to_loss.md").read_text(encoding="utf-8").split())
+    gpt2, short, long = OTHER_RUNS
+    assert f"GPT-2 ({gpt2.num_parameters // 10**6} M parameters)" in page
+    gap = re.escape(f"{gpt2.loss_gap:+.2%}")
+    assert re.search(rf"1gbit {gpt2.printed} 0.0006 [0-9.]+ {gap} ", page)
+    gap = re.escape(f"{short.loss_gap:+.1%}")
+    assert re.search(rf"{re.escape(short.text)} [0-9.]+ {gap} ", page)
+    first, second = 2.0001 / 1.9851 - 1, 1.9124 / 1.8806 - 1
+    assert "uncompressed 1.9851 and 1.8806; `onebit-adam` 2.0001 and 1.9124 (+0.8% and +1.7%)" in page
+    assert long.loss_gap == pytest.approx((first + second) / 2, abs=1e-4)
+    assert long.deviation == pytest.approx(abs(first - second) / math.sqrt(2), abs=2e-4)
+
+
 def test_compressions_are_what_the_page_says_beyond_the_defaults() -> None:
     in_page = tables()[300]
     # Defaults come first, one row each; methods declare those themselves.
@@ -96,7 +103,7 @@ def test_the_baseline_is_what_the_page_says() -> None:
 
 
 def test_texts_are_canonical_so_that_they_are_found() -> None:
-    for cell in CELLS:
+    for cell in (*CELLS, *OTHER_RUNS):
         assert str(Strategy.parse(cell.text)).rpartition(" / ")[0] == cell.text
     for found in COMPRESSIONS:
         assert str(Strategy.parse(f"bsp / all_reduce / {found.text}").compression) == found.text

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.elastic`: ranks of real jobs are killed at random moments, and what is left is checked."""

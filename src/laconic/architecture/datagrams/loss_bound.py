@@ -1,0 +1,15 @@
+"""How much of what ranks send may be missing from a mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossBound:
+    """What is tolerated, and how long is waited for the rest."""
+
+    tolerate: float
+    """The share of all that ranks send to an owner that may be missing, on average over exchanges."""
+    percentile: float
+    """The share of recent exchanges that were complete in the time that is waited."""

@@ -1,0 +1,1 @@
+"""The payloads between ranks that own shards, as rows of bytes."""

@@ -1,0 +1,33 @@
+"""laconic.attach: the runtime's function, which also takes "auto" as a strategy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec
+
+from laconic.auto.settings import read_auto
+from laconic.runtime import Session
+from laconic.runtime.attach import attach as attach_in_runtime
+
+_P = ParamSpec("_P")
+_PLACE = 2
+"""Position of the strategy among the arguments."""
+
+
+def _reading_auto(inner: Callable[_P, Session]) -> Callable[_P, Session]:
+    """The same function, which parses "auto" itself, because the runtime does not import the planner above it."""
+
+    @functools.wraps(inner)
+    def attach(*args: _P.args, **kwargs: _P.kwargs) -> Session:
+        positional = list(args)
+        if len(positional) > _PLACE:
+            positional[_PLACE] = read_auto(positional[_PLACE])
+        elif "strategy" in kwargs:
+            kwargs["strategy"] = read_auto(kwargs["strategy"])
+        return inner(*positional, **kwargs)  # pyrefly: ignore[invalid-param-spec]
+
+    return attach
+
+
+attach = _reading_auto(attach_in_runtime)

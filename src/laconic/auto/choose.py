@@ -1,0 +1,132 @@
+"""The child process of `auto`: reads the measurements, asks the planner, and prints the strategy to use.
+
+Of the planner's strategies only those are looked at that a session can come to and leave again, and under which the
+optimizer's step stays as it is. Replicas may train alone for a while only where it is known how long training will
+take: they become one model after the last step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from laconic.auto.planning import Decision
+from laconic.cluster import Cluster
+from laconic.cluster.link import usual_link
+from laconic.planner import Limits, Question, answer
+from laconic.planner.candidates import DDP, first_candidates, other_forms
+from laconic.planner.choice import Judge
+from laconic.planner.question import USUAL_STEPS, rated_bps
+from laconic.planner.words import verdict
+from laconic.runtime.change import why_not_changed
+from laconic.simulator.sweep import Setting
+from laconic.strategy import Strategy
+from laconic.workload import Workload
+from laconic.workload.devices import device
+
+_NICE = 10
+_TRUSTED = 0.25
+"""By so much the predicted step of DDP may be off: more than predictions on probed links ever were in the lab."""
+_RANGE, _HALVINGS = 100.0, 12
+"""Links may be so many times as fast or slow as they were probed to be; found to 0.1%."""
+_FEWEST_ROUNDS = 4
+"""Which replicas that train alone must still be able to make."""
+_MEMORY_SHARE = 0.8
+"""Of the memory that is free: a change takes buffers of its own, and activations differ from step to step."""
+
+
+def choose(given: Mapping[str, Any]) -> Decision:
+    """The strategy for what was found out."""
+    question = read_question(given)
+    if given["ddp_step_s"] is not None:
+        question = as_ddp_says(question, given["ddp_step_s"])
+    among = candidates(question, given["given_up"], steps_left=given["steps_left"], free_bytes=given["free_bytes"])
+    found = answer(question, among=among, shard=False)
+    best, ddp = found.best, found.baseline
+    return Decision(
+        strategy=str(best.strategy),
+        reason=verdict(found),
+        step_s=best.step_s,
+        ddp_step_s=ddp.step_s,
+        steps_ratio=1.0 if best.loss is None else best.loss.ratio,
+    )
+
+
+def candidates(
+    question: Question, given_up: Sequence[str] = (), *, steps_left: int | None, free_bytes: int | None
+) -> list[Strategy]:
+    """What a session may change to, and from, without the script noticing; not what was tried in vain."""
+    texts = {str(one): one for one in (*first_candidates(question), *other_forms(DDP, question))}
+    tensors = question.workload.tensors
+    return [
+        one
+        for text, one in texts.items()
+        if text not in given_up
+        and suits(one, steps_left)
+        and (free_bytes is None or one.state_bytes(tensors) <= _MEMORY_SHARE * free_bytes)
+    ]
+
+
+def suits(strategy: Strategy, steps_left: int | None) -> bool:
+    """Whether a script that was written for DDP runs under it as it is, from any step on."""
+    begins = any(layer.name == "warmup" for layer in strategy.compression.layers())
+    if why_not_changed(strategy) or strategy.scheduling.defers or begins or strategy.synchronization.warmup:
+        return False
+    if strategy.exchanges_gradients():
+        return True
+    return steps_left is not None and _FEWEST_ROUNDS * strategy.synchronization.cycle <= steps_left
+
+
+def read_question(given: Mapping[str, Any]) -> Question:
+    """What the planner is asked."""
+    cluster, gap = Cluster.from_toml(given["cluster"]), given["max_loss_gap"]
+    # On a device without measured encoding costs, no compressor that encodes is chosen.
+    lossless = gap is None or not given["device"]
+    return Question(
+        workload=Workload.from_json(given["workload"]),
+        setting=Setting(
+            cluster=cluster, workers=cluster.num_devices, bandwidth_bps=usual_link(cluster.links).bandwidth_bps
+        ),
+        device=None if given["device"] in ("", "cpu") else device(given["device"]),
+        learns_text=given["task"] == "text",
+        steps=given["total_steps"] or USUAL_STEPS,
+        limits=Limits(lossless=True) if lossless else Limits(max_loss_gap=gap),
+    )
+
+
+def as_ddp_says(question: Question, ddp_step_s: float) -> Question:
+    """The same with links on which DDP's step would take as long as it was measured to take.
+
+    The links were probed for a short while and with small messages, of which a token bucket or a busy processor may
+    give a wrong idea. Where DDP's own steps disagree with that, they say how fast links are.
+    """
+
+    def predicted_s(asked: Question) -> float:
+        found = Judge(asked).choice(DDP)
+        return math.inf if isinstance(found, str) else found.step_s
+
+    if abs(predicted_s(question) / ddp_step_s - 1) <= _TRUSTED:
+        return question
+    probed_bps = rated_bps(question.setting, inside=question.is_one_host)
+    slowest, fastest = probed_bps / _RANGE, probed_bps * _RANGE
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(slowest * fastest)
+        if predicted_s(question.at_bandwidth(middle)) > ddp_step_s:
+            slowest = middle
+        else:
+            fastest = middle
+    return question.at_bandwidth(fastest)
+
+
+def main() -> None:
+    """Read standard input, print one line."""
+    os.nice(_NICE)  # training comes first
+    sys.stdout.write(choose(json.load(sys.stdin)).to_json() + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""The steps of `auto`, the same on all ranks.
+
+Every EVERY steps all ranks meet: rank 0 says what to do next (decisions.py), the others follow.
+
+    watch      time the layers for EVERY steps
+    measure    stop timing; gather the compute times of all ranks, probe the links; rank 0 starts a search
+    use        change to a strategy, with the reason
+
+After the last step of training, if it is known, replicas that train alone become one model, as DDP would leave it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import statistics
+from dataclasses import replace
+
+import torch
+
+from laconic.auto.decisions import EVERY, Lead, Order
+from laconic.auto.layer_times import LayerTimes, Passes, workload_of
+from laconic.auto.planning import Findings, Planner, device_name
+from laconic.cluster import Cluster
+from laconic.cluster.probe import cluster_of, probe
+from laconic.core.event import Event
+from laconic.core.exchange import one_round
+from laconic.errors import UsageError, one_line
+from laconic.runtime import Session
+from laconic.runtime.agreement import gather_bytes
+from laconic.runtime.job import Job
+from laconic.strategy import Strategy
+
+PROBED_STEPS = 15
+"""The links are probed for about the time of this many steps: 1.5% of 1,000 steps."""
+_PROBE_S = 2.0
+"""The links are probed for no longer than this."""
+_LIKE = 0.05
+"""Ranks whose compute times differ by less count as equal."""
+
+_LOG = logging.getLogger("laconic")
+
+
+class Controller:
+    """Watches one session.
+
+    total_steps: optimizer steps of the whole training, if that is known.
+    """
+
+    def __init__(self, session: Session, planner: Planner, total_steps: int | None = None) -> None:
+        self._session = session
+        self._total_steps = total_steps
+        self._lead = Lead(planner)
+        self._watch: LayerTimes | None = None
+        self._steps = 0
+        self._times_s: list[float] = []
+        self._ended_s: float | None = None
+
+    def begin(self) -> None:
+        """Begin with the next step."""
+        self._session.call_after_step(self.step_made)
+        self._session.call_on_detach(self._close)
+
+    def step_made(self, job: Job) -> None:
+        """A step has ended; every rank calls it."""
+        if self._total_steps is not None and job.step >= self._total_steps:
+            self._end(job)
+            return
+        now_s = job.clock.now()
+        if self._ended_s is not None:
+            self._times_s.append(now_s - self._ended_s)
+        self._ended_s = now_s
+        if self._watch is not None:
+            self._watch.step_made()
+        self._steps += 1
+        if self._steps % EVERY == 0:
+            self._meet(job)
+            # The time of a meeting does not count as a step.
+            self._times_s, self._ended_s = [], job.clock.now()
+
+    def _meet(self, job: Job) -> None:
+        order = Order()
+        if job.transport.rank == 0:
+            order = self._lead.next(self._window_s(job), self._session.strategy)
+        order = _told(job, order)
+        if order.do == "watch":
+            self._watch = LayerTimes(job)
+        elif order.do == "measure":
+            self._measure(job)
+        elif order.do == "use":
+            self._use(job, order)
+
+    def _window_s(self, job: Job) -> list[float]:
+        """What each step took since the last meeting; on a GPU, whose host runs ahead, the mean of them for each."""
+        device = next(iter(job.parameters.values())).device
+        if device.type == "cuda":
+            assert self._ended_s is not None
+            torch.cuda.synchronize(device)
+            whole_s = sum(self._times_s) + job.clock.now() - self._ended_s
+            return [whole_s / len(self._times_s)] * len(self._times_s)
+        return self._times_s
+
+    def _measure(self, job: Job) -> None:
+        """Measure compute times and links; all ranks take part, and rank 0 turns the results into a question."""
+        assert self._watch is not None
+        self._session.wait()  # a round in flight would share the links, and the order of operations, with the probe
+        self._watch.detach()
+        passes, self._watch = self._watch.passes(), None
+        compute_s = gather_numbers(job, 0.0 if passes is None else passes.compute_s, "how fast ranks compute")
+        step_s = gather_numbers(job, statistics.median(self._times_s), "how long steps take")[0]
+        free_bytes = min(gather_numbers(job, _free_bytes(job), "how much memory is free"))
+        if passes is None or min(compute_s) <= 0:
+            self._lead.gave_up("its layers could not be timed: a step is more than one forward and backward pass")
+            return
+        try:
+            cluster = _links(job, min(_PROBE_S, PROBED_STEPS * step_s), compute_s)
+        except UsageError as error:
+            self._lead.gave_up(one_line(error))
+            return
+        if job.transport.rank == 0:
+            self._lead.search(self._findings(job, passes, cluster, free_bytes))
+
+    def _findings(self, job: Job, passes: Passes, cluster: Cluster, free_bytes: float) -> Findings:
+        return Findings(
+            workload=workload_of(passes, job.parameters),
+            cluster=cluster,
+            device=device_name(next(iter(job.parameters.values())).device),
+            ddp_step_s=self._lead.ddp_s,
+            given_up=self._lead.given_up,
+            steps_left=None if self._total_steps is None else self._total_steps - job.step,
+            free_bytes=None if math.isinf(free_bytes) else int(free_bytes),
+        )
+
+    def _use(self, job: Job, order: Order) -> None:
+        before = str(self._session.strategy)
+        if order.strategy != before:
+            refused = self._session.why_not_changed_to(order.strategy)
+            if refused:
+                self._lead.refused(order.strategy)
+                order = Order(
+                    "use", before, f'"{order.strategy}" is predicted to be faster, but cannot be used: {refused}'
+                )
+            else:
+                self._session.change_strategy(order.strategy, reason=order.reason)
+        self._tell(job, order, before)
+
+    def _tell(self, job: Job, order: Order, before: str) -> None:
+        """Say what is used and why: an event on every rank, a line of the log on rank 0."""
+        data = {"strategy": order.strategy, "before": before, "reason": order.reason}
+        job.events.write(Event("auto", job.clock.now(), job.transport.rank, job.step, 0.0, {**data}))
+        if job.transport.rank == 0:
+            _LOG.info('auto: step %d: "%s". %s', job.step, order.strategy, order.reason)
+
+    def _end(self, job: Job) -> None:
+        """Training is over, as far as was said: nothing is decided any more."""
+        self._close()
+        if not self._session.strategy.exchanges_gradients():
+            self._use(job, Order("use", str(Strategy()), "The last step was made: replicas become one model."))
+
+    def _close(self) -> None:
+        self._lead.stop()
+        if self._watch is not None:
+            self._watch.detach()
+            self._watch = None
+
+
+def _told(job: Job, order: Order) -> Order:
+    """Rank 0's order, on every rank."""
+    text = json.dumps([order.do, order.strategy, order.reason]).encode() if order.do else b""
+    length = _broadcast(job, torch.tensor([len(text)], dtype=torch.int64))
+    size = int(length.item())
+    if not size:
+        return Order()
+    mine = (
+        torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        if job.transport.rank == 0
+        else torch.zeros(size, dtype=torch.uint8)
+    )
+    return Order(*json.loads(bytes(_broadcast(job, mine).tolist())))
+
+
+def _broadcast(job: Job, values: torch.Tensor) -> torch.Tensor:
+    transport, what = job.transport, "what auto does next"
+    values = values.to(transport.control_device)
+    job.engine.call(
+        what,
+        lambda: one_round(transport.broadcast(values, source=0, purpose="control", what=what)),
+        step=job.step,
+        device=transport.control_device,
+    )
+    return values.cpu()
+
+
+def gather_numbers(job: Job, number: float, what: str) -> list[float]:
+    """What each rank says, on every rank."""
+    rows = gather_bytes(job.transport, f"{number:.9e}".ljust(24).encode(), what)
+    return [float(row.decode()) for row in rows]
+
+
+def _free_bytes(job: Job) -> float:
+    """Memory of the device that nobody has; of a CPU it is not known how much a process may take."""
+    device = next(iter(job.parameters.values())).device
+    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float("inf")
+
+
+def _links(job: Job, limit_s: float, compute_s: list[float]) -> Cluster:
+    """The cluster as probed, with hosts as slow as their slowest rank, relative to rank 0."""
+    device, transport = next(iter(job.parameters.values())).device, job.transport
+    measured = probe(transport, job.clock, device=device, limit_s=limit_s, quick=True)
+    found = cluster_of(measured, transport.hosts, source="Probed while training.")
+    slowest = [max(compute_s[rank] for rank in host) for host in transport.hosts]
+    speeds = tuple(compute_s[0] / time_s if abs(time_s / compute_s[0] - 1) > _LIKE else 1.0 for time_s in slowest)
+    return replace(found, speeds=speeds)

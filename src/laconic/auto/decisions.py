@@ -1,0 +1,226 @@
+"""What rank 0 decides by what it sees: when to watch, when to plan, which strategy to use, and when to leave it again.
+
+It first sees nothing (steps that warm up), then DDP's steps, then the layers, then a search. A strategy is tried, after
+EVERY steps that do not count, and left if it is not faster than DDP by GAIN. Later, steps that take DRIFT longer or
+shorter than they did make it begin again with the layers.
+
+Steps are judged by the median of EVERY of them. Where replicas exchange something only after some steps, most steps are
+short and a few are long, so there the mean counts, over whole cycles of that.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from laconic.auto.planning import Decision, Findings, Planner, Search
+from laconic.runtime.change import owes_gradients
+from laconic.strategy import Strategy
+from laconic.units import human_seconds
+
+EVERY = 10
+"""Steps between two meetings of all ranks."""
+GAIN = 0.02
+DRIFT = 0.25
+DRIFTED_STEPS = 20
+"""In so many steps running it must be seen: a few may be chance."""
+REST_STEPS = 50
+"""After a decision, in which nothing is decided again."""
+TRIED = 2
+"""Looks after which a strategy is judged; one where a look is a whole cycle of rounds."""
+
+
+@dataclass
+class Order:
+    """What all ranks do after a meeting."""
+
+    do: str = ""
+    strategy: str = ""
+    reason: str = ""
+
+
+def look_steps(strategy: Strategy) -> int:
+    """Steps that are judged together: EVERY, or where not all are alike as many whole cycles as hold that many."""
+    cycle = strategy.synchronization.cycle
+    return cycle * math.ceil(EVERY / cycle) if cycle > 1 else EVERY
+
+
+def typical_s(times_s: Sequence[float], strategy: Strategy) -> float:
+    """How long a step of these takes under this strategy."""
+    if strategy.synchronization.cycle == 1:
+        return statistics.median(times_s)
+    return statistics.fmean(times_s[-look_steps(strategy) :])
+
+
+class Lead:
+    """Rank 0's side: what was seen, and what follows from it."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self._next: Callable[[float, Strategy], Order] = self._warm
+        self._times_s: list[float] = []
+        """Of the steps since the last look."""
+        self._ddp_s = 0.0
+        self._usual_s = 0.0
+        """What a step took when the last decision was made."""
+        self._search: Search | None = None
+        self._decision: Decision | None = None
+        self._given_up: list[str] = []
+        self._problem = ""
+        self._rested = 0
+        self._drifted = 0
+        """Steps running that took longer or shorter."""
+        self._tried_s: list[float] = []
+
+    def next(self, times_s: Sequence[float], strategy: Strategy) -> Order:
+        """What all ranks do now; `times_s`: what each step took since the last meeting."""
+        self._times_s += times_s
+        self._rested += len(times_s)
+        judges = self._next not in (self._warm, self._watched, self._searching, self._settling)
+        if judges and len(self._times_s) < look_steps(strategy):
+            return Order()
+        step_s, self._times_s = typical_s(self._times_s, strategy), []
+        return self._next(step_s, strategy)
+
+    def stop(self) -> None:
+        """Nothing more will be asked."""
+        if self._search is not None:
+            self._search.stop()
+            self._search = None
+
+    def gave_up(self, problem: str) -> None:
+        """No plan can be made of what was measured."""
+        self._problem = problem
+
+    def refused(self, strategy: str) -> None:
+        """The strategy of the last order cannot work on this model: plan again without it."""
+        self._given_up.append(strategy)
+        self._next = self._again
+
+    def search(self, findings: Findings) -> None:
+        """Have a strategy searched for."""
+        self._search = self._planner.start(findings)
+
+    @property
+    def ddp_s(self) -> float | None:
+        """A step under DDP's strategy as last measured; None: that was before something changed."""
+        return self._ddp_s or None
+
+    @property
+    def given_up(self) -> tuple[str, ...]:
+        """Strategies that were tried here, or could not be."""
+        return tuple(self._given_up)
+
+    # -- one after the other -----------------------------------------------------------------------------------
+
+    def _warm(self, step_s: float, strategy: Strategy) -> Order:
+        self._next = self._ddp
+        return Order()
+
+    def _ddp(self, step_s: float, strategy: Strategy) -> Order:
+        self._ddp_s = self._usual_s = step_s
+        return self._again(step_s, strategy)
+
+    def _again(self, step_s: float, strategy: Strategy) -> Order:
+        self._drifted, self._next = 0, self._watched
+        return Order("watch")
+
+    def _watched(self, step_s: float, strategy: Strategy) -> Order:
+        self._next = self._searching
+        return Order("measure")
+
+    def _searching(self, step_s: float, strategy: Strategy) -> Order:
+        if self._search is None:
+            return self._stay(strategy, f"Nothing was planned: {self._problem}.")
+        found = self._search.decision()
+        if strategy == Strategy():
+            self._drifted = self._drifted + EVERY if _differ(step_s, self._ddp_s) else 0
+        if found is None:
+            return Order()
+        self.stop()
+        if self._drifted >= DRIFTED_STEPS:
+            return self._anew(step_s, strategy)  # links are no longer what they were when they were probed
+        if isinstance(found, str):
+            return self._stay(strategy, f"Nothing was planned: {found}.")
+        self._decision, self._ddp_s = found, self._ddp_s or found.ddp_step_s
+        if found.strategy == str(strategy):
+            return self._stay(strategy, found.reason)
+        if found.strategy == str(Strategy()):
+            return self._leave(found.reason)
+        if owes_gradients(strategy) and not Strategy.parse(found.strategy).exchanges_gradients():
+            self._next = self._on_the_way
+            reason = f'On the way to "{found.strategy}": first, gradients that are still owed are sent.'
+            return Order("use", str(Strategy()), reason)
+        return self._try(found)
+
+    def _on_the_way(self, step_s: float, strategy: Strategy) -> Order:
+        assert self._decision is not None
+        self._ddp_s = step_s
+        return self._try(self._decision)
+
+    def _try(self, found: Decision) -> Order:
+        self._tried_s, self._next = [], self._settling
+        return Order("use", found.strategy, found.reason)
+
+    def _settling(self, step_s: float, strategy: Strategy) -> Order:
+        self._next = self._trying  # the first steps after a change also pay for it
+        return Order()
+
+    def _trying(self, step_s: float, strategy: Strategy) -> Order:
+        self._tried_s.append(step_s)
+        if len(self._tried_s) * look_steps(strategy) < TRIED * EVERY:
+            return Order()
+        assert self._decision is not None
+        took_s = self._usual_s = min(self._tried_s)
+        self._decided()
+        if took_s * self._decision.steps_ratio <= (1 - GAIN) * self._ddp_s:
+            return Order()
+        self._given_up.append(str(strategy))
+        told = f"{human_seconds(took_s)} a step, not {GAIN:.0%} less than DDP's {human_seconds(self._ddp_s)}"
+        if self._decision.steps_ratio > 1:
+            told += f", and {self._decision.steps_ratio:.3g} times the steps for DDP's loss"
+        return self._leave(f"As measured it gains nothing clear: {told}.")
+
+    def _leave(self, reason: str) -> Order:
+        """Back to DDP's strategy; its step is looked at once it has warmed up."""
+        self._next = self._back
+        return Order("use", str(Strategy()), reason)
+
+    def _back(self, step_s: float, strategy: Strategy) -> Order:
+        self._next = self._noted
+        return Order()
+
+    def _noted(self, step_s: float, strategy: Strategy) -> Order:
+        if _differ(step_s, self._ddp_s):
+            return self._anew(step_s, strategy)  # the strategy was judged by steps that DDP no longer makes
+        self._usual_s = self._ddp_s = step_s
+        self._decided()
+        return Order()
+
+    def _stay(self, strategy: Strategy, reason: str) -> Order:
+        self._problem = ""
+        self._decided()
+        return Order("use", str(strategy), reason)
+
+    def _decided(self) -> None:
+        self._rested, self._drifted, self._next = 0, 0, self._steady
+
+    def _steady(self, step_s: float, strategy: Strategy) -> Order:
+        self._drifted = self._drifted + look_steps(strategy) if _differ(step_s, self._usual_s) else 0
+        if self._drifted < DRIFTED_STEPS or self._rested < REST_STEPS:
+            return Order()
+        return self._anew(step_s, strategy)
+
+    def _anew(self, step_s: float, strategy: Strategy) -> Order:
+        """Nothing that was found out holds any more."""
+        # DDP's own step is not seen now, unless it is the one at work: as predicted, it will do.
+        self._ddp_s = step_s if strategy == Strategy() else 0.0
+        self._given_up, self._usual_s = [], step_s
+        return self._again(step_s, strategy)
+
+
+def _differ(step_s: float, other_s: float) -> bool:
+    """Whether one of both is longer by DRIFT; nothing differs from what is not known."""
+    return other_s > 0 and max(step_s, other_s) > (1 + DRIFT) * min(step_s, other_s)

@@ -1,0 +1,167 @@
+"""Times the layers of a model during training: begin and end of the forward pass, and when each gradient is ready.
+
+    step     = between + forward + backward, and whatever communication is not hidden behind the backward pass
+    between  from the end of a step to the last forward pass of the next (data, gradient accumulation), and the
+             optimizer's own time
+
+On a GPU the times are those of the device, by events on its stream.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic.runtime.hooks.module_hook import ModuleHook, before_forward, outside_compiled
+from laconic.runtime.job import Job
+from laconic.workload import DTYPES, Layer, TensorShape, Workload
+
+_Mark = Any
+"""A time of the host's clock, or an event on a GPU's stream."""
+_LEAST_S = 1e-9
+_FEWEST = 3
+"""The least number of whole steps for a result."""
+
+
+@dataclass
+class _Step:
+    """The marks of one step."""
+
+    began: _Mark = None
+    forward: _Mark = None
+    backward: _Mark = None
+    ready: dict[str, _Mark] = field(default_factory=dict)
+    optimizer: _Mark = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Medians over the timed steps."""
+
+    between_s: float
+    forward_s: float
+    ready_s: Mapping[str, float]
+    """For each parameter, the time from the end of the forward pass to its gradient, in order of arrival. Parameters
+    without a gradient in some step are left out."""
+
+    @property
+    def compute_s(self) -> float:
+        """The time of a step without communication."""
+        return self.between_s + self.forward_s + max(self.ready_s.values())
+
+
+class LayerTimes:
+    """Hooks that stay for a few steps."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._device = next(iter(job.parameters.values())).device
+        self._step = _Step()
+        self._steps: list[tuple[_Step, _Mark]] = []
+        after = outside_compiled(job.model, ModuleHook(self._forward_ended))
+        self._handles: list[Any] = [
+            before_forward(job.model, self._forward_begins, first=True),
+            job.model.register_forward_hook(after),
+            job.optimizers[0].register_step_pre_hook(lambda *_: self._optimizer_begins()),
+            *(parameter.register_hook(self._gradient_hook(name)) for name, parameter in job.parameters.items()),
+        ]
+
+    def step_made(self) -> None:
+        """A step has ended."""
+        now = self._mark()
+        self._steps.append((self._step, now))
+        self._step = _Step(began=now)
+
+    def detach(self) -> None:
+        """Remove all hooks; calling it again does nothing."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def passes(self) -> Passes | None:
+        """The times; None if too few steps ran as one forward and one backward pass of the model."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        whole = [
+            (step, ended)
+            for step, ended in self._steps
+            if None not in (step.began, step.forward, step.backward, step.optimizer) and step.ready
+        ]
+        if len(whole) < _FEWEST:
+            return None
+        between = [_between(step.began, step.forward) + _between(step.optimizer, ended) for step, ended in whole]
+        ready = {
+            name: statistics.median(_between(step.backward, step.ready[name]) for step, _ in whole)
+            for name in self._job.parameters
+            if all(name in step.ready for step, _ in whole)
+        }
+        if not ready:
+            return None
+        return Passes(
+            between_s=statistics.median(between),
+            forward_s=statistics.median(_between(step.forward, step.backward) for step, _ in whole),
+            ready_s=dict(sorted(ready.items(), key=lambda entry: entry[1])),
+        )
+
+    def _mark(self) -> _Mark:
+        if self._device.type != "cuda":
+            return self._job.clock.now()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _forward_begins(self, module: nn.Module) -> None:
+        if module is self._job.model and torch.is_grad_enabled():
+            # The last forward pass before the step counts; earlier ones only accumulate gradients.
+            self._step.forward, self._step.backward, self._step.ready = self._mark(), None, {}
+
+    def _forward_ended(self, module: nn.Module) -> None:
+        if module is self._job.model and torch.is_grad_enabled():
+            self._step.backward = self._mark()
+
+    def _gradient_hook(self, name: str) -> Any:
+        def ready(_: torch.Tensor) -> None:
+            self._step.ready[name] = self._mark()
+
+        return ready
+
+    def _optimizer_begins(self) -> None:
+        if self._step.optimizer is None:
+            self._step.optimizer = self._mark()
+
+
+def _between(begin: _Mark, end: _Mark) -> float:
+    return max(0.0, begin.elapsed_time(end) / 1e3 if isinstance(begin, torch.cuda.Event) else end - begin)
+
+
+def workload_of(passes: Passes, parameters: Mapping[str, nn.Parameter]) -> Workload:
+    """The model as the planner sees it: a layer for each parameter, which gets its share of the forward pass.
+
+    Time outside both passes comes first, where it hides no communication.
+    """
+    layers: list[Layer] = []
+    before_s, whole_s = 0.0, max(*passes.ready_s.values(), _LEAST_S)
+    last_s = max(passes.ready_s.values())
+    ready = {**passes.ready_s, **{name: last_s for name in parameters if name not in passes.ready_s}}
+    for name, ready_s in ready.items():
+        backward_s = ready_s - before_s
+        shape = TensorShape(name=name, shape=tuple(parameters[name].shape))
+        forward_s = passes.forward_s * backward_s / whole_s
+        layers.append(Layer(name=name, forward_s=forward_s, backward_s=backward_s, tensors=(shape,)))
+        before_s = ready_s
+    layers.append(Layer(name="(between steps)", forward_s=passes.between_s, backward_s=0.0))
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in parameters.values():
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    dtype = max(sizes, key=lambda one: sizes[one])
+    return Workload(
+        name="the attached model",
+        batch=1,
+        layers=tuple(reversed(layers)),
+        source="Timed while it trained.",
+        dtype=dtype if dtype in DTYPES.values() else torch.float32,
+    )

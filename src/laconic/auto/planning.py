@@ -1,0 +1,159 @@
+"""Measurements of a training job as text for a planner in another process, and the planner's answer.
+
+A search takes seconds of a core, so it runs in a child process while training continues. Question and answer are JSON:
+workload and cluster in the format of their files, a strategy as its text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from laconic.cluster import Cluster
+from laconic.core.child_process import die_with_parent
+from laconic.errors import one_line
+from laconic.workload import Workload
+from laconic.workload.devices import DEVICES
+
+_LIMIT_S = 120.0
+"""How long a search may take before it is given up."""
+_SHOWN = 300
+"""Characters shown of the output of a failed process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """The input of a plan."""
+
+    workload: Workload
+    cluster: Cluster
+    device: str
+    """A GPU by its name in laconic.workload.devices, "cpu", or "" if it is none of these."""
+    ddp_step_s: float | None = None
+    """A step under DDP's strategy, as measured; None: not known."""
+    given_up: tuple[str, ...] = ()
+    """Strategies that were tried here and not faster, or that could not be used."""
+    steps_left: int | None = None
+    """Optimizer steps that are still to be made; None: nobody knows."""
+    free_bytes: int | None = None
+    """Memory that is left on the device, for what a strategy remembers; None: not known."""
+
+    def to_table(self) -> dict[str, object]:
+        """Plain values."""
+        return {
+            "workload": self.workload.to_json(),
+            "cluster": self.cluster.to_toml(),
+            "device": self.device,
+            "ddp_step_s": self.ddp_step_s,
+            "given_up": list(self.given_up),
+            "steps_left": self.steps_left,
+            "free_bytes": self.free_bytes,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The strategy to use."""
+
+    strategy: str
+    reason: str
+    step_s: float
+    """The predicted step time of this strategy."""
+    ddp_step_s: float
+    """The predicted step time of DDP's strategy."""
+    steps_ratio: float = 1.0
+    """Steps it needs for DDP's loss, as a multiple of DDP's."""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+class Search(Protocol):
+    """A running search."""
+
+    def decision(self) -> Decision | str | None:
+        """The result, or why there is none; None while the search runs."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel it; calling it again does nothing."""
+        ...
+
+
+class Planner(Protocol):
+    """Searches for a strategy."""
+
+    def start(self, findings: Findings) -> Search:
+        """Begin; returns at once."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class InChildProcess:
+    """The planner of `laconic plan` in a process of its own."""
+
+    max_loss_gap: float | None
+    task: str
+    total_steps: int | None
+
+    def start(self, findings: Findings) -> Search:
+        """Start it with everything it needs on its standard input."""
+        return _Child(json.dumps({**findings.to_table(), **asdict(self)}))
+
+
+class _Child:
+    def __init__(self, text: str) -> None:
+        self._began_s = time.monotonic()
+        # Files, not pipes: neither waits for the other to read.
+        self._folder = Path(tempfile.mkdtemp(prefix="laconic-auto-"))
+        given, self._answer, self._errors = (self._folder / name for name in ("given", "answer", "errors"))
+        given.write_text(text, encoding="utf-8")
+        with given.open() as stdin, self._answer.open("w") as stdout, self._errors.open("w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "laconic.auto.choose"],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                preexec_fn=die_with_parent(),  # noqa: PLW1509 - it takes no lock
+            )
+
+    def decision(self) -> Decision | str | None:
+        """The output of the process, or how it has ended."""
+        code = self._process.poll()
+        if code is None:
+            if time.monotonic() - self._began_s < _LIMIT_S:
+                return None
+            return f"the planner has not answered in {_LIMIT_S:g} s"
+        if code:
+            said = self._errors.read_text(encoding="utf-8", errors="replace").strip()
+            return f"the planner has ended with {code}: {one_line(said[-_SHOWN:], _SHOWN)}"
+        return Decision(**json.loads(self._answer.read_text(encoding="utf-8")))
+
+    def stop(self) -> None:
+        """Kill it if it still runs, and remove its files."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def device_name(device: torch.device) -> str:
+    """The device with measured encoding costs that is most like this one; "" if there is none."""
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != "cuda":
+        return ""
+    said = torch.cuda.get_device_name(device).lower().replace(" ", "-")
+    return next((name for name in sorted(DEVICES, key=len, reverse=True) if name in said), "")

@@ -1,0 +1,117 @@
+"""`laconic run --nproc 4 --min 2 --max 8 train.py`: training that continues when processes die, join and leave.
+
+This process holds the job's store and decides who is a member; workers that are killed are replaced. If it ends, so
+does the job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from laconic.cli.options.run import Arguments
+from laconic.cli.terminal import printable
+from laconic.errors import UsageError
+from laconic.membership.limits import BEAT_S
+from laconic.units import parse_quantity
+
+
+def run(arguments: Arguments) -> int:
+    """Run the job; returns 0 if every worker has completed its script."""
+    command = _command(arguments)
+    if arguments.nproc < 1:
+        raise UsageError(f"run: --nproc must be >= 1, got {arguments.nproc}.")
+    if arguments.min < 1 or (arguments.max is not None and arguments.max < arguments.min):
+        raise UsageError(f"run: --min must be >= 1 and --max >= --min, got {arguments.min} and {arguments.max}.")
+    silent_s = parse_quantity(arguments.silent, "time", "--silent")
+    if silent_s < 4 * BEAT_S:
+        raise UsageError(
+            f"run: --silent must be at least {4 * BEAT_S:g}s, got {arguments.silent}: hosts say every {BEAT_S:g} s "
+            "that they are there."
+        )
+    # One thread for each process, as torchrun does it: else all of them use all cores.
+    environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    from laconic.membership.agent import spawn_command
+    from laconic.membership.launcher import Launch, Launcher
+
+    if arguments.join is not None:
+        return _join(arguments, command, environment)
+    launch = Launch(
+        spawn=spawn_command(command),
+        num_workers=arguments.nproc,
+        first=arguments.wait_for or 0,
+        min_ranks=arguments.min,
+        max_ranks=arguments.max if arguments.max is not None else 2**31,
+        max_restarts=arguments.max_restarts,
+        on_error=arguments.on_error,
+        silent_s=silent_s,
+        environment=environment,
+        bind=_address(arguments.listen, "--listen", port=0),
+    )
+    launcher = Launcher(launch, on_event=_say)
+    host, port = launcher.address
+    _say(f"the job's store is at {host}:{port}; laconic run --join {host}:{port} adds processes of other hosts")
+    _on_sigterm(launcher.leave)
+    launcher.run()
+    return 0
+
+
+def _join(arguments: Arguments, command: list[str], environment: dict[str, str]) -> int:
+    import torch.distributed as dist
+
+    from laconic.membership.agent import Agent, spawn_command
+    from laconic.membership.launcher import Launch, UnknownState, run_workers
+
+    defaults = Arguments(command=())
+    for option in ("min", "max", "wait_for", "listen", "silent"):
+        if getattr(arguments, option) != getattr(defaults, option):
+            raise UsageError(f"run: --{option.replace('_', '-')} is decided where the job was started; leave it out.")
+    address = _address(arguments.join or "", "--join")
+    store = dist.TCPStore(*address, is_master=False, wait_for_workers=False)
+    agent = Agent(address, str(store.add("agents", 1) - 1), spawn_command(command), environment, _say)
+    launch = Launch(
+        spawn=agent.spawn,
+        num_workers=arguments.nproc,
+        max_restarts=arguments.max_restarts,
+        on_error=arguments.on_error,
+    )
+    state = UnknownState(agent)
+    _on_sigterm(state.leave)
+    try:
+        for slot in range(arguments.nproc):
+            agent.start(slot)
+        run_workers(agent, launch, state)
+    finally:
+        agent.end_all(grace_s=0.0)
+        agent.stop()
+    return 0
+
+
+def _on_sigterm(leave: Callable[[], None]) -> None:
+    """Ask workers to end: they finish their step and hand over; then this process ends too."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        leave()
+
+    signal.signal(signal.SIGTERM, pass_on)
+
+
+def _command(arguments: Arguments) -> list[str]:
+    if not arguments.command:
+        raise UsageError("run: nothing to run. Name a script, as in: laconic run --nproc 4 train.py")
+    first = arguments.command[0]
+    return [*([sys.executable] if first.endswith(".py") else []), *arguments.command]
+
+
+def _address(text: str, option: str, port: int | None = None) -> tuple[str, int]:
+    host, colon, digits = text.rpartition(":") if ":" in text else (text, "", "")
+    if not host or (colon and not digits.isdigit()) or (not colon and port is None):
+        raise UsageError(f'run: {option} must be ADDRESS{":PORT" if port is None else "[:PORT]"}, got "{text}".')
+    return host, int(digits) if colon else port or 0
+
+
+def _say(text: str) -> None:
+    print(f"laconic run: {printable(text)}", file=sys.stderr, flush=True)

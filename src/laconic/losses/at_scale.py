@@ -1,0 +1,189 @@
+"""The cost of a strategy in loss for a model of a given size, and the additional steps that make up for it.
+
+    steps needed = (1 + gap)^(1/p)
+
+gap   the share by which the loss ends above that of bsp at equal steps:
+      - published laws for DiLoCo and its streaming form, for models they were fitted to (losses/published.py);
+      - else the gap measured here with the model nearest in size. Only for DiLoCo is it known how such gaps change with
+        size: they shrink. So the figure is the measured gap, and the range reaches down to a gap that shrinks as
+        DiLoCo's does.
+      A negative gap counts as zero: no method here is known to learn more from a step than bsp does.
+p     how fast the loss falls with steps: 0.08 for the tiny GPT in its longest run, 0.042 for a model of 1e9 parameters
+      (published), between them along the logarithm of size. In a longer run it is lower: the published run says by how
+      much, and the range covers that factor both ways.
+
+A compressor that works only between hosts gets the sums of hosts: each host counts as one worker with a larger batch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from laconic.losses.measured import BASELINE, COMPRESSION_STEPS, TINY, Measured
+from laconic.losses.published import (
+    C4_PERIODS,
+    DILOCO_LAWS,
+    SMALLEST,
+    diloco_gap,
+    period_gap,
+    powers,
+    rounding_gap,
+)
+from laconic.losses.steps_needed import SAME, measured_runs, steps_needed
+from laconic.strategy import Strategy
+from laconic.units import human_count
+
+Known = Literal["same", "measured", "published", "parts"]
+"""same: computes the same as bsp. parts: only the parts of the strategy were measured, each by itself."""
+_MEASURED_WORKERS = 4
+_LIKE_PUBLISHED = ("diloco / all_reduce / none", "streaming_diloco / all_reduce / int4 + error_feedback")
+"""Strategies in published tables, with any period within C4_PERIODS or shorter."""
+_PUBLISHED_SIZE = 1e9
+"""Parameters of the model with published losses at several lengths."""
+_REMEMBERED = 4096
+"""Size of the cache of answers: a planner asks for each strategy repeatedly."""
+_WARMUP = re.compile(r"warmup\(steps=(\d+)\)")
+_WARMUP_SHARE = 0.25
+"""Steps of the runs with a warm-up: 75 of 300 steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The training whose loss is in question."""
+
+    num_parameters: int
+    workers: int
+    hosts: int
+    steps: int
+    """Optimizer steps of the whole training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCost:
+    """The cost of a strategy in loss."""
+
+    known: Known
+    gap: float
+    """The share by which the loss ends above that of bsp at equal steps."""
+    gap_low: float
+    gap_high: float
+    ratio: float
+    """Steps for bsp's loss, as a multiple of those bsp takes."""
+    ratio_low: float
+    ratio_high: float
+    because: str
+    """The sources of the figures, in words."""
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def loss_cost(strategy: Strategy, scale: Scale) -> LossCost | None:
+    """The cost, or None if nothing is known."""
+    if steps_needed(strategy) is SAME:
+        return _cost("same", 0.0, 0.0, 0.0, scale, because="computes the same as torch DDP")
+    if (published := _published(strategy, scale)) is not None:
+        return published
+    as_measured = _among_hosts(strategy)
+    runs = measured_runs(_with_warmup_as_measured(as_measured, scale))
+    if runs:
+        return _from_runs(runs, scale, among_hosts=as_measured is not strategy)
+    needed = steps_needed(as_measured)
+    if needed is None or not needed.is_product:
+        return None
+    found = _cost("parts", needed.loss_gap, needed.loss_gap, needed.loss_gap, scale, because=needed.because)
+    return replace(found, ratio_low=1.0)
+
+
+def power_at(num_parameters: float) -> float:
+    """The p of L(n) = C n^-p late in a run."""
+    (steps, before), (longest, after) = BASELINE[-2:]
+    small, large = math.log(before / after) / math.log(longest / steps), powers()[0]
+    along = math.log(num_parameters / TINY) / math.log(_PUBLISHED_SIZE / TINY)
+    return small + (large - small) * min(1.0, max(0.0, along))
+
+
+def _cost(known: Known, gap: float, low: float, high: float, scale: Scale, *, because: str) -> LossCost:
+    """Gaps as steps; negative gaps count as zero."""
+    gap, low, high = (max(0.0, value) for value in (gap, low, high))
+    first, later = powers()
+    power, slower = power_at(scale.num_parameters), later / first
+    return LossCost(
+        known=known,
+        gap=gap,
+        gap_low=low,
+        gap_high=high,
+        ratio=(1 + gap) ** (1 / power),
+        ratio_low=(1 + low) ** (slower / power),
+        ratio_high=(1 + high) ** (1 / (slower * power)),
+        because=because,
+    )
+
+
+# -- published -------------------------------------------------------------------------------------------------
+
+
+def _published(strategy: Strategy, scale: Scale) -> LossCost | None:
+    """The cost by the published laws, for their model sizes, outer settings and periods up to 100."""
+    rule = strategy.synchronization
+    period = rule.interval
+    if scale.num_parameters < SMALLEST or period > C4_PERIODS[-1]:
+        return None
+    usual = replace(strategy, synchronization=type(rule)()) if set(rule.changed_settings()) <= {"period"} else strategy
+    if str(usual).rpartition(" / ")[0] not in _LIKE_PUBLISHED:
+        return None
+    gap = diloco_gap(scale.num_parameters, scale.workers) + period_gap(period)
+    error = rounding_gap(scale.num_parameters)
+    because = (
+        f"{gap:+.1%} for {human_count(scale.num_parameters)} parameters and {scale.workers} replicas by the published "
+        f"scaling laws of DiLoCo, period {period} (arXiv:2503.09799, 2502.12996)"
+    )
+    if scale.workers > max(DILOCO_LAWS):
+        because += f"; they were fitted to at most {max(DILOCO_LAWS)} replicas"
+    return _cost("published", gap, gap - error, gap + error, scale, because=because)
+
+
+# -- measured --------------------------------------------------------------------------------------------------
+
+
+def _among_hosts(strategy: Strategy) -> Strategy:
+    """The same strategy among all workers, if the compressor works only between hosts."""
+    if not strategy.architecture.compresses_sums():
+        return strategy
+    return replace(strategy, architecture=type(strategy.architecture)())
+
+
+def _with_warmup_as_measured(strategy: Strategy, scale: Scale) -> Strategy:
+    """Map a warm-up of a quarter of the training to the measured one of a quarter of 300 steps."""
+    text = str(strategy)
+    found = _WARMUP.search(text)
+    if found is None or int(found[1]) < _WARMUP_SHARE * scale.steps:
+        return strategy
+    steps = round(_WARMUP_SHARE * COMPRESSION_STEPS)
+    return Strategy.parse(_WARMUP.sub(f"warmup(steps={steps})", text))
+
+
+def _from_runs(runs: tuple[Measured, ...], scale: Scale, *, among_hosts: bool) -> LossCost:
+    """The cost from the longest run of the model nearest in size; the range covers all runs."""
+    size = min({run.num_parameters for run in runs}, key=lambda one: abs(math.log(one / scale.num_parameters)))
+    run = max((run for run in runs if run.num_parameters == size), key=lambda run: run.steps)
+    lows = [_shrunk(one, scale) - one.deviation for one in runs]
+    highs = [one.loss_gap + one.deviation for one in runs if one.num_parameters == size]
+    told = [
+        f"{one.loss_gap:+.1%} after {one.steps} steps of a model of {human_count(one.num_parameters)} parameters"
+        for one in sorted(runs, key=lambda one: (one.num_parameters, one.steps))
+    ]
+    because = f"measured here with {_MEASURED_WORKERS} workers: {', '.join(told)}"
+    if among_hosts:
+        because += "; between hosts it is the same with so many workers as there are hosts"
+    return _cost("measured", run.loss_gap, min(lows), max(highs), scale, because=because)
+
+
+def _shrunk(run: Measured, scale: Scale) -> float:
+    """The gap if it shrinks with size as DiLoCo's does."""
+    if run.loss_gap <= 0 or scale.num_parameters <= run.num_parameters:
+        return run.loss_gap
+    there, here = (diloco_gap(size, _MEASURED_WORKERS) for size in (scale.num_parameters, run.num_parameters))
+    return run.loss_gap * max(0.0, there / here)

@@ -1,0 +1,155 @@
+"""The number of steps that a strategy needs for bsp's loss, from losses measured at equal steps.
+
+Without compression the loss falls as a power of the number of steps, so a gap in loss can be expressed in steps:
+
+    L(n) = C n^-p,    loss = (1 + gap) L(n)    =>    steps needed = (1 + gap)^(1/p) n
+
+    p    0.21 between 384 and 2048 steps, 0.15 between 2048 and 4096, 0.08 between 4096 and 8192
+
+The range covers p before, after and soon after the length of a run, one standard deviation between seeds, and all
+lengths at which a method was measured. A strategy whose range includes 1 counts as needing the same steps as bsp.
+For a combination of which only the parts were measured, their product is taken, and the result says so.
+
+All figures are those of losses/measured.py. How a method fares with more workers, in a large model or in a run of weeks
+is not in them, nor in the range; losses/at_scale.py covers that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
+from laconic.compression import COMPRESSORS, Compressor, Wrapper
+from laconic.losses.measured import BASELINE, CELLS, COMPRESSION_STEPS, COMPRESSIONS, OTHER_RUNS, Measured
+from laconic.strategy import Strategy
+
+BSP_STEPS = 1000
+"""The target loss is that of bsp after this many steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsNeeded:
+    """Steps to the same loss, as a multiple of bsp's."""
+
+    ratio: float
+    low: float
+    high: float
+    loss_gap: float
+    """The share by which the loss ends above that of bsp at equal steps, in the longest run."""
+    because: str
+    """The measurements, in words."""
+    is_product: bool = False
+    """Whether only its parts were measured."""
+
+    @property
+    def likely(self) -> float:
+        """The ratio, or 1 where the measurements do not distinguish the two."""
+        return 1.0 if self.low <= 1.0 <= self.high else self.ratio
+
+    def seconds(self, step_s: float) -> tuple[float, float, float]:
+        """The time to bsp's loss after BSP_STEPS steps, and its range."""
+        return self.ratio * step_s * BSP_STEPS, self.low * step_s * BSP_STEPS, self.high * step_s * BSP_STEPS
+
+    def times(self, other: StepsNeeded) -> StepsNeeded:
+        """Both combined, if they are independent."""
+        return StepsNeeded(
+            ratio=self.ratio * other.ratio,
+            low=self.low * other.low,
+            high=self.high * other.high,
+            loss_gap=(1 + self.loss_gap) * (1 + other.loss_gap) - 1,
+            because=f"{self.because}; {other.because}; measured apart, their product was not measured",
+            is_product=True,
+        )
+
+
+_SAME_SUMS = ("all_reduce", "parameter_server", "sharded")
+"""Architectures that form the same sums of gradients as torch DDP or FSDP2, whatever their other settings."""
+SAME = StepsNeeded(ratio=1.0, low=1.0, high=1.0, loss_gap=0.0, because="computes the same as bsp with an all-reduce")
+
+
+def steps_needed(strategy: Strategy) -> StepsNeeded | None:
+    """The steps that the strategy needs; None if that was not measured."""
+    when, where = str(strategy.synchronization), _where(strategy)
+    what = "none" if strategy.compression.traits.lossless else str(strategy.compression)
+    if (when, what) == ("bsp", "none") and where in _SAME_SUMS:
+        return SAME
+    if whole := _steps(_of(CELLS, f"{when} / {where} / {what}")):
+        return whole
+    code = _steps(_compression(strategy.compression))
+    if (when, where) == ("bsp", "all_reduce"):
+        return code
+    cell = SAME if (when, where) == ("bsp", "parameter_server") else _steps(_of(CELLS, f"{when} / {where} / none"))
+    return None if cell is None or code is None else cell.times(code)
+
+
+def measured_runs(strategy: Strategy) -> tuple[Measured, ...]:
+    """All runs of the whole strategy, of models of any size."""
+    when, where, what = str(strategy.synchronization), _where(strategy), str(strategy.compression)
+    whole = _of((*CELLS, *OTHER_RUNS), f"{when} / {where} / {what}")
+    return whole or (_compression(strategy.compression) if (when, where) == ("bsp", "all_reduce") else ())
+
+
+def _where(strategy: Strategy) -> str:
+    """The architecture without settings that do not affect results: how a sum is formed, and where servers are."""
+    architecture = strategy.architecture
+    if architecture.compresses_sums() and not strategy.compression.traits.lossless:
+        return str(architecture)  # lossy sums depend on where they are formed
+    defaults = {field.name: field.default for field in fields(architecture) if field.name in architecture.only_speed}
+    return str(replace(architecture, **defaults))
+
+
+def _of(measured: tuple[Measured, ...], text: str) -> tuple[Measured, ...]:
+    return tuple(found for found in measured if found.text == text)
+
+
+def _compression(compression: Compressor) -> tuple[Measured, ...]:
+    """The measurements of a compressor, with default or other settings."""
+    text = str(compression)
+    declared = tuple(
+        Measured(text, COMPRESSION_STEPS, method.traits.loss_gap)
+        for method in (kind() for kind in COMPRESSORS if not issubclass(kind, Wrapper))
+        if method.traits.loss_gap is not None
+        and text == f"{method.name}{' + error_feedback' if method.traits.wants_error_feedback else ''}"
+    )
+    return _of(COMPRESSIONS, text) or declared
+
+
+def _steps(measured: tuple[Measured, ...]) -> StepsNeeded | None:
+    """The result from all measured lengths; the longest is the closest to real training."""
+    if not measured:
+        return None
+    longest = max(measured, key=lambda found: found.steps)
+    possible = [
+        (1 + found.loss_gap + error) ** (1 / power)
+        for found in measured
+        for error in (-found.deviation, found.deviation)
+        for power in _powers_around(found.steps)
+    ]
+    told = [f"{found.loss_gap:+.1%} after {found.steps} steps" for found in measured]
+    return StepsNeeded(
+        ratio=(1 + longest.loss_gap) ** (1 / _power(longest.steps)),
+        low=min(possible),
+        high=max(possible),
+        loss_gap=longest.loss_gap,
+        because=f"{longest.text}: loss {', '.join(told)}",
+    )
+
+
+def _powers() -> list[float]:
+    """The p of each segment of the baseline's curve."""
+    return [
+        math.log(before / after) / math.log(steps / first) for (first, before), (steps, after) in pairwise(BASELINE)
+    ]
+
+
+def _powers_around(steps: int) -> list[float]:
+    """The p before that length, after it, and of one more segment, as far as there are any."""
+    place = min(range(len(BASELINE)), key=lambda index: abs(BASELINE[index][0] - steps))
+    return _powers()[max(0, place - 1) : place + 2]
+
+
+def _power(steps: int) -> float:
+    """The p from there on; after the last segment, that of the last."""
+    ends = [end for end, _ in BASELINE[1:]]
+    return next((power for end, power in zip(ends, _powers(), strict=True) if steps < end), _powers()[-1])

@@ -1,0 +1,205 @@
+"""The agent of one host in an elastic job: it starts, watches and replaces workers, and reports to the keeper.
+
+A process that ends is announced at once (waitpid). One that is stopped (SIGSTOP, a debugger) neither ends nor goes on,
+and everybody would wait for it: after a moment it is killed. That the agent itself is there, it says four times a
+second, so that a host that is cut off or frozen is noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import torch.distributed as dist
+
+from laconic.core.child_process import die_with_parent
+from laconic.errors import UsageError
+from laconic.membership.limits import BEAT_S, STOPPED_S
+from laconic.membership.member import STORE_VARIABLE, WORKER_VARIABLE
+from laconic.membership.view import KEEPER, Beat, Ended, Message, to_text
+
+_STOPPED = ("T", "t")
+"""States of a stopped process in /proc."""
+
+
+class Process(Protocol):
+    """The part of subprocess.Popen that is used."""
+
+    pid: int
+    returncode: int | None
+    """Its exit code once `wait` has returned; negative if a signal ended it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return when it has ended; subprocess.TimeoutExpired if that takes longer."""
+        ...
+
+
+Spawn = Callable[[Mapping[str, str]], Process]
+"""Starts a process with these environment variables, in a session of its own."""
+
+
+@dataclass
+class Worker:
+    """One process."""
+
+    name: str
+    slot: int
+    """Its slot on this host, LOCAL_RANK, which its replacement takes over."""
+    process: Process
+    stopped_s: float | None = None
+    """Since when it has been standing still."""
+    used_ticks: int = 0
+    """The processor time it had used by then."""
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        code = self.process.returncode
+        assert code is not None, "it has not ended"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+@dataclass
+class Agent:
+    """Starts workers on this host and reports when they end, to the keeper and in `ended`."""
+
+    address: tuple[str, int]
+    name: str
+    spawn: Spawn
+    environment: Mapping[str, str] = field(default_factory=dict)
+    on_event: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        self.ended: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self.workers: dict[str, Worker] = {}
+        self.num_started = 0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self.frozen = False
+        """Set by the lab: says nothing and looks at nothing, as if this host stood still."""
+        self._store = dist.TCPStore(
+            *self.address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
+        )
+        threading.Thread(target=self._beat, name="laconic-agent", daemon=True).start()
+
+    def start(self, slot: int) -> Worker:
+        """Start a worker in a slot that is free."""
+        name = f"{self.name}.{self.num_started}"
+        self.num_started += 1
+        variables = {
+            **os.environ,
+            **self.environment,
+            STORE_VARIABLE: f"{self.address[0]}:{self.address[1]}",
+            WORKER_VARIABLE: name,
+            "LOCAL_RANK": str(slot),
+            "PYTHONUNBUFFERED": "1",
+        }
+        for fixed in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # a worker has no rank before it is a member
+            variables.pop(fixed, None)
+        worker = Worker(name, slot, self.spawn(variables))
+        with self._lock:
+            self.workers[name] = worker
+        threading.Thread(target=self._see_off, args=(worker,), name=f"laconic-wait-{name}", daemon=True).start()
+        return worker
+
+    def _see_off(self, worker: Worker) -> None:
+        worker.process.wait()
+        # First of all: others may be waiting for this one.
+        self._say(Ended(worker=worker.name, how=worker.how))
+        with self._lock:
+            self.workers.pop(worker.name, None)
+        self.ended.put(worker)
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(BEAT_S):
+            if self.frozen:
+                continue
+            with self._lock:
+                workers = list(self.workers.values())
+            self._say(Beat(agent=self.name, workers=tuple(worker.name for worker in workers)))
+            for worker in workers:
+                self._kill_if_stopped(worker)
+
+    def _kill_if_stopped(self, worker: Worker) -> None:
+        state, used_ticks = _state(worker.process.pid)
+        # One that is stopped and continued many times a second makes progress, even if it is stopped at every look.
+        if state not in _STOPPED or used_ticks != worker.used_ticks:
+            worker.stopped_s, worker.used_ticks = None, used_ticks
+        if state not in _STOPPED:
+            return
+        worker.stopped_s = worker.stopped_s or time.monotonic()
+        if time.monotonic() - worker.stopped_s >= STOPPED_S:
+            self.on_event(f"worker {worker.name} has been stopped for {STOPPED_S:g} s and is killed")
+            send_signal(worker.process, signal.SIGKILL)
+
+    def _say(self, message: Message) -> None:
+        with suppress(RuntimeError):  # without a store the job is over, which workers notice themselves
+            self._store.queue_push(KEEPER, to_text(message))
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to every worker."""
+        with self._lock:
+            workers = list(self.workers.values())
+        for worker in workers:
+            send_signal(worker.process, number)
+
+    def end_all(self, *, grace_s: float) -> None:
+        """Ask every worker to end, and after a while kill the remaining ones with all their children."""
+        with self._lock:
+            workers = list(self.workers.values())
+        until_s = time.monotonic() + grace_s
+        for worker in workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, until_s - time.monotonic()))
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
+            worker.process.wait(None)
+
+    def stop(self) -> None:
+        """Stop sending heartbeats."""
+        self._stopping.set()
+
+
+def spawn_command(command: Sequence[str]) -> Spawn:
+    """Starts `command` with this process's standard output and error."""
+
+    def spawn(environment: Mapping[str, str]) -> Process:
+        try:
+            return subprocess.Popen(
+                list(command),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                # A session of its own: Ctrl-C reaches only the launcher, which ends the workers.
+                start_new_session=True,
+                preexec_fn=die_with_parent(),  # noqa: PLW1509 - one system call, no lock
+            )
+        except OSError as exc:
+            raise UsageError(f"cannot start {command[0]}: {exc.strerror}.") from exc
+
+    return spawn
+
+
+def send_signal(process: Process, number: signal.Signals) -> None:
+    """Send a signal to a process, unless it has ended."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def _state(pid: int) -> tuple[str, int]:
+    """The state of a process as /proc has it, and the processor time it has used, in ticks; empty: there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return fields[0], int(fields[11]) + int(fields[12])
+    except (OSError, IndexError):
+        return "", 0

@@ -1,0 +1,235 @@
+"""The members of the next view, and the units that count as done: pure rules, without a store, a clock or a process.
+
+A unit is done if every survivor of its view has prepared it. A member completes a unit only when it knows that all
+members have prepared it. So a unit that one member has completed is done for all, even if that member has died since:
+no two views complete the same unit with different results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laconic.membership.view import Ask, News, Ready, View
+
+_MOST_BARREN = 5
+"""Consecutive views of the same members without a finished unit, after which the job is given up."""
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Publish a view."""
+
+    view: View
+    turns: dict[str, int]
+    """The turn of each worker that waits to be admitted."""
+
+
+@dataclass(frozen=True)
+class Give:
+    """Give up: there is no further view."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Over:
+    """Training is complete: no further worker is admitted."""
+
+
+Action = Publish | News | Give | Over
+
+
+class Decisions:
+    """The state of all workers, and the decisions that follow. Every method returns the actions to take now."""
+
+    def __init__(self, *, first: int, min_ranks: int, max_ranks: int) -> None:
+        """first: the number of workers in the first view."""
+        self._first = first
+        self._min = min_ranks
+        self._max = max_ranks
+        self.view: View | None = None
+        self._waiting: dict[str, int] = {}
+        """Workers that are ready, in order of arrival, with their turns."""
+        self._alive: list[str] = []
+        self._lost: list[str] = []
+        self._asks: dict[str, Ask] = {}
+        self._down = False
+        self._changing = False
+        self._finished = False
+        self._over = False
+        self._barren = 0
+        self._why = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether some worker has completed training."""
+        return self._finished
+
+    def missing(self) -> list[str]:
+        """Members of the current view that have not asked for the next one."""
+        return [name for name in self._alive if name not in self._asks]
+
+    # -- inputs --------------------------------------------------------------------------------------------------
+
+    def ready(self, ready: Ready) -> list[Action]:
+        """A worker wants to be a member."""
+        self._min, self._max = max(self._min, ready.min_ranks), min(self._max, ready.max_ranks)
+        self._waiting[ready.worker] = ready.turn
+        return self._next()
+
+    def asked(self, ask: Ask) -> list[Action]:
+        """A member asks for the next view."""
+        if self.view is None or ask.view != self.view.number or ask.worker not in self._alive:
+            return []  # it was counted as dead and is not admitted again
+        self._asks[ask.worker] = ask
+        actions: list[Action] = [] if ask.boundary else self._take_down(ask.why)
+        return actions + self._next()
+
+    def gone(self, worker: str, how: str) -> list[Action]:
+        """The process of a worker has ended, or its host is silent."""
+        self._waiting.pop(worker, None)
+        if worker not in self._alive:
+            return self._next()
+        self._alive.remove(worker)
+        self._asks.pop(worker, None)
+        self._lost.append(worker)
+        actions = self._take_down(f"worker {worker} {how}")
+        # The cause; its symptom, a broken connection, may have been reported before.
+        self._why = f"worker {worker} {how}" if len(self._lost) == 1 else f"{self._why}, worker {worker} {how}"
+        return actions + self._next()
+
+    def left(self, worker: str, *, finished: bool) -> list[Action]:
+        """A worker has left in an orderly way."""
+        # Also once all have left because they were asked to end.
+        self._finished |= finished or self._alive == [worker]
+        self._waiting.pop(worker, None)
+        if self.view is None or worker not in self._alive:
+            return self._next()
+        self._alive.remove(worker)
+        self._asks.pop(worker, None)
+        # After its hand-over the view goes on: the others are about to ask for one without it.
+        actions = [] if worker in self.view.leaving else self._take_down(f"worker {worker} has left")
+        return actions + self._next()
+
+    def raised(self, worker: str, error: str) -> list[Action]:
+        """The script of a worker has raised an error, which ends the job."""
+        return self._give(f"worker {worker} raised {error}")
+
+    def give(self, why: str) -> list[Action]:
+        """There is another reason to end the job."""
+        return self._give(why)
+
+    # -- decisions -----------------------------------------------------------------------------------------------
+
+    def _take_down(self, why: str) -> list[Action]:
+        if self._down or self.view is None or self._over:
+            return []
+        self._down, self._why = True, why
+        return [News(view=self.view.number, kind="down", why=why)]
+
+    def _give(self, why: str) -> list[Action]:
+        if self._over:
+            return []
+        self._over = True
+        return [Give(why)]
+
+    def _next(self) -> list[Action]:
+        if self._over:
+            return [Over()] if self._finished and self._waiting else []
+        if self.view is None:
+            return self._publish([], list(self._waiting), 0, boundary=True) if self._enough_to_begin() else []
+        if not self._alive:
+            if self._finished:
+                self._over = True
+                return [Over()]
+            return self._give(f"every rank that had the state of training is gone; the last: {self._why}")
+        if any(name not in self._asks for name in self._alive):
+            return self._let_join()
+        return self._decide(self.view)
+
+    def _enough_to_begin(self) -> bool:
+        return len(self._waiting) >= self._first
+
+    def _let_join(self) -> list[Action]:
+        """Announce to members, once, that others want to join, if there is room and no change is in progress."""
+        if not self._waiting or self._down or self._changing or self._asks or self._finished or self.view is None:
+            return []
+        if len(self._alive) >= self._max:
+            return []
+        self._changing = True
+        return [News(view=self.view.number, kind="change", why="others want to join")]
+
+    def _decide(self, view: View) -> list[Action]:
+        """All members that are alive have asked."""
+        asks = [self._asks[name] for name in self._alive]
+        fresh = [ask for ask in asks if ask.fresh]
+        held = [ask for ask in asks if not ask.fresh]
+        for ask in fresh:
+            self._waiting[ask.worker] = ask.turn
+        if not held:
+            if not set(view.members) <= set(view.fresh):
+                return self._give(f"every rank that had the state of training is gone; {self._why}")
+            # The first view broke before training had begun: start again with the remaining workers.
+            return self._publish([], list(self._waiting), 0, boundary=True)
+        units = units_done(held)
+        boundary = all(ask.boundary and ask.unit == units for ask in held)
+        leaving = [ask.worker for ask in held if ask.leaving] if boundary else []
+        joining = list(self._waiting)[: max(0, self._max - len(held))] if boundary and not leaving else []
+        names = [ask.worker for ask in held]
+        if len(names) + len(joining) < self._min and not self._finished:
+            return self._give(
+                f"{len(names)} of at least {self._min} ranks are left ({self._why}). Start it again from a checkpoint, "
+                "or allow fewer with min_ranks"
+            )
+        same = names == list(view.members) and not joining and not leaving
+        self._barren = self._barren + 1 if same and units == view.units else 0
+        if self._barren >= _MOST_BARREN:
+            return self._give(
+                f"{_MOST_BARREN} consecutive views of the same ranks broke without a step; the last: {self._why}"
+            )
+        ahead = any(ask.unit == units for ask in held)
+        return self._publish(names, joining, units, boundary=boundary, ahead=ahead, leaving=leaving)
+
+    def _publish(
+        self,
+        names: Sequence[str],
+        joining: Sequence[str],
+        units: int,
+        *,
+        boundary: bool,
+        ahead: bool = False,
+        leaving: Sequence[str] = (),
+    ) -> list[Action]:
+        members = [*names, *joining][: self._max]
+        if len(members) < self._min and not self._finished:
+            return self._give(f"{len(members)} of at least {self._min} ranks are there ({self._why})")
+        fresh = [name for name in members if name not in names]
+        self.view = View(
+            number=0 if self.view is None else self.view.number + 1,
+            members=tuple(members),
+            fresh=tuple(fresh),
+            units=units,
+            boundary=boundary,
+            ahead=ahead,
+            leaving=tuple(leaving),
+            lost=tuple(self._lost),
+            why=self._why,
+        )
+        turns = {name: self._waiting.pop(name) for name in fresh}
+        self._alive, self._lost, self._asks = members, [], {}
+        self._down = self._changing = False
+        self._why = ""
+        return [Publish(self.view, turns), *self._next()]
+
+
+def units_done(asks: Sequence[Ask]) -> int:
+    """The number of units that are done, from the survivors' reports: a unit that all have prepared is done."""
+    most = max(ask.unit for ask in asks)
+    behind = [ask for ask in asks if ask.unit < most]
+    for ask in behind:
+        prepared = ask.unit == most - 1 and ask.prepared
+        assert prepared, f"worker {ask.worker} is behind and has not prepared: {asks}"
+    if behind:
+        return most
+    return most + all(ask.prepared for ask in asks)

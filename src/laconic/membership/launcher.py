@@ -1,0 +1,216 @@
+"""A whole elastic job from one command: the store, the keeper of the views, and the workers of this host.
+
+On further hosts only an agent runs, which finds store and keeper by their address.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch.distributed as dist
+
+from laconic.errors import LaconicError, one_line
+from laconic.membership.agent import Agent, Spawn, Worker
+from laconic.membership.decisions import Decisions
+from laconic.membership.keeper import Keeper
+from laconic.membership.limits import SILENT_S
+from laconic.membership.view import View
+
+_POLL_S = 0.2
+_GRACE_S = 5.0
+"""Time for workers to report why they stopped before they are killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What to start, and what to do when a worker ends."""
+
+    spawn: Spawn
+    """The command that starts a worker."""
+    num_workers: int
+    """Processes on this host."""
+    first: int = 0
+    """The number of workers, on all hosts, in the first view; 0: those of this host."""
+    min_ranks: int = 1
+    max_ranks: int = 2**31
+    max_restarts: int = 100
+    """The total number of killed workers that are replaced."""
+    on_error: Literal["end", "replace"] = "end"
+    """What becomes of the job when the script of a worker raises: it ends, or the worker is replaced."""
+    replace_after_s: float = 0.0
+    """How long after its death a worker is replaced."""
+    silent_s: float = SILENT_S
+    """A host that says nothing for so long counts as dead."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    bind: tuple[str, int] = ("127.0.0.1", 0)
+    """The address of the store; port 0: any free port."""
+
+
+class Launcher:
+    """Runs a job; `on_event` gets every event as one line."""
+
+    def __init__(self, launch: Launch, *, on_event: Callable[[str], None] = lambda text: None) -> None:
+        self._launch = launch
+        self._on_event = on_event
+        self._why: str | None = None
+        self._over = False
+        self._leaving = False
+        host, port = launch.bind
+        try:
+            self._store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+        except RuntimeError as exc:
+            raise LaconicError(f"the job's store cannot listen on {host}:{port}: {one_line(exc, 120)}.") from exc
+        self.address = (host, self._store.port)
+        first = launch.first or launch.num_workers
+        rules = Decisions(first=first, min_ranks=launch.min_ranks, max_ranks=launch.max_ranks)
+        self._keeper = Keeper(
+            self.address,
+            rules,
+            silent_s=launch.silent_s,
+            on_view=self._show_view,
+            on_end=self._note_end,
+            on_over=self._note_over,
+        )
+        name = str(self._store.add("agents", 1) - 1)
+        self.agent = Agent(self.address, name, launch.spawn, launch.environment, on_event)
+
+    def why_ended(self) -> str | None:
+        return self._why
+
+    @property
+    def view(self) -> View | None:
+        """The current view; None before there is one."""
+        return self._keeper.view
+
+    def is_ending(self) -> bool:
+        return self._keeper.finished or self._leaving
+
+    def is_over(self) -> bool:
+        return self._over
+
+    def was_given_up(self, worker: str) -> bool:
+        return self._keeper.was_silent(worker)
+
+    def _show_view(self, view: View) -> None:
+        why = f" ({view.why})" if view.why else ""
+        self._on_event(f"view {view.number}: {len(view.members)} ranks: {', '.join(view.members)}{why}")
+
+    def _note_end(self, why: str) -> None:
+        self._why = why
+
+    def _note_over(self) -> None:
+        self._over = True
+
+    def leave(self) -> None:
+        """Tell every worker to finish its step and end; none is replaced any more."""
+        self._leaving = True
+        self.agent.signal_all(signal.SIGTERM)
+
+    def run(self) -> None:
+        """Return when every worker has ended; raises LaconicError if the job was given up."""
+        try:
+            for slot in range(self._launch.num_workers):
+                self.agent.start(slot)
+            run_workers(self.agent, self._launch, self)
+        except KeyboardInterrupt:
+            self.agent.signal_all(signal.SIGINT)
+            self.agent.end_all(grace_s=_GRACE_S)
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the workers of this host, and the keeper."""
+        self.agent.end_all(grace_s=0.0)
+        self.agent.stop()
+        self._keeper.stop()
+
+
+class JobState(Protocol):
+    """The state of the whole job, as known on an agent's host."""
+
+    def why_ended(self) -> str | None:
+        """Why the keeper has given up, once it has."""
+        ...
+
+    def is_ending(self) -> bool:
+        """Whether some worker has completed training."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether all workers have."""
+        ...
+
+    def was_given_up(self, worker: str) -> bool:
+        """Whether the others go on without it because its host said nothing: it is replaced then, however it ends."""
+        ...
+
+
+class UnknownState:
+    """The job as seen from a host without a keeper, whose workers notice its end themselves."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._leaving = False
+
+    def leave(self) -> None:
+        """Tell every worker of this host to finish its step and end; none is replaced any more."""
+        self._leaving = True
+        self._agent.signal_all(signal.SIGTERM)
+
+    def why_ended(self) -> str | None:
+        return None
+
+    def is_ending(self) -> bool:
+        return self._leaving
+
+    def is_over(self) -> bool:
+        return False
+
+    def was_given_up(self, worker: str) -> bool:
+        return False
+
+
+def run_workers(agent: Agent, launch: Launch, job: JobState) -> None:
+    """Replace killed workers until all have ended; raises LaconicError if the job was given up."""
+    num_restarts = 0
+    failed: Worker | None = None
+    given_up_s: float | None = None
+    free: list[tuple[float, int]] = []
+    """Slots of workers that are to be replaced, each with its time."""
+    while agent.workers or not agent.ended.empty() or free:
+        if job.is_over() or job.why_ended() is not None:
+            given_up_s = given_up_s or time.monotonic()
+        if given_up_s is not None and time.monotonic() - given_up_s > _GRACE_S:
+            break  # they have had the time to say it themselves
+        if given_up_s is not None or job.is_ending():
+            free.clear()
+        while free and free[0][0] <= time.monotonic():
+            agent.on_event(f"worker {agent.start(free.pop(0)[1]).name} takes its place")
+        try:
+            worker = agent.ended.get(timeout=_POLL_S)
+        except queue.Empty:
+            continue
+        code = worker.process.returncode
+        assert code is not None, "only workers that have ended are in this queue"
+        if code == 0:
+            continue
+        agent.on_event(f"worker {worker.name} {worker.how}")
+        if code > 0 and launch.on_error == "end" and not job.was_given_up(worker.name):
+            failed = failed or worker
+            given_up_s = given_up_s or time.monotonic()
+        elif job.why_ended() is None and not job.is_ending() and failed is None:
+            if num_restarts >= launch.max_restarts:
+                agent.on_event(f"worker {worker.name} is not replaced: {num_restarts} have been (max restarts)")
+            else:
+                num_restarts += 1
+                free.append((time.monotonic() + launch.replace_after_s, worker.slot))
+    if job.why_ended() is not None:
+        raise LaconicError(f"the job has ended: {job.why_ended()}.")
+    if failed is not None:
+        raise LaconicError(f"worker {failed.name} {failed.how}, so the job has ended. Its output is above.")

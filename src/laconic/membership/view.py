@@ -1,0 +1,194 @@
+"""The messages between workers and the keeper of the views: plain records, as JSON in the job's store.
+
+queue "keeper"             workers and agents -> keeper: Ready, Ask, Left, Raised, Ended, Beat
+view/<number>              keeper -> members of the previous view: the next View, or why there is none
+admitted/<worker>/<turn>   keeper -> a worker that is ready: the number of the view it is in
+queue "news/<worker>"      keeper -> a member: News
+missing/<number>           keeper -> workers waiting for that view: the workers that have not asked for it yet
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from laconic.errors import CommunicationError, LaconicError, one_line
+
+KEEPER = "keeper"
+"""The queue of messages to the keeper."""
+
+
+def news_queue(worker: str) -> str:
+    """The queue of news for a worker."""
+    return f"news/{worker}"
+
+
+class ViewBroken(CommunicationError):
+    """The view is over: a member died or left, or a connection between two members broke."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The ranks that train together between two changes."""
+
+    number: int
+    members: tuple[str, ...]
+    """Names of the workers in the order of their ranks."""
+    fresh: tuple[str, ...] = ()
+    """Members that do not have the state of training yet; all of them in the first view."""
+    units: int = 0
+    """Units of work that count as done when this view begins; see Ask."""
+    boundary: bool = True
+    """Whether every member was between two units when it asked."""
+    ahead: bool = False
+    """Whether some member had begun the next unit, in the previous view."""
+    leaving: tuple[str, ...] = ()
+    """Members that hand over their residuals and then leave."""
+    lost: tuple[str, ...] = ()
+    """Members of the previous view that died."""
+    why: str = ""
+    """Why the previous view ended."""
+
+    @property
+    def source(self) -> str:
+        """The member whose state the fresh ones take over."""
+        return next((name for name in self.members if name not in self.fresh), self.members[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A worker is ready to become a member."""
+
+    worker: str
+    turn: int
+    """How often it has been ready before: a view may break before the worker has the state of training."""
+    min_ranks: int = 1
+    max_ranks: int = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A member has left its view and asks for the next one.
+
+    Joint work is divided into units, the same on every member. A unit is prepared on a member that has everything it
+    needs to complete it, and is done once all members have prepared it.
+    """
+
+    worker: str
+    view: int
+    unit: int = 0
+    """How many units are done here."""
+    prepared: bool = False
+    """Whether the next unit is prepared."""
+    boundary: bool = False
+    """Whether the next unit has not been begun."""
+    fresh: bool = False
+    """Whether this member lacks the state of training; if so, the fields above do not count."""
+    turn: int = 0
+    """Of a fresh member: as in Ready."""
+    leaving: bool = False
+    """Whether it was asked to end and will leave."""
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """A worker has left in an orderly way."""
+
+    worker: str
+    finished: bool
+    """Whether training is complete; otherwise it was asked to end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """The script of a worker has raised an error."""
+
+    worker: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The process of a worker has ended."""
+
+    worker: str
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """A heartbeat of an agent, with its workers."""
+
+    agent: str
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Asks the keeper to end."""
+
+
+Message = Ready | Ask | Left | Raised | Ended | Beat | Stop
+_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Ready, Ask, Left, Raised, Ended, Beat, Stop)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """News for all members of a view.
+
+    down: it is over, no rank may wait in it any longer.
+    change: it will be over after the next unit, because others want to join.
+    end: there will be no further view.
+    over: none is needed, because training is complete.
+    closed: a member sends this to itself to stop listening.
+    """
+
+    view: int
+    kind: Literal["down", "change", "end", "over", "closed"]
+    why: str = ""
+
+
+def to_text(record: Message | View | News) -> str:
+    """One line of JSON."""
+    return json.dumps({"record": type(record).__name__, **asdict(record)}, separators=(",", ":"))
+
+
+def message_of(text: bytes | str) -> Message:
+    """Read a message to the keeper."""
+    record = _loaded(text)
+    kind = _MESSAGES.get(record.pop("record", ""))
+    if kind is None:
+        raise LaconicError(f"not a message of a worker: {one_line(text, 80)}.")
+    return _made(kind, record, text)
+
+
+def view_of(text: bytes | str) -> View | News:
+    """Read a view, or why there is none."""
+    record = _loaded(text)
+    return _made(News if record.get("record") == News.__name__ else View, record, text)
+
+
+def news_of(text: bytes | str) -> News:
+    """Read news."""
+    return _made(News, _loaded(text), text)
+
+
+def _loaded(text: bytes | str) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except ValueError as exc:
+        raise LaconicError(f"not a record of the job's store: {one_line(text, 80)}.") from exc
+    if not isinstance(record, dict):
+        raise LaconicError(f"not a record of the job's store: {one_line(text, 80)}.")
+    return record
+
+
+def _made(kind: type[Any], record: Mapping[str, Any], text: bytes | str) -> Any:
+    known = {field.name for field in fields(kind)}
+    try:
+        return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in record.items() if key in known})
+    except TypeError as exc:
+        raise LaconicError(f"not a {kind.__name__} record: {one_line(text, 80)} ({one_line(exc, 80)}).") from exc

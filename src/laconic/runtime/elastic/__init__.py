@@ -1,0 +1,1 @@
+"""Sessions that continue when ranks die, join and leave."""

@@ -1,0 +1,150 @@
+"""Divides the samples of each step among the current ranks: none is left out, none is used twice.
+
+The order of samples depends only on the seed and the epoch, and the samples of a step only on how many were used
+before. The set of ranks decides only which rank computes which samples, so ranks that die or join do not change the
+data that training sees. If a rank dies in a step, its samples are missing from that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from laconic.core.event import Event
+from laconic.errors import AttachError
+from laconic.runtime.elastic.division import Split
+from laconic.runtime.elastic.settings import Elastic
+from laconic.runtime.job import Job
+
+
+class Division(Protocol):
+    """The ranks among which samples are divided, and the position in the data."""
+
+    elastic: Elastic
+    position: tuple[int, int]
+    """The epoch and the position in it from which to continue."""
+    weights: dict[str, int] | None
+    """The number of samples of each rank in the current step."""
+
+    @property
+    def split(self) -> Split:
+        """The ranks among which the samples of the next step are divided, and how."""
+        ...
+
+    def handed_out(self) -> None:
+        """This rank is about to work on a batch."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The index of this rank."""
+        ...
+
+
+@dataclass
+class FixedDivision:
+    """A fixed set of ranks, started by torchrun."""
+
+    elastic: Elastic
+    rank: int
+    world_size: int
+    position: tuple[int, int] = (0, 0)
+    weights: dict[str, int] | None = None
+
+    @property
+    def split(self) -> Split:
+        return Split(tuple(map(str, range(self.world_size))))
+
+    def handed_out(self) -> None:
+        """Do nothing: speeds are not used here."""
+
+    @property
+    def name(self) -> str:
+        return str(self.rank)
+
+
+class Batches:
+    """An iterable over this rank's batches of several epochs, which starts at the position of the other ranks."""
+
+    def __init__(self, job: Job, division: Division, loader: DataLoader[Any], *, epochs: int, seed: int) -> None:
+        self._job = job
+        self._division = division
+        self._loader = loader
+        self._epochs = epochs
+        self._seed = seed
+        if loader.batch_size is None or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+            raise AttachError(
+                "session.batches() needs a DataLoader with batch_size and either shuffle=True or no sampler: it "
+                "divides the samples among the ranks itself. Leave DistributedSampler and batch_sampler out."
+            )
+        self._size = len(loader.dataset)  # pyrefly: ignore[bad-argument-type]
+        most = division.elastic.max_ranks or len(division.split.members)
+        if division.elastic.batch == "global" and loader.batch_size < most:
+            raise AttachError(
+                f"the global batch of {loader.batch_size} samples is too small for {most} ranks: some would have none. "
+                'Give the DataLoader a larger batch_size, or use Elastic(batch="local").'
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        division = self._division
+        while division.position[0] < self._epochs:
+            split = division.split
+            epoch, begin = division.position
+            parts = self._parts(epoch, begin, split)
+            if not parts:
+                division.position = (epoch + 1, 0)
+                continue
+            mine = split.members.index(division.name)
+            for part, batch in zip(parts, self._loaded([part[mine] for part in parts]), strict=True):
+                self._note(epoch, split, part)
+                division.handed_out()
+                yield batch
+                if division.split != split:
+                    break  # the rest is divided among another set of ranks
+
+    def _note(self, epoch: int, split: Split, part: list[list[int]]) -> None:
+        division, job = self._division, self._job
+        begin = division.position[1]
+        division.position = (epoch, begin + sum(map(len, part)))
+        before = division.weights or {}
+        counts = dict(zip(split.members, map(len, part), strict=True))
+        division.weights = {name: before.get(name, 0) + count for name, count in counts.items()}
+        data = {"epoch": epoch, "begin": begin, "samples": counts[division.name], "split": ",".join(counts)}
+        data["sizes"] = ",".join(map(str, counts.values()))
+        job.events.write(Event("batch", job.clock.now(), job.transport.rank, job.step, 0.0, {**data}))
+
+    def _parts(self, epoch: int, begin: int, split: Split) -> list[list[list[int]]]:
+        """For each remaining step of the epoch, the samples of each rank."""
+        size, loader = self._loader.batch_size or 1, self._loader
+        order = order_of(self._size, epoch, seed=self._seed, shuffled=isinstance(loader.sampler, RandomSampler))
+        together = size if self._division.elastic.batch == "global" else size * len(split.members)
+        steps = [order[first : first + together] for first in range(begin, self._size, together)]
+        # A step with fewer samples than ranks is skipped: a rank without a sample could not take part.
+        least = together if loader.drop_last else len(split.members)
+        return [split.parts(step) for step in steps if len(step) >= least]
+
+    def _loaded(self, indices: list[list[int]]) -> DataLoader[Any]:
+        """The user's loader over these samples."""
+        loader = self._loader
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=indices,  # pyrefly: ignore[bad-argument-type]
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+        )
+
+
+def order_of(size: int, epoch: int, *, seed: int, shuffled: bool) -> list[int]:
+    """The samples of an epoch in the order in which they are used."""
+    if not shuffled:
+        return list(range(size))
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch)).tolist()

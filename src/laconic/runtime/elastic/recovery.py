@@ -1,0 +1,404 @@
+"""Continues training in the next view: joint work is done in units, which can be undone and repeated.
+
+A unit (the gradients of a step, a round of local updates) ends with a vote: one small all-gather, to which a rank
+contributes when everything of the unit has arrived there. A rank whose vote completes knows that all ranks have
+prepared the unit, and applies it. If the view breaks before, every survivor asks the keeper for the next view and
+reports its progress. The unit is done if all survivors have prepared it (membership/decisions.py). Otherwise all of
+them restore gradients and their state, bit for bit, and repeat the exchange in the new view. The training loop waits
+inside backward() or step() meanwhile.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+
+from laconic.core.event import Event
+from laconic.core.stateful import BucketState
+from laconic.core.transport import Traffic
+from laconic.errors import AttachError
+from laconic.membership.member import Member
+from laconic.membership.transport import ViewTransport
+from laconic.membership.view import Ask, View, ViewBroken
+from laconic.runtime.collective_costs import settle
+from laconic.runtime.consensus import average
+from laconic.runtime.elastic.division import Speeds
+from laconic.runtime.elastic.handover import HandOver
+from laconic.runtime.elastic.open_exchanges import OpenExchanges
+from laconic.runtime.elastic.settings import Carried, Elastic
+from laconic.runtime.elastic.state_transfer import Facts, share_state
+from laconic.runtime.elastic.view_history import ViewChange, tell_view
+from laconic.runtime.elastic.vote import WHAT, Ballot, vote
+from laconic.runtime.engine import Engine, Task
+from laconic.runtime.hooks.contract import TrainingHooks
+from laconic.runtime.hooks.module_buffers import ModuleBuffers
+from laconic.runtime.job import Job
+from laconic.strategy import Strategy
+
+_T = TypeVar("_T")
+
+
+class ElasticRecovery:
+    """The set of ranks of one session, which may change. See Recovery in runtime/job.py."""
+
+    def __init__(
+        self,
+        member: Member,
+        elastic: Elastic,
+        strategy: Strategy,
+        carried: Sequence[Carried],
+        *,
+        cuda: bool,
+        knows_scaler: bool,
+    ) -> None:
+        """Returns when this worker is a member of a view.
+
+        carried: objects whose state ranks that join take over. knows_scaler: the loop's GradScaler is one of them.
+        """
+        self.member = member
+        self._carried = carried
+        self._knows_scaler = knows_scaler
+        self.elastic = elastic
+        self.views: list[ViewChange] = []
+        self.unit = 0
+        """The number of units that are done."""
+        self.position = (0, 0)
+        """The epoch and the position in it from which session.batches() continues."""
+        self.weights: dict[str, int] | None = None
+        """The number of samples of each member in the current unit; None: all have the same number."""
+        self._strategy = strategy
+        self._cuda = cuda
+        self._traffic = Traffic()
+        self._fresh = True
+        self._prepared = False
+        self._change = False
+        self._leaving = threading.Event()
+        self._open = OpenExchanges(self.share)
+        self._job: Job | None = None
+        self._hooks: TrainingHooks | None = None
+        self._buffers: ModuleBuffers | None = None
+        self._closed = False
+        self._handler_before: Any = None
+        most = elastic.max_ranks if elastic.max_ranks is not None else 2**31
+        self.view = member.ready(min_ranks=elastic.min_ranks, max_ranks=most)
+        self._speeds = Speeds()
+        self.split = self._speeds.split(self.view.members)
+        """How the samples of the next step are divided."""
+        self.transport = self._first_transport()
+
+    @property
+    def name(self) -> str:
+        """The name of this worker, the same in all views."""
+        return self.member.name
+
+    # -- becoming a member -----------------------------------------------------------------------------------------
+
+    def _first_transport(self) -> ViewTransport:
+        while True:
+            try:
+                return self._connected(self.view)
+            except ViewBroken as broken:
+                self.view = self._admitted_again(broken)
+
+    def _connected(self, view: View) -> ViewTransport:
+        return ViewTransport(self.member, view, self._traffic, cuda=self._cuda)
+
+    def _admitted_again(self, broken: ViewBroken) -> View:
+        """Join the next view as a worker without any state of training."""
+        return self.member.next_view(
+            Ask(worker=self.member.name, view=self.view.number, fresh=True, turn=self.member.turn, why=str(broken))
+        )
+
+    def begin(self, job: Job, hooks: TrainingHooks, buffers: ModuleBuffers | None) -> None:
+        """Receive the state of training, or send it to the others."""
+        self._job, self._hooks, self._buffers = job, hooks, buffers
+        while self._fresh:
+            try:
+                self._share_state()
+                self._fresh = False
+            except ViewBroken as broken:
+                self._close_transport()
+                self.view = self._admitted_again(broken)
+                self.transport = self._first_transport()
+                self._move_job()
+        self._listen_for_sigterm()
+        self._note_view(0.0, redone=False)
+
+    def _share_state(self) -> None:
+        """Fresh members receive the state of the source; the other members continue."""
+        view, job = self.view, self._the_job
+        part = [view.source, *(name for name in view.fresh if name != view.source)]
+        if not view.fresh or self.member.name not in part:
+            return
+        transport = ViewTransport(self.member, view, self._traffic, cuda=self._cuda, members=part, part="state")
+        try:
+            facts = Facts(self.unit, job.step, self.position, self._speeds.used, job.loss_scale.unit)
+            facts = share_state(transport, job, self._the_hooks, facts, self._carried)
+        finally:
+            transport.close()
+        if self.member.name != view.source:
+            self.unit, job.step, self.position, self._speeds.used, loss_scale = facts
+            job.loss_scale.adopt(loss_scale)
+        self.split = self._speeds.split(view.members)
+
+    @property
+    def _the_job(self) -> Job:
+        assert self._job is not None, "begin() comes first"
+        return self._job
+
+    @property
+    def _the_hooks(self) -> TrainingHooks:
+        assert self._hooks is not None, "begin() comes first"
+        return self._hooks
+
+    # -- exchanges that can be undone --------------------------------------------------------------------------------
+
+    def guard(self, task: Task, again: Callable[[], Task], flat: torch.Tensor, state: BucketState) -> None:
+        self._open.add(task, again, flat, state)
+
+    def handed_out(self) -> None:
+        """This rank is about to work on a batch of session.batches()."""
+        self._speeds.handed_out(self._the_job.clock.now())
+
+    def share(self) -> float:
+        """This rank's weight in a mean over the members of the current view: by samples or steps, if they are known."""
+        members, rule = self.view.members, self._the_job.strategy.synchronization
+        # Local updates of a fixed number of steps count alike, however the samples of each step were divided.
+        if self.weights is None or (rule.quantity == "change" and rule.deadline_s is None):
+            return 1.0 / len(members)
+        return self.weights[self.member.name] / sum(self.weights.get(name, 0) for name in members)
+
+    def weigh(self, count: int, what: str) -> None:
+        """A unit of its own: should a member die in the mean that follows, the others know each other's counts."""
+        job = self._the_job
+        gathered = lambda: dict(zip(self.view.members, job.gather_counts(count, what), strict=True))  # noqa: E731
+        self.weights = weights = self.together(what, gathered, ())
+        data = {"members": ",".join(weights), "counts": ",".join(map(str, weights.values()))}
+        job.events.write(Event("weights", job.clock.now(), self.transport.rank, job.step, 0.0, {**data}))
+
+    # -- units -------------------------------------------------------------------------------------------------------
+
+    def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task]) -> _T:
+        outcome: list[_T] = []
+        job = self._the_job
+        if self.weights is not None:
+            if self._cuda and self.elastic.balance:
+                torch.cuda.current_stream().synchronize()  # backward() returns before the device has finished
+            self._speeds.came(job.clock.now(), self.weights[self.member.name])
+        while True:
+            made_in, heard = self.view, dict[str, int]()
+            try:
+                outcome = [attempt()]
+                self._arrived(tasks)
+                self._prepared = True
+                heard = self._vote(what)
+            except ViewBroken as broken:
+                if not self._recover(broken, tasks):
+                    continue
+            else:
+                self._speeds.unit_done(self.unit, heard)
+                self.split = self._speeds.split(self.view.members)
+            break
+        self._prepared = False
+        self._open.count(tasks)
+        data = {"unit": self.unit, "what": what, "view": made_in.number, "members": ",".join(made_in.members)}
+        job.events.write(Event("unit", job.clock.now(), self.transport.rank, job.step, 0.0, {**data}))
+        self.unit += 1
+        self.weights = None
+        return outcome[0]
+
+    def _arrived(self, tasks: Sequence[Task]) -> None:
+        """Return when the results are in memory, also on a GPU, and module buffers are rank 0's."""
+        if self._buffers is not None and tasks:
+            self._buffers.synchronize()
+        for task in tasks:
+            if task.outputs_ready is not None:
+                task.outputs_ready.synchronize()
+        # On a GPU an operation that was aborted seems to have ended well.
+        self.transport.raise_if_over(WHAT)
+
+    def _vote(self, what: str) -> dict[str, int]:
+        """Return when all members have prepared the unit, with their speeds; notes whether one wants another view."""
+        wants = self._leaving.is_set() or self.member.wants_change(self.view.number)
+        mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0)
+        said = vote(self._the_job, self.transport, self.view.members, mine, what)
+        self._change |= any(ballot.wants_change for ballot in said.values())
+        return {name: ballot.speed for name, ballot in said.items()}
+
+    def rest(self) -> None:
+        """Return when nothing is in flight on any rank; every rank calls it."""
+        if self._open.tasks:
+            self.together("what is in flight", self._the_hooks.wait, self._open.tasks)
+
+    def average(self) -> None:
+        """Replace all replicas by their mean; every rank calls it."""
+        job = self._the_job
+        tensors = [*job.model.parameters(), *job.model.buffers()]
+        before = [tensor.detach().clone() for tensor in tensors]
+
+        def attempt() -> None:
+            with torch.no_grad():
+                for tensor, value in zip(tensors, before, strict=True):
+                    tensor.copy_(value)
+            average(job)
+
+        self.together("the mean of replicas", attempt, ())
+
+    def _recover(self, broken: ViewBroken, tasks: Sequence[Task]) -> bool:
+        """Continue in the next view; return whether the interrupted unit is done."""
+        job = self._the_job
+        began_s, old, done = job.clock.now(), self.view, False
+        while True:
+            try:
+                self._close_transport()
+                self.view = view = self.member.next_view(self._ask(done=done, boundary=False, why=str(broken)))
+                if view.units > self.unit and not done:
+                    done = True
+                    self._speeds.unit_done(self.unit, {})
+                    # A member that is ahead has already divided the next samples, among the old members.
+                    self.split = self._speeds.split(old.members if view.ahead else view.members)
+                self._prepared = False
+                self.transport = self._connected(view)
+                break
+            except ViewBroken as again:
+                broken = again
+        self._speeds.view_changed()
+        self._move_job()
+        counted = tasks if done else ()
+        self._open.restore(but=counted)
+        self._start_anew()
+        self._open.submit_again(job.engine, but=counted)
+        self._note_view(job.clock.now() - began_s, redone=not done)
+        return done
+
+    def _ask(self, *, done: bool, boundary: bool, why: str) -> Ask:
+        return Ask(
+            worker=self.member.name,
+            view=self.view.number,
+            unit=self.unit + done,
+            prepared=self._prepared and not done,
+            boundary=boundary,
+            leaving=self._leaving.is_set(),
+            why=why,
+        )
+
+    def _close_transport(self) -> None:
+        """Stop all work of the current view; none of it writes to a tensor afterwards."""
+        self.member.give_up(self.view.number, "left by this rank")
+        if self._job is not None:
+            self._job.engine.stop()
+        self.transport.close()
+
+    def stop_engine(self) -> None:
+        """End the communication thread of the current view."""
+        self._the_job.engine.stop()
+
+    def _move_job(self) -> None:
+        job = self._the_job
+        job.engine.stop()
+        job.transport = self.transport
+        job.stopwatch.rank = self.transport.rank
+        job.engine = Engine(self.transport, job.stopwatch, recoverable=(ViewBroken,))
+        job.strategy = settle(self._strategy, self.transport, job.clock, next(iter(job.parameters.values())).device)
+
+    def _start_anew(self) -> None:
+        """Reset state that is valid for one set of ranks only, as its method declares."""
+        strategy = self._the_job.strategy
+        fields = {field for field, kind in strategy.resize().items() if kind == "reset"}
+        for state in self._the_hooks.bucket_states():
+            if fields & state.per_element():
+                state.start_anew(fields, strategy.init(state.bucket))
+
+    # -- between units -----------------------------------------------------------------------------------------------
+
+    def step_made(self) -> None:
+        """Change to another view here, where all members are at the same place, if one of them wants that."""
+        if self._the_job.loss_scale.in_use and not self._knows_scaler:
+            raise AttachError(
+                "the loop uses a GradScaler that attach was not given: a rank that joins would not know its scale. "
+                "Pass it: attach(..., elastic=..., grad_scaler=scaler)."
+            )
+        while self._change:
+            self._change = False
+            self.rest()
+            view = self._next_at_boundary()
+            if view.leaving and view.boundary:
+                self._let_go(view.leaving)
+                self._change = True  # the next view is without the members that have left
+
+    def _next_at_boundary(self) -> View:
+        job = self._the_job
+        began_s, why = job.clock.now(), "others want to join or to leave"
+        while True:
+            try:
+                view = self.member.next_view(self._ask(done=False, boundary=True, why=why))
+                # Only now: a rank that still waits for the last vote has received everything.
+                self._close_transport()
+                self.view = view
+                self.transport = self._connected(view)
+                self._move_job()
+                self._start_anew()
+                self._speeds.view_changed()
+                if view.boundary:
+                    self.split = self._speeds.split(view.members)
+                self._share_state()
+                break
+            except ViewBroken as broken:
+                why = str(broken)
+        self._note_view(job.clock.now() - began_s, redone=False)
+        return view
+
+    def _let_go(self, leaving: Sequence[str]) -> None:
+        """Members that leave hand over their residuals, then end."""
+        job = self._the_job
+        hand_over = HandOver(self._the_hooks.bucket_states(), job.strategy.resize(), self.member.name, leaving)
+        self.together("what leaving ranks owe", lambda: hand_over.exchange(job, self.view.members), ())
+        hand_over.apply()
+        if self.member.name in leaving:
+            self.close(finished=False)
+            raise SystemExit(0)
+
+    def _listen_for_sigterm(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # only the main thread can handle signals
+        self._handler_before = signal.getsignal(signal.SIGTERM)
+
+        def leave(number: int, frame: FrameType | None) -> None:
+            self._leaving.set()
+
+        signal.signal(signal.SIGTERM, leave)
+
+    def _note_view(self, seconds: float, *, redone: bool) -> None:
+        job = self._the_job
+        self.views.append(ViewChange(self.view, self.transport.rank, job.step, seconds, redone))
+        tell_view(job, self.views[-1], self.unit, self._the_hooks.bucket_states())
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, *, finished: bool) -> None:
+        """Leave the job, at the end of training or when this worker is asked to end. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._handler_before is not None:
+            signal.signal(signal.SIGTERM, self._handler_before)
+        try:
+            if self.member.lost is None:
+                self.member.leave(finished=finished)
+        finally:
+            self.transport.close()
+            self.member.close()
+
+    def abandon(self) -> None:
+        """After an error: release everything; other ranks have been informed already."""
+        if not self._closed:
+            self._closed = True
+            if self._handler_before is not None:
+                signal.signal(signal.SIGTERM, self._handler_before)
+            self.transport.close()
+            self.member.close()

@@ -1,0 +1,58 @@
+"""The losses that a training loop reports, for strategies that decide by them."""
+
+from __future__ import annotations
+
+import torch
+
+from laconic.core.exchange import one_round
+from laconic.core.transport import Transport
+from laconic.errors import CommunicationError
+from laconic.runtime.engine import Engine
+
+_WHAT = "the losses of all ranks"
+
+
+class ReportedLosses:
+    """Those of this rank since all ranks last compared them."""
+
+    def __init__(self) -> None:
+        self._total: torch.Tensor | float = 0.0
+        self._count = 0
+
+    def add(self, loss: torch.Tensor | float) -> None:
+        """One more, without its graph; a tensor stays on its device, so that nobody waits for it."""
+        self._total = self._total + (loss.double() if isinstance(loss, torch.Tensor) else loss)
+        self._count += 1
+
+    def numbers(self) -> torch.Tensor:
+        """Their sum and how many they are."""
+        return torch.tensor([float(self._total), self._count], dtype=torch.float64)
+
+    def restore(self, numbers: torch.Tensor) -> None:
+        """Continue from what `numbers` gave."""
+        self._total, count = numbers.tolist()
+        self._count = int(count)
+
+    def mean_of_all(self, transport: Transport, engine: Engine, *, step: int, asked_by: str) -> float:
+        """The mean over all ranks of each one's mean since the last call; every rank calls it, and gets the same.
+
+        Raises CommunicationError on every rank if one of them has reported nothing.
+        """
+        mine = self.numbers().to(transport.control_device)
+        rows = torch.empty((transport.world_size, 2), dtype=torch.float64, device=transport.control_device)
+        engine.call(
+            _WHAT,
+            lambda: one_round(transport.all_gather(rows, mine, purpose="control", what=_WHAT)),
+            step=step,
+            device=transport.control_device,
+        )
+        said = rows.tolist()
+        silent = [str(rank) for rank, (_, reported) in enumerate(said) if not reported]
+        if silent:
+            who = "no rank has" if len(silent) == len(said) else f"rank {', '.join(silent[:8])} has not"
+            raise CommunicationError(
+                f"{asked_by} decides by the loss when replicas average next, and {who} reported one up to step {step}. "
+                "Call session.report_loss(loss) in every step on every rank, before optimizer.step()."
+            )
+        self._total, self._count = 0.0, 0
+        return sum(total / reported for total, reported in said) / len(said)

@@ -1,0 +1,149 @@
+"""A benchmark of serving, replayed: clients that each send the next request when the answer to the last is complete.
+
+All clients send at once at first, and that queue is part of the mean over the benchmark; later requests arrive as
+answers end. The workers run passes, one after the other:
+
+    prompts wait and there is a place   a pass over the prompts that arrived first, as many as fit into one pass
+    else                                one new token for every sequence that runs
+
+Frameworks that mix give running sequences a token in passes over prompts too, with their attention added to the pass.
+Passes between two arrivals or ends are alike, so they are counted and not run one by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from laconic.simulator.serving.load import Load
+
+_GRID = 1.25
+"""Times of passes are computed at sizes so many times apart, and interpolated between them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """What the passes of one group of GPUs take, host included."""
+
+    prompt_s: Callable[[float], float]
+    """By tokens."""
+    output_s: Callable[[float], float]
+    """By sequences."""
+    mixed_sequence_s: float
+    """What a running sequence adds to a pass over prompts."""
+    tokens_per_pass: int
+    """Of prompts, at most; longer ones take several passes."""
+    mixes: bool
+    """Whether passes over prompts give running sequences a token."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Means over all requests."""
+
+    first_s: float
+    """From a request until the end of the pass that has its prompt."""
+    token_s: float
+    """Per output token after the first; a pass for one sequence where answers have no second token."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    sent_s: float
+    input_tokens: float
+    output_tokens: float
+
+
+def replay(clients: int, load: Load, places: int, passes: Passes) -> Replayed:
+    """The benchmark on one group of GPUs that serves so many clients and holds so many sequences at once."""
+    run = _Run(clients, load, places, passes)
+    while run.unanswered:
+        run.advance()
+    token_s = statistics.fmean(run.token_s) if run.token_s else passes.output_s(1.0)
+    return Replayed(statistics.fmean(run.first_s), token_s)
+
+
+class _Run:
+    """The state of the benchmark; `tokens` counts those that each running sequence was given since the start."""
+
+    def __init__(self, clients: int, load: Load, places: int, passes: Passes) -> None:
+        # The same requests in every run: differences come from what is compared.
+        self._random = random.Random(0)
+        self._load, self._places, self._passes = load, places, passes
+        self._prompt_s, self._output_s = interpolated(passes.prompt_s), interpolated(passes.output_s)
+        self.unanswered = clients * load.requests_per_client
+        self._unsent = self.unanswered
+        self._now_s = self._tokens = 0.0
+        self._waiting: deque[_Request] = deque()
+        self._running: list[tuple[float, int, float, float]] = []
+        """Ends at this number of tokens; a number that tells requests apart; its first token's time; its tokens."""
+        self.first_s: list[float] = []
+        self.token_s: list[float] = []
+        for _ in range(clients):
+            self._send()
+
+    def advance(self) -> None:
+        """Run the next pass over prompts, or all passes until an answer ends."""
+        if self._waiting and len(self._running) < self._places:
+            self._read_prompts()
+        else:
+            number = max(0.0, self._running[0][0] - self._tokens)
+            self._now_s += number * self._output_s(float(len(self._running)))
+            self._tokens += number
+        while self._running and self._running[0][0] <= self._tokens + 1e-9:
+            _, _, since_s, more = heapq.heappop(self._running)
+            if more > 0:
+                self.token_s.append((self._now_s - since_s) / more)
+            self.unanswered -= 1
+            if self._unsent:
+                self._send()
+
+    def _send(self) -> None:
+        self._unsent -= 1
+        load = self._load
+        self._waiting.append(
+            _Request(self._now_s, self._drawn(load.input_tokens), max(1.0, self._drawn(load.output_tokens)))
+        )
+
+    def _drawn(self, most: int) -> float:
+        return most * (1 - (1 - self._load.shortest) * self._random.random())
+
+    def _read_prompts(self) -> None:
+        passes, running = self._passes, len(self._running)
+        batch, tokens = [], 0.0
+        while self._waiting and running + len(batch) < self._places:
+            if batch and tokens + self._waiting[0].input_tokens > passes.tokens_per_pass:
+                break
+            batch.append(self._waiting.popleft())
+            tokens += batch[-1].input_tokens
+        self._now_s += self._prompt_s(tokens)
+        if passes.mixes:
+            number = math.ceil(tokens / passes.tokens_per_pass)
+            self._now_s += number * running * passes.mixed_sequence_s
+            self._tokens += number
+        for request in batch:
+            self.first_s.append(self._now_s - request.sent_s)
+            more = request.output_tokens - 1
+            heapq.heappush(self._running, (self._tokens + more, len(self.first_s), self._now_s, more))
+
+
+def interpolated(exact: Callable[[float], float]) -> Callable[[float], float]:
+    """The function at sizes _GRID times apart from 1, with straight lines between them."""
+    known: dict[int, float] = {}
+
+    def at(power: int) -> float:
+        if power not in known:
+            known[power] = exact(_GRID**power)
+        return known[power]
+
+    def found(size: float) -> float:
+        power = math.floor(math.log(max(1.0, size)) / math.log(_GRID))
+        low, high = _GRID**power, _GRID ** (power + 1)
+        return at(power) + (at(power + 1) - at(power)) * (max(1.0, size) - low) / (high - low)
+
+    return found

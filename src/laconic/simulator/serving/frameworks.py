@@ -1,0 +1,79 @@
+"""What serving frameworks add to the work of GPUs: time on the host, start of kernels, and how requests queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One framework, as of the measurements it is calibrated on."""
+
+    name: str
+    step_s: float
+    """On the host per forward pass, not overlapped with the GPU."""
+    sequence_s: float
+    """On the host per pass and sequence."""
+    layer_s: float
+    """Kernels of a layer that neither compute nor read weights: normalizations, quantization, gaps."""
+    launch_s: float = 0.0
+    """Starting the kernels of a layer where no CUDA graph does; hidden behind longer kernels."""
+    prefill_launch_s: float = 0.0
+    """The same for a pass over a prompt."""
+    long_pass_tokens: int = 0
+    long_pass_token_s: float = 0.0
+    """On the host per token of a pass over more than `long_pass_tokens`; 0: none."""
+    request_s: float = 0.0
+    """Per request before its first pass: HTTP and scheduling."""
+    client_s: float = 0.0
+    """The same for every request in flight, as one process handles the requests and tokens of all."""
+    passes_before_first: float = 0.0
+    """Output passes that go by before a new request is looked for, and before its first token is handed out: frameworks
+    do both at intervals, to keep the host's work small."""
+    tokens_per_pass: int = 8192
+    """Of prompts, at most."""
+    mixes: bool = True
+    """Whether a pass over prompts gives a token to the sequences that run."""
+    one_shot: bool = True
+    """Small all-reduces are one kernel that reads all other GPUs' buffers, instead of NCCL's ring."""
+    kv_bytes: float = 2.0
+    """Per element of the cache."""
+
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    framework.name: framework
+    for framework in (
+        Framework(
+            name="vllm",
+            step_s=2.0e-3,
+            sequence_s=5e-6,
+            layer_s=25e-6,
+            request_s=10e-3,
+            client_s=0.3e-3,
+            passes_before_first=3.0,
+        ),
+        Framework(
+            name="sglang",
+            step_s=3e-3,
+            sequence_s=10e-6,
+            layer_s=50e-6,
+            request_s=20e-3,
+            client_s=0.3e-3,
+            passes_before_first=20.0,
+            tokens_per_pass=16_384,
+            mixes=False,
+        ),
+        Framework(
+            name="trtllm",
+            step_s=0.5e-3,
+            sequence_s=5e-6,
+            layer_s=25e-6,
+            request_s=135e-3,
+            client_s=0.3e-3,
+            passes_before_first=1.0,
+            kv_bytes=1.0,
+        ),
+    )
+}
+"""By name."""

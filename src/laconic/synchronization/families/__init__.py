@@ -1,0 +1,1 @@
+"""Base classes of rules that share a form."""

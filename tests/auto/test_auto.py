@@ -1,0 +1,298 @@
+"""attach(..., "auto"): what it accepts, what it decides by what it sees, and that all ranks follow."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import laconic
+from laconic.auto.choose import as_ddp_says, choose, read_question, suits
+from laconic.auto.decisions import EVERY, REST_STEPS, Lead
+from laconic.auto.planning import Decision, Findings, InChildProcess
+from laconic.auto.settings import read_auto
+from laconic.cluster import Cluster, Link
+from laconic.errors import AttachError, LaconicError
+from laconic.planner import Question
+from laconic.planner.choice import Judge
+from laconic.strategy import Strategy
+from laconic.workload import Layer, TensorShape, Workload
+from tests.auto.ranks import DDP, LOCAL, TOPK, Scripted, chosen
+from tests.processes import run_processes
+from tests.runtime.replicas import assert_equal
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("strategy", "keeps"), [(TOPK, True), (TOPK, False), (LOCAL, True)])
+def test_all_ranks_adopt_one_plan_as_if_changed_by_hand(strategy: str, keeps: bool) -> None:
+    asked = {"strategy": strategy, "keeps": keeps}
+    results = run_processes("tests.auto.ranks:adopts_a_plan", world_size=2, arguments=asked, timeout_s=110)
+    first = results[0].value
+    for result in results:
+        value = result.value
+        assert_equal(value["auto"], value["by_hand"])
+        assert_equal(value["auto"], first["auto"])
+        assert value["changes"] == first["changes"]
+        assert value["told"] == first["told"]
+        assert value["counted"] == list(range(100)), "every step is counted once"
+        assert "sharded model" in value["refused"][0]
+        assert "DistributedDataParallel" in value["refused"][1]
+    stays = keeps and strategy == TOPK  # replicas that train alone become one model after the last step
+    texts = [str(Strategy.parse(text)) for text in (strategy, DDP)]
+    assert [strategy for _, strategy in first["changes"]] == texts[: 1 if stays else 2]
+    assert first["ends"] == texts[0 if stays else 1]
+    assert all(step % EVERY == 0 for step, _ in first["changes"])
+    assert first["changes"][0][0] == 4 * EVERY, "nothing, DDP's steps, layers, then the plan"
+    after = "The last step was made" if keeps else "As measured it gains nothing clear"
+    assert first["told"][0][2] == "Because."
+    assert stays or first["told"][1][2].startswith(after)
+    assert first["changes"][-1][0] == (100 if keeps and not stays else first["told"][-1][0])
+    assert len(first["lines"]) == len(first["told"]), "a line for each decision"
+    assert not results[1].value["lines"], "from rank 0 alone"
+    # What the planner was asked: every parameter, in the order of the forward pass, and both ranks.
+    assert first["layers"][0] == "(between steps)"
+    assert sorted(first["layers"][1:]) == sorted(["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"])
+    assert first["layers"][-1].startswith("3.")
+    assert first["layers"][1].startswith("0.")
+    assert first["compute_s"] > 0
+    assert first["hosts"] == 2
+
+
+# -- what rank 0 decides by ------------------------------------------------------------------------------------
+
+
+class Course:
+    """Windows of steps, one after the other; the layers are not watched, as planners here do not look at them."""
+
+    def __init__(self, *decisions: Decision | str | None) -> None:
+        self.planner = Scripted(*decisions)
+        self.lead = Lead(self.planner)
+        self.strategy = Strategy()
+        self.orders: list[str] = []
+
+    def windows(self, *windows_s: float | list[float]) -> list[str]:
+        """What rank 0 orders after each window: of equal steps, or of those given."""
+        before = len(self.orders)
+        for window_s in windows_s:
+            times_s = window_s if isinstance(window_s, list) else [window_s] * EVERY
+            order = self.lead.next(times_s, self.strategy)
+            self.orders.append(order.do)
+            if order.do == "measure":
+                self.lead.search(findings(1e9))
+            if order.do == "use":
+                self.strategy = Strategy.parse(order.strategy)
+        return self.orders[before:]
+
+
+def test_a_strategy_that_is_not_clearly_faster_is_left() -> None:
+    faster, slower, close = (Course(chosen(TOPK, steps_ratio=1.0)) for _ in range(3))
+    for course in (faster, slower, close):
+        assert course.windows(1.5, 1.0, 1.0, 1.0) == ["", "watch", "measure", "use"]
+        assert str(course.strategy) == str(Strategy.parse(TOPK))
+    assert faster.windows(9.0, 0.5, 0.5, 0.5) == ["", "", "", ""], "the first steps after a change do not count"
+    assert slower.windows(1.0, 1.2, 1.2) == ["", "", "use"]
+    assert slower.strategy == Strategy()
+    assert close.windows(0.9, 0.985, 0.985) == ["", "", "use"], "less than 2% is no clear gain"
+    lossy = Course(chosen(TOPK, steps_ratio=1.5))
+    lossy.windows(1.0, 1.0, 1.0, 1.0)
+    assert lossy.windows(0.8, 0.8, 0.8) == ["", "", "use"], "0.8 of the step, 1.5 times the steps"
+
+
+def test_where_few_steps_exchange_whole_cycles_are_judged() -> None:
+    """Three of four steps are short. Their median would be a gain; with the fourth they take as long as DDP's."""
+    cycle = [0.5, 0.5, 0.5, 2.5]
+    course = Course(chosen(LOCAL, steps_ratio=1.0))
+    course.windows(1.0, 1.0, 1.0, 1.0)
+    assert str(course.strategy) == str(Strategy.parse(LOCAL))
+    steps = cycle * 15
+    windows = [steps[number : number + EVERY] for number in range(0, len(steps), EVERY)]
+    assert course.windows(*windows[:5]) == ["", "", "", "", "use"], "one to settle, then twice three cycles in 20 steps"
+    assert course.strategy == Strategy()
+    gains = Course(chosen(LOCAL, steps_ratio=1.0))
+    gains.windows(1.0, 1.0, 1.0, 1.0)
+    assert set(gains.windows(*[[time_s - 0.1 for time_s in window] for window in windows] * 5)) == {""}
+    assert str(gains.strategy) == str(Strategy.parse(LOCAL))
+
+
+def test_gradients_that_are_owed_are_sent_before_replicas_train_alone() -> None:
+    course = Course(chosen(TOPK, steps_ratio=1.0), chosen(LOCAL, steps_ratio=1.0))
+    course.windows(1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, *[0.5] * 5)
+    assert course.windows(5.0, 5.0, 5.0, 5.0) == ["", "watch", "measure", "use"]
+    assert course.strategy == Strategy()
+    assert course.windows(9.0) == ["use"]
+    assert str(course.strategy) == str(Strategy.parse(LOCAL))
+
+
+def test_a_strategy_that_is_refused_is_not_planned_again() -> None:
+    course = Course(chosen(TOPK, steps_ratio=1.0), chosen(DDP, steps_ratio=1.0))
+    assert course.windows(1.0, 1.0, 1.0, 1.0)[-1] == "use"
+    course.lead.refused(str(Strategy.parse(TOPK)))
+    course.strategy = Strategy()
+    assert course.windows(1.0, 1.0) == ["watch", "measure"]
+    assert course.lead.given_up == (str(Strategy.parse(TOPK)),)
+
+
+def test_steps_that_change_make_it_plan_again_and_noise_does_not() -> None:
+    predicted = replace(chosen(DDP, steps_ratio=1.0), ddp_step_s=0.9)
+    course = Course(chosen(TOPK, steps_ratio=1.0), predicted)
+    course.windows(1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5)
+    assert set(course.windows(*[0.5, 0.6, 0.45, 2.0] * 5)) == {""}, "one odd window is chance"
+    assert course.windows(0.5) == [""]
+    found = course.windows(1.0, 1.0)
+    assert found == ["", "watch"]
+    assert course.windows(1.0, 1.0) == ["measure", "use"]
+    assert course.strategy == Strategy()
+    within = len(found) + 2
+    assert within * EVERY <= 50
+    assert course.windows(0.9, 0.9) == ["", ""]
+    assert set(course.windows(*[1.8] * (REST_STEPS // EVERY - 1))) == {""}, "not again at once"
+
+
+def test_links_that_change_while_a_plan_is_made_or_tried_make_it_plan_again() -> None:
+    searching = Course(None, chosen(TOPK, steps_ratio=1.0))
+    assert searching.windows(1.0, 1.0, 1.0, 5.0, 5.0) == ["", "watch", "measure", "", "watch"]
+    assert searching.strategy == Strategy(), "the answer was one for other links"
+    trying = Course(chosen(TOPK, steps_ratio=1.0))
+    assert trying.windows(1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0)[-1] == "use", "back to DDP, whose steps were shorter"
+    assert trying.windows(5.0, 5.0) == ["", "watch"], "but are no longer"
+    assert trying.lead.given_up == ()
+    surprised = Course(chosen(TOPK, steps_ratio=1.0), replace(chosen(DDP, steps_ratio=1.0), ddp_step_s=0.2))
+    surprised.windows(1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, *[0.5] * 5)
+    assert surprised.windows(2.0, 2.0, 2.0, 2.0, 2.0, 2.0) == ["", "watch", "measure", "use", "", "watch"], (
+        "DDP was to take 0.2 s on these links and takes 2 s"
+    )
+    quiet = Course(chosen(TOPK, steps_ratio=1.0))
+    quiet.windows(1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0)
+    assert set(quiet.windows(*[1.0] * 20)) == {""}
+
+
+def test_without_an_answer_training_goes_on_as_it_was() -> None:
+    course = Course("the planner has ended with 1: boom")
+    assert course.windows(1.0, 1.0, 1.0, 1.0)[-1] == "use"
+    assert course.strategy == Strategy()
+
+
+# -- what is chosen --------------------------------------------------------------------------------------------
+
+
+def findings(bandwidth_bps: float) -> Findings:
+    tensors = [TensorShape(name=f"{number}.weight", shape=(512, 1024)) for number in range(6)]
+    layers = tuple(Layer(name=one.name, forward_s=5e-3, backward_s=1e-2, tensors=(one,)) for one in tensors)
+    return Findings(
+        workload=Workload(name="m", batch=1, layers=layers, source="made up"),
+        cluster=Cluster.uniform(4, Link(bandwidth_bps=bandwidth_bps)),
+        device="cpu",
+    )
+
+
+def asked(bandwidth_bps: float, **settings: object) -> dict[str, object]:
+    usual = {"max_loss_gap": None, "task": "text", "total_steps": None}
+    return {**findings(bandwidth_bps).to_table(), **usual, **settings}
+
+
+def test_only_what_a_script_for_ddp_can_run_is_chosen() -> None:
+    slow = choose(asked(1e8, max_loss_gap=0.2, total_steps=10_000))
+    assert suits(Strategy.parse(slow.strategy), None)
+    assert Strategy.parse(slow.strategy).compression.name != "none"
+    assert slow.step_s * slow.steps_ratio < slow.ddp_step_s
+    assert slow.reason.startswith("Use ")
+    exact = choose(asked(1e8))
+    assert Strategy.parse(exact.strategy).compression.name == "none", "no gap was allowed"
+    assert choose(asked(1e12, max_loss_gap=0.2, total_steps=10_000)).strategy == DDP
+    again = choose(asked(1e8, max_loss_gap=0.2, total_steps=10_000, given_up=[slow.strategy]))
+    assert again.strategy != slow.strategy
+    for text in ("dear", "demo-int4", "bsp / parameter_server", "bsp / sharded / none", "onebit-adam", "d-psgd"):
+        assert not suits(Strategy.parse(text), 10_000), text
+
+
+def test_replicas_may_train_alone_where_the_end_of_training_is_known() -> None:
+    diloco = Strategy.parse("diloco(period=32)")
+    assert suits(diloco, 10_000)
+    assert not suits(diloco, None)
+    assert not suits(diloco, 100), "too few rounds are left"
+    allowed = {"max_loss_gap": 0.2, "total_steps": 10_000}
+    alone = choose(asked(1e7, **allowed, steps_left=10_000))
+    assert not Strategy.parse(alone.strategy).exchanges_gradients()
+    assert Strategy.parse(choose(asked(1e7, **allowed)).strategy).exchanges_gradients()
+    assert Strategy.parse(choose(asked(1e7, **allowed, steps_left=100)).strategy).exchanges_gradients()
+    strict = choose(asked(1e7, max_loss_gap=0.0, total_steps=10_000, steps_left=10_000))
+    assert Strategy.parse(strict.strategy).exchanges_gradients(), "no loss is allowed"
+    without = choose(asked(1e7, **allowed, steps_left=10_000, free_bytes=1000))
+    assert Strategy.parse(without.strategy).state_bytes(findings(1e7).workload.tensors) <= 1000
+
+
+@pytest.mark.parametrize("probed_bps", [1e7, 1e9])
+def test_where_ddps_own_steps_disagree_with_a_probe_they_are_believed(probed_bps: float) -> None:
+    def ddp_s(asked: Question) -> float:
+        found = Judge(asked).choice(Strategy())
+        assert not isinstance(found, str)
+        return found.step_s
+
+    true, wrong = (read_question(asked(bandwidth_bps)) for bandwidth_bps in (1e8, probed_bps))
+    found = as_ddp_says(wrong, ddp_s(true))
+    assert found.setting.cluster.links[0].bandwidth_bps == pytest.approx(1e8, rel=0.02)
+    assert as_ddp_says(true, 1.1 * ddp_s(true)) is true, "close enough"
+
+
+@pytest.mark.timeout(120)
+def test_the_search_runs_in_a_process_of_its_own() -> None:
+    search = InChildProcess(max_loss_gap=None, task="text", total_steps=None).start(findings(1e12))
+    until_s = time.monotonic() + 110
+    while (found := search.decision()) is None and time.monotonic() < until_s:
+        time.sleep(0.05)
+    search.stop()
+    assert isinstance(found, Decision), found
+    assert found.strategy == DDP
+
+
+# -- what attach accepts ---------------------------------------------------------------------------------------
+
+
+def test_text_and_object_say_the_same() -> None:
+    assert read_auto("auto") == laconic.Auto()
+    made = read_auto("auto(max_loss_gap=1%, total_steps=500)")
+    assert made == laconic.Auto(max_loss_gap=0.01, total_steps=500)
+    assert read_auto(str(made)) == made
+    assert read_auto("ddp") == "ddp"
+    assert "strategy" in inspect.signature(laconic.attach).parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("auto(max_loss_gap=0.01)", {}, "needs total_steps"),
+        ("auto(max_loss_gap=2)", {"total_steps": 10}, "share from 0 to 1"),
+        ("auto(total_steps=10)", {"total_steps": 20}, "Give it once"),
+        ("auto(total_steps=many)", {}, "whole number"),
+        ("auto(max_loss_gap=1%, task=other)", {"total_steps": 9}, "has no effect with task"),
+        ("auto(task=sums)", {}, '"text" or "other"'),
+        ("auto / all_reduce", {}, "cannot be combined"),
+        ("auto(max_gap=1%)", {}, "no such setting"),
+        ("auto", {"elastic": laconic.Elastic(max_ranks=2)}, "Leave elastic out"),
+    ],
+)
+def test_errors(text: str, options: dict[str, object], message: str) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(LaconicError, match=message):
+        laconic.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), text, **options)
+    assert not model._forward_pre_hooks
+
+
+def test_ranks_that_disagree_and_join_are_refused() -> None:
+    def one_rank(transport: laconic.Transport) -> str:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(AttachError) as refused:
+            laconic.attach(model, optimizer, "auto" if transport.rank else "ddp", transport=transport)
+        session = laconic.attach(model, optimizer, "auto", transport=transport)
+        with session, pytest.raises(AttachError, match="does not work with"):
+            session.join()
+        return str(refused.value)
+
+    for said in laconic.InProcessCluster(2, timeout_s=20).run(one_rank):
+        assert "ranks attach different things: strategy" in said

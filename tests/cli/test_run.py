@@ -1,0 +1,74 @@
+"""`laconic run` starts processes, replaces those that are killed, and says why a job ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.processes import Command, eventually
+from tests.website.blocks import blocks
+
+from laconic.cli.dispatch import main
+
+pytestmark = pytest.mark.dist
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--nproc", "2"], "nothing to run"),
+        (["--nproc", "0", "train.py"], "--nproc must be >= 1"),
+        (["--min", "3", "--max", "2", "train.py"], "--max >= --min"),
+        (["--listen", "here:there", "train.py"], "--listen must be ADDRESS[:PORT]"),
+        (["--join", "127.0.0.1", "train.py"], "--join must be ADDRESS:PORT"),
+        (["--join", "127.0.0.1:1", "--min", "2", "train.py"], "--min is decided where the job was started"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_killed_processes_are_replaced_until_all_have_ended(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    script = (
+        "import os, pathlib, signal\n"
+        f"path = pathlib.Path({str(count)!r})\n"
+        "assert os.environ['LOCAL_RANK'] == '0' and 'RANK' not in os.environ\n"
+        "started = int(path.read_text()) + 1 if path.exists() else 1\n"
+        "path.write_text(str(started))\n"
+        "if started < 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with Command(["run", "--", sys.executable, "-c", script], tmp_path / "run") as job:
+        assert job.wait(60) == 0
+        assert "worker 0.0 was ended by SIGKILL" in job.stderr
+        assert "worker 0.2 takes its place" in job.stderr
+    assert count.read_text() == "3"
+
+
+@pytest.mark.slow
+def test_the_script_of_the_documentation(tmp_path: Path) -> None:
+    (block,) = [block for block in blocks("python") if block.page == "docs/elastic.md" and block.file_name]
+    script = tmp_path / block.file_name
+    script.write_text(block.code + "assert session.views and session.world_size == 2\n")
+    with Command(["run", "--nproc", "2", "--min", "2", str(script)], tmp_path / "run") as job:
+        assert job.wait(90) == 0, job.stderr
+
+
+def test_an_error_of_the_script_ends_the_job(tmp_path: Path) -> None:
+    script = "import os, sys, time\nif os.environ['LOCAL_RANK'] == '1': sys.exit(3)\ntime.sleep(60)"
+    with Command(["run", "--nproc", "2", "--", sys.executable, "-c", script], tmp_path) as job:
+        assert job.wait(60) == 2
+        assert "worker 0.1 ended with exit code 3, so the job has ended" in job.stderr
+
+
+def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"import os, pathlib, time\npathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
+    with Command(["run", "--", sys.executable, "-c", script], tmp_path / "run") as job:
+        assert eventually(lambda: pid.exists() and bool(pid.read_text()))
+        job.send_signal(signal.SIGINT)
+        assert job.wait(60) == 130
+    assert not Path(f"/proc/{pid.read_text()}").exists()

@@ -1,0 +1,148 @@
+"""Training scripts of elastic workers in which something happens on purpose."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from benchmarks.elastic.worker import BATCH, SEED, Samples, digest, make_model, train
+from torch.utils.data import DataLoader
+
+import laconic
+from laconic.membership.transport import ViewTransport
+from laconic.membership.view import ViewBroken
+from laconic.runtime.elastic.recovery import ElasticRecovery
+
+
+def one_misses_the_vote(strategy: str, folder: str) -> None:
+    """In the seventh unit the vote of one worker seems to fail, although it has completed on all others."""
+    vote = ElasticRecovery._vote
+
+    def missed(recovery: ElasticRecovery, what: str) -> dict[str, int]:
+        heard = vote(recovery, what)
+        if recovery.unit == 6 and recovery.view.number == 0 and recovery.transport.rank == 2:
+            raise ViewBroken("the answer did not arrive")
+        return heard
+
+    ElasticRecovery._vote = missed
+    train(strategy, folder, last_step=24)
+
+
+def one_is_slow(strategy: str, folder: str) -> None:
+    """The worker in one slot takes three times as long for a sample as the others."""
+    slow = os.environ["LOCAL_RANK"] == "1"
+    train(strategy, folder, sample_s=0.006 if slow else 0.002, balance=True)
+
+
+def one_raises(strategy: str, folder: str) -> None:
+    """The script of one worker has a mistake, which shows after a while."""
+    if os.environ["LOCAL_RANK"] == "1":
+        made = ElasticRecovery.step_made
+
+        def step_made(recovery: ElasticRecovery) -> None:
+            made(recovery)
+            if recovery.unit == 5:
+                raise ZeroDivisionError("a mistake in the script")
+
+        ElasticRecovery.step_made = step_made
+    train(strategy, folder, last_step=200)
+
+
+def two_die_in_the_vote(strategy: str, folder: str) -> None:
+    """Two workers of the first view die when they have sent their part of a vote, before they know the outcome."""
+    vote = ElasticRecovery._vote
+
+    def fatal(recovery: ElasticRecovery, what: str) -> dict[str, int]:
+        if recovery.unit == 5 and recovery.view.number == 0 and recovery.transport.rank in (1, 3):
+            os.kill(os.getpid(), 9)
+        return vote(recovery, what)
+
+    ElasticRecovery._vote = fatal
+    train(strategy, folder, last_step=30)
+
+
+def joiners_die_with_half_the_state(strategy: str, folder: str) -> None:
+    """The first worker that joins dies while it takes the state over; the source of the second one does."""
+    import laconic.runtime.elastic.recovery as module
+
+    share = module.share_state
+
+    def fatal(transport: ViewTransport, *arguments: object) -> object:
+        name, place = os.environ["LACONIC_WORKER"], Path(folder)
+        if name == "0.4":
+            os.kill(os.getpid(), 9)
+        if transport.rank == 0 and (place / "0.5.jsonl").exists() and not (place / "source-died").exists():
+            (place / "source-died").write_text(name)
+            os.kill(os.getpid(), 9)
+        return share(transport, *arguments)
+
+    module.share_state = fatal
+    train(strategy, folder)
+
+
+def rounds_by_time(strategy: str, folder: str) -> None:
+    """Every step moves the only parameter by one, and the worker in one slot is slower than the others."""
+    place = Path(folder)
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    log = laconic.EventLog(place / f"{os.environ['LACONIC_WORKER']}.jsonl")
+    elastic, period = laconic.Elastic(min_ranks=1), laconic.Strategy.parse(strategy).synchronization.interval
+    with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log) as session:
+        while session.step < 8 * period:
+            model(torch.ones(1, 1)).sum().backward()
+            time.sleep(0.06 if os.environ["LOCAL_RANK"] == "1" else 0.02)
+            optimizer.step()
+            optimizer.zero_grad()
+            if session.step % period == 0:
+                data = {
+                    "digest": repr(model.weight.item()),
+                    "wall_s": time.time(),
+                    "view": session.views[-1].view.number,
+                }
+                log.write(laconic.Event("digest", time.monotonic(), session.rank, session.step, 0.0, {**data}))
+                if session.step == 3 * period and session.rank == 2:
+                    os.kill(os.getpid(), 9)
+
+
+def scaled_loss_and_two_optimizers(strategy: str, folder: str) -> None:
+    """Muon and AdamW under a GradScaler whose scale changes all the time; one worker dies and is replaced."""
+    place = Path(folder)
+    model, _ = make_model()
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=2e-3),
+        torch.optim.AdamW([p for p in model.parameters() if p.ndim < 2], lr=2e-3),
+    ]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
+    log = laconic.EventLog(place / f"{os.environ['LACONIC_WORKER']}.jsonl")
+    elastic, last = laconic.Elastic(min_ranks=1, max_ranks=8), 0
+    with laconic.attach(
+        model, optimizers, strategy, elastic=elastic, timeout_s=60, events=log, grad_scaler=scaler
+    ) as session:
+        for number, (inputs, targets) in enumerate(session.batches(loader, epochs=10**6, seed=SEED)):
+            loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+            # Once in a while the mean gradient of all is not finite, so every rank skips the step.
+            overflow = session.rank == 0 and number % 5 == 3
+            scaler.scale(loss * (float("inf") if overflow else 1.0)).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            if session.step > last:
+                last = session.step
+                states = [optimizer.state[p] for optimizer in optimizers for p in optimizer.state]
+                fields = [value for state in states for _, value in sorted(state.items())]
+                said = f"{digest([*model.parameters(), *map(torch.as_tensor, fields)])} {scaler.get_scale()}"
+                data = {"digest": said, "wall_s": time.time(), "view": session.views[-1].view.number}
+                log.write(laconic.Event("digest", time.monotonic(), session.rank, last, 0.0, {**data}))
+                if last == 6 and session.rank == 2 and session.views[-1].view.number == 0:
+                    os.kill(os.getpid(), 9)
+            time.sleep(0.02)
+            joined = any(change.view.number and change.view.fresh for change in session.views)
+            if joined and last >= 12 + max(change.step for change in session.views):
+                break

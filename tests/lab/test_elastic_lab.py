@@ -1,0 +1,87 @@
+"""Faults on virtual hosts: real processes are killed, frozen and cut off, training goes on, and the report says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from laconic.cli import main
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+
+SCRIPT = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import laconic
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(480, 8), torch.randn(480, 1))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+elastic = laconic.Elastic(min_ranks=1, max_ranks=6)
+with laconic.attach(model, optimizer, "bsp", elastic=elastic, timeout_s=60) as session:
+    for inputs, targets in session.batches(DataLoader(data, batch_size=48, shuffle=True), epochs=10**6):
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+        last = session.views[-1]
+        if session.world_size == 2 and last.view.number and session.step >= last.step + 20:
+            break  # the host that was cut off is back
+"""
+
+
+def lab(tmp_path: Path, *words: str, script: str = SCRIPT, hosts: int = 2) -> int:
+    path = tmp_path / "train.py"
+    path.write_text(script, encoding="utf-8")
+    folder = str(tmp_path / "run")
+    options = ["--hosts", str(hosts), "--bandwidth", "1gbit", "--timeout", "200s", "--output", folder]
+    return main(["lab", *options, *words, "--", str(path)])
+
+
+def test_training_goes_on_without_a_host_whose_cable_is_pulled(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    faults = ["--slow", "rank=0,3x at=0.1s for=0.5s", "--cut-link", "1 at=1s for=3s"]
+    code = lab(tmp_path, *faults)
+    said = capfd.readouterr().out
+    assert code == 0, said
+    assert main(["report", str(tmp_path / "run"), "--json"]) == 0
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    cut, back = run["changes"]
+    assert (cut["died"], cut["num_ranks"]) == (["host1.0"], 1)
+    assert "said nothing for 1.5 s" in cut["why"]
+    assert cut["fault"] == '--cut-link "1 at=1s for=3s"'
+    # Its own process was fenced and replaced when the link was mended; 1.5 s is what a silent host is given.
+    assert (back["joined"], back["num_ranks"]) == (["host1.1"], 2)
+    assert 1.0 < cut["lost_s"] < 20
+    assert 0 < run["goodput"] < 1
+    slow, pulled = run["faults"]
+    assert (slow["view"], pulled["view"]) == (None, 1)
+
+
+def test_faults_without_effect_are_reported_when_the_job_has_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert lab(tmp_path, "--kill", "rank=0 at=0.5s", script="print('not elastic')", hosts=1) == 2
+    said = capfd.readouterr().out
+    assert "[host0.0] not elastic" in said
+    assert '--kill "rank=0 at=500ms" had no effect: no process became a rank of elastic training' in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--kill", "rank=9"], "there is no rank 9; ranks are 0 to 1"),
+        (["--kill", "rank=1", "--links", "paced"], "needs shaped links"),
+        (["--seed", "3"], "has no effect without a fault"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_once(
+    words: list[str], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert lab(tmp_path, *words) == 2
+    assert told in capfd.readouterr().err

@@ -1,0 +1,1 @@
+"""Sums formed on the way."""

@@ -1,0 +1,70 @@
+"""The replayed benchmark: queues that can be counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laconic.errors import ConfigurationError
+from laconic.simulator.serving.closed_loop import Passes, interpolated, replay
+from laconic.simulator.serving.load import Load
+
+PROMPT_S, TOKEN_S = 0.5, 0.01
+ALIKE = Passes(
+    prompt_s=lambda tokens: PROMPT_S,
+    output_s=lambda sequences: TOKEN_S,
+    mixed_sequence_s=0.0,
+    tokens_per_pass=100,
+    mixes=False,
+)
+"""Every prompt is a pass of its own."""
+
+
+def test_one_client_waits_for_nobody() -> None:
+    found = replay(1, Load(input_tokens=100, output_tokens=20), 1, ALIKE)
+    assert found.first_s == pytest.approx(PROMPT_S)
+    assert found.token_s == pytest.approx(TOKEN_S)
+
+
+@settings(max_examples=30, deadline=None)
+@given(clients=st.integers(1, 40), rounds=st.integers(1, 6))
+def test_prompts_alone_queue_for_each_other(clients: int, rounds: int) -> None:
+    """Answers of one token: at first half of all clients are before one, later all of them."""
+    load = Load(input_tokens=100, output_tokens=1, concurrency=clients, requests_per_client=rounds)
+    expected = PROMPT_S * ((clients + 1) / 2 + (rounds - 1) * clients) / rounds
+    assert replay(clients, load, clients, ALIKE).first_s == pytest.approx(expected)
+
+
+def test_a_single_place_serves_one_request_after_the_other() -> None:
+    load = Load(input_tokens=100, output_tokens=21, concurrency=4, requests_per_client=1)
+    found = replay(4, load, 1, ALIKE)
+    each_s = PROMPT_S + 20 * TOKEN_S
+    assert found.token_s == pytest.approx(TOKEN_S)
+    assert found.first_s == pytest.approx(PROMPT_S + each_s * (0 + 1 + 2 + 3) / 4)
+
+
+def test_running_sequences_stall_for_prompts_unless_these_are_mixed() -> None:
+    """Two clients, out of step by one prompt: the first stands still for the second's, or has a token from it."""
+    load = Load(input_tokens=100, output_tokens=11, concurrency=2, requests_per_client=1)
+    apart, mixed = (replay(2, load, 2, replace(ALIKE, mixes=mixes)) for mixes in (False, True))
+    assert apart.token_s == pytest.approx((PROMPT_S + 10 * TOKEN_S + 10 * TOKEN_S) / 20)
+    assert mixed.token_s == pytest.approx((PROMPT_S + 9 * TOKEN_S + 10 * TOKEN_S) / 20)
+
+
+def test_prompts_that_fit_share_a_pass() -> None:
+    load = Load(input_tokens=50, output_tokens=1, concurrency=4, requests_per_client=1)
+    assert replay(4, load, 4, ALIKE).first_s == pytest.approx(PROMPT_S * (1 + 1 + 2 + 2) / 4)
+
+
+def test_lines_are_interpolated_exactly() -> None:
+    line = interpolated(lambda size: 3 + 2 * size)
+    assert [line(size) for size in (1.0, 7.3, 4096.0)] == pytest.approx([5.0, 17.6, 8195.0])
+
+
+@pytest.mark.parametrize("shortest", [0.0, 1.5])
+def test_lengths_that_cannot_be_are_refused(shortest: float) -> None:
+    with pytest.raises(ConfigurationError, match="shortest must be above 0"):
+        Load(input_tokens=1, output_tokens=1, shortest=shortest)

@@ -1,0 +1,1 @@
+"""The documentation site: what MkDocs does not do by itself. Not part of the package."""
