@@ -42,7 +42,7 @@ def events() -> list[Event]:
     """Steps of 0.1 s on three ranks; b is killed at 1.05 s and replaced at 3 s; a cut link costs a step 0.4 s."""
     said = view(0, 0.0, "a,b,c", joined="a,b,c")
     said += [event for number in range(10) for event in unit(number, 0.1 * (number + 1), 0, 3)]
-    kill = {"fault": '--kill "rank=1 at=1.05s"', "processes": "b", "over": False}
+    kill = {"fault": '--kill "rank=1 at=1.05s"', "fault_kind": "kill", "processes": "b", "over": False}
     said.append(Event("fault", BEGAN_S + 1.05, 1, -1, 0.0, {**kill}))
     said += view(1, 1.4, "a,c", noticed_s=1.08, lost="b", why=EVIL, redone=True, lost_residual_norm=2.5)
     said += [event for number in range(10) for event in unit(10 + number, 1.5 + 0.15 * number, 1, 2)]
@@ -50,7 +50,7 @@ def events() -> list[Event]:
     said += [
         event for number in range(10) for event in unit(20 + number, 3.05 + 0.1 * number + 0.4 * (number > 4), 2, 3)
     ]
-    cut = {"fault": '--cut-link "0-1 for=0.1s"', "processes": "", "over": False}
+    cut = {"fault": '--cut-link "0-1 for=0.1s"', "fault_kind": "cut-link", "processes": "a,d", "over": False}
     said.append(Event("fault", BEGAN_S + 3.5, -1, -1, 0.0, {**cut}))
     said.append(Event("fault", BEGAN_S + 3.6, -1, -1, 0.0, {**cut, "over": True}))
     return said
@@ -80,6 +80,20 @@ def test_several_views_without_a_step_between_them_are_charged_once() -> None:
     said += [one for number in range(5, 10) for one in unit(number, 1.7 + 0.1 * (number - 5), 2, 1)]
     run = elastic_run(said, "here")
     assert [change.lost_s for change in run.changes] == [pytest.approx(1.7 - 0.5 - 0.1), 0.0]
+
+
+def fault(kind: str, processes: str, time_s: float) -> Event:
+    data = {"fault": f"--{kind}", "fault_kind": kind, "processes": processes, "over": False}
+    return Event("fault", BEGAN_S + time_s, -1, -1, 0.0, {**data})
+
+
+def test_a_death_is_that_of_the_last_fault_that_struck_the_process() -> None:
+    said = view(0, 0.0, "a,b,c") + unit(0, 0.1, 0, 3) + unit(1, 0.2, 0, 3)
+    said += [fault("freeze", "c", 0.15), fault("cut-link", "a,c", 0.5), fault("slow", "c", 0.6), fault("slow", "b", 2)]
+    said += view(1, 1.0, "a,b", noticed_s=0.6, lost="c") + unit(2, 1.1, 1, 2) + unit(3, 1.2, 1, 2)
+    said += view(2, 3.0, "a", noticed_s=2.9, lost="b") + unit(4, 3.1, 2, 1)
+    run = elastic_run(said, "here")
+    assert [change.fault for change in run.changes] == ["--cut-link", ""]  # nobody dies of being slow
 
 
 def test_what_is_no_elastic_run_is_said() -> None:

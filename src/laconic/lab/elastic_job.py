@@ -190,7 +190,12 @@ class _Recorder:
         ranks = {name: members.index(name) for name in strike.processes if name in members}
         named = [f"{name} (rank {ranks[name]})" if name in ranks else name for name in strike.processes]
         self.say(f"{fault}{' is over' if strike.over else ''}{': ' if named else ''}{', '.join(named)}")
-        data = {"fault": str(fault), "processes": ",".join(strike.processes), "over": strike.over}
+        data = {
+            "fault": str(fault),
+            "fault_kind": fault.kind,
+            "processes": ",".join(strike.processes),
+            "over": strike.over,
+        }
         rank = next(iter(ranks.values()), _UNKNOWN)
         self._log.write(Event("fault", self._clock.now(), rank, _UNKNOWN, 0.0, {**data}))
 

@@ -58,7 +58,7 @@ class Strike:
 
     fault: Fault
     processes: tuple[str, ...]
-    """Those that it struck."""
+    """Those that it struck; of a link that is cut, those on the hosts at its ends."""
     over: bool = False
     """It was undone, after the fault's for_s."""
 
@@ -137,8 +137,9 @@ class FaultInjector:
         if fault.kind == "cut-link":
             assert fault.host is not None, "parse_fault has seen to that"
             host, peer = fault.host, fault.peer
+            behind = [name for end in (host, peer) if end is not None for name in job.processes(end)]
             job.cut(host, peer, cut=True)
-            self._struck(one, now_s, (), lambda: job.cut(host, peer, cut=False))
+            self._struck(one, now_s, behind, lambda: job.cut(host, peer, cut=False))
             return
         if fault.kind == "join":
             host = fault.host if fault.host is not None else self._emptiest_host()

@@ -212,22 +212,22 @@ def _stays(views: Sequence[_View], began_s: float, end_s: float) -> Iterable[Sta
 
 
 def _attributed(faults: Sequence[Event], views: Sequence[_View]) -> dict[int, Event]:
-    """By view: the fault that it followed from, which named one of those that died or joined.
+    """By view: the fault that it followed from, the last before it that struck one of those that died or joined.
 
-    A link that is cut names no process: the next view that lost somebody, and that no other fault explains, is its own.
+    A process that was only slowed down has not died of that.
     """
     found: dict[int, Event] = {}
-    for named in (True, False):
-        for event in faults:
-            processes = set(_names(event.data.get("processes")))
-            if bool(processes) is not named:
-                continue
-            for view in views[1:]:
-                concerned = {*view.names("lost"), *view.names("joined")}
-                fits = bool(processes & concerned) if named else bool(view.names("lost"))
-                if view.number not in found and view.began_s >= event.time_s and fits:
-                    found[view.number] = event
-                    break
+    left = [event for event in faults if event.data.get("fault_kind") != "slow"]
+    for view in views[1:]:
+        concerned = {*view.names("lost"), *view.names("joined")}
+        fitting = [
+            event
+            for event in left
+            if event.time_s <= view.began_s and concerned.intersection(_names(event.data.get("processes")))
+        ]
+        if fitting:
+            found[view.number] = max(fitting, key=lambda event: event.time_s)
+            left.remove(found[view.number])
     return found
 
 
