@@ -94,6 +94,26 @@ def test_a_host_that_has_ended_is_noticed_at_once(host: subprocess.Popen[str]) -
     assert time.monotonic() - began_s < 5
 
 
+def test_a_host_that_ends_just_before_the_connection_leaves_no_thread(
+    host: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = job_store._raise_if_refused
+    looks: list[int] = []
+
+    def end_after_the_first_look(address: str | None, port: int | None) -> None:
+        if not looks:
+            host.kill()
+            host.wait()
+        else:
+            refused(address, port)
+        looks.append(len(looks))
+
+    monkeypatch.setattr(job_store, "_raise_if_refused", end_after_the_first_look)
+    with pytest.raises(RuntimeError, match="refuses connections"):
+        JobStore(timeout_s=60.0)
+    assert eventually(lambda: not _threads(), 10)
+
+
 def test_what_a_call_raises_is_raised_and_what_a_look_finds_ends_it() -> None:
     def wrong() -> None:
         raise ValueError("wrong")

@@ -24,6 +24,8 @@ import torch.distributed as dist
 _T = TypeVar("_T")
 _SLICE_S = 0.5
 """Poll interval of a wait for failed peers."""
+_ATTEMPT_S = 2.0
+"""Time limit of the first attempt to connect."""
 _CONNECTING = threading.Lock()
 _OPEN_FILES = Path("/proc/self/fd")
 
@@ -155,8 +157,21 @@ def _default_store() -> dist.Store:
 def _connect(host: str | None, port: int | None, timeout_s: float) -> dist.Store:
     if host is None or port is None:
         return _default_store().clone()  # pyrefly: ignore[missing-attribute]
-    # Not a clone, which would keep trying to connect for as long as the training script's own timeout.
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    # Not a clone, which would keep trying to connect for as long as the training script's own timeout. In attempts that
+    # become longer: torch goes on trying where connections are refused, and nothing can end an attempt.
+    deadline_s, attempt_s = time.monotonic() + timeout_s, _ATTEMPT_S
+    while True:
+        limit = timedelta(seconds=max(0.001, min(attempt_s, deadline_s - time.monotonic())))
+        try:
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        except RuntimeError:
+            _raise_if_refused(host, port)
+            if time.monotonic() >= deadline_s:
+                raise
+            attempt_s *= 2
+        else:
+            store.set_timeout(timedelta(seconds=timeout_s))
+            return store
 
 
 def sockets(*, without: Collection[int] = ()) -> dict[int, int]:
