@@ -37,6 +37,8 @@ class Job:
     compiled: Literal["none", "model", "blocks"] = "model"
     """What goes through torch.compile. A compiled model hands over all gradients at the end of its backward pass; with
     compiled blocks, those of one block travel while the next one computes."""
+    text: str = ""
+    """A digest of the tokens: losses on other text cannot be compared. Empty where only times are wanted."""
 
     @property
     def evaluates(self) -> bool:

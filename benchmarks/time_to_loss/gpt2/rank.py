@@ -39,7 +39,7 @@ class Training:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self._tokens = tokens
         torch.manual_seed(job.seed)
-        shape = replace(gpt_shape(job.size), context=job.context, vocabulary=vocabulary(job))
+        shape = replace(gpt_shape(job.size), context=job.context, vocabulary=vocabulary(job.size))
         self.model = SmallGpt(shape).to(self.device)
         self._forward: Callable[[torch.Tensor], torch.Tensor] = self.model
         strategy = None
@@ -121,9 +121,9 @@ class Training:
             return self._cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
-def vocabulary(job: Job) -> int:
+def vocabulary(size: str) -> int:
     """Tokens that are told apart: as GPT-2 has, and few for models that only try the code."""
-    return gpt_shape(job.size).vocabulary if job.size == "gpt2" else 1024
+    return gpt_shape(size).vocabulary if size == "gpt2" else 1024
 
 
 def diloco_by_hand(model: nn.Module, period: int) -> Callable[[int], None]:
