@@ -15,6 +15,7 @@ from laconic.architecture.all_reduce import Everyone, round_sent
 from laconic.compression import Adaptive, Compressor, EfSignSgd, OneBit, Packed, SignSgd
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
+from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, ParameterState
 from laconic.core.tensor import TensorSpec
@@ -225,6 +226,12 @@ def test_a_decoded_payload_is_added_as_it_is_written(compressor: Compressor) -> 
             total.copy_(begun)
             compressor.add_decoded(payload, total, state)
             assert bits(total) == bits(begun + written)
+            stacked = Payload(tuple(torch.stack([tensor, tensor]) for tensor in payload.tensors))
+            outs = torch.empty((2, numel), dtype=dtype)
+            compressor.decode_rows(stacked, outs, state)
+            assert bits(outs) == bits(torch.stack([written, written]))
+            compressor.add_decoded_rows(stacked, total, state)
+            assert bits(total) == bits(begun + written + written + written)
             assert [bits(tensor) for tensor in payload.tensors] == before
 
 

@@ -190,7 +190,7 @@ class TestSite:
         assert len(pages) > 60
         # Parts of the page move for a moment after a change of its width.
         wide = (
-            "new Promise((done) => { const end = performance.now() + 2000, root = document.documentElement;"
+            "new Promise((done) => { const end = performance.now() + 10000, root = document.documentElement;"
             "const look = () => { const over = root.scrollWidth - root.clientWidth;"
             "over && performance.now() < end ? requestAnimationFrame(look) : done(over) }; look() })"
         )

@@ -100,6 +100,14 @@ class Codec(Protocol):
         """Add what a payload stands for."""
         ...
 
+    def decode_rows(self, payloads: Payload, outs: torch.Tensor, state: BucketState) -> None:
+        """Decode stacked payloads, one into each row of `outs`."""
+        ...
+
+    def add_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Add all of the stacked payloads to `out`, one after the other."""
+        ...
+
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:

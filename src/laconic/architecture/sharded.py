@@ -179,8 +179,7 @@ class Sharded(Architecture):
         write_payloads(packed, mine)
         received = packed.new_empty((transport.world_size, packed.numel()))
         yield transport.all_gather(received, packed, what=wire.what)
-        for other, filled in zip(rows, received, strict=True):
-            coded.write_to(other, iter(read_payloads(filled, mine)), compression)
+        coded.write_to(rows, iter(read_payloads(received, mine)), compression)
 
     def init_weights(self, compression: Codec, weights: Bucket, world_size: int) -> BucketState:
         """The compressor's state for this rank's row of weights; nothing is kept between steps."""

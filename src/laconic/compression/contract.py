@@ -73,6 +73,16 @@ class Compressor(Method):
         self.decode(payload, one, state)
         out += one
 
+    def decode_rows(self, payloads: Payload, outs: torch.Tensor, state: BucketState) -> None:
+        """Decode stacked payloads, one into each row of `outs`."""
+        for number, out in enumerate(outs):
+            self.decode(payloads.row(number), out, state)
+
+    def add_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Add all of the stacked payloads to `out`, one after the other."""
+        for number in range(len(payloads.tensors[0])):
+            self.add_decoded(payloads.row(number), out, state)
+
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
@@ -192,6 +202,16 @@ class Packed(Compressor):
         self.unpack(packed, one, state)
         out += one
 
+    def unpack_rows(self, rows: torch.Tensor, outs: torch.Tensor, state: BucketState) -> None:
+        """Unpack each row into that of `outs`."""
+        for packed, out in zip(rows, outs, strict=True):
+            self.unpack(packed, out, state)
+
+    def add_unpacked_rows(self, rows: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        """Add what all rows stand for to `out`, one after the other."""
+        for packed in rows:
+            self.add_unpacked(packed, out, state)
+
     def packed_bytes(self, bucket: Bucket) -> int:
         """The number of bytes that `pack` returns; a multiple of 4, so that rows of payloads stay aligned."""
         raise NotImplementedError
@@ -211,6 +231,14 @@ class Packed(Compressor):
     def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Unpack them."""
         self.add_unpacked(payload.tensors[0], out, state)
+
+    def decode_rows(self, payloads: Payload, outs: torch.Tensor, state: BucketState) -> None:
+        """Unpack them."""
+        self.unpack_rows(payloads.tensors[0], outs, state)
+
+    def add_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Unpack them."""
+        self.add_unpacked_rows(payloads.tensors[0], out, state)
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
         """The packed bytes."""
@@ -263,8 +291,7 @@ class Packed(Compressor):
         # In the order of ranks, so that every rank comes to the same bits.
         total = torch.empty_like(like)
         self.unpack(rows[0], total, state)
-        for row in rows[1:]:
-            self.add_unpacked(row, total, state)
+        self.add_unpacked_rows(rows[1:], total, state)
         return total
 
     def _by_shards(self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None) -> Exchange:

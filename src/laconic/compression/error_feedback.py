@@ -90,6 +90,14 @@ class ErrorFeedback(Wrapper):
         _keep(state, due.sub_(sent))
         return payload
 
+    def decode_rows(self, payloads: Payload, outs: torch.Tensor, state: BucketState) -> None:
+        """As the inner compressor."""
+        self.inner.decode_rows(payloads, outs, state)
+
+    def add_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """As the inner compressor."""
+        self.inner.add_decoded_rows(payloads, out, state)
+
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:

@@ -13,6 +13,10 @@ class Payload:
 
     tensors: tuple[torch.Tensor, ...]
 
+    def row(self, number: int) -> Payload:
+        """One of several payloads that are stacked: each tensor has a row for each of them."""
+        return Payload(tuple(tensor[number] for tensor in self.tensors))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""

@@ -54,23 +54,25 @@ class CodedRow:
         """The parts of a row that are encoded, each with its state."""
         return [(batch.taken_from(row), part) for batch, part in self._parts()]
 
-    def write_to(self, row: torch.Tensor, payloads: Iterator[Payload], compression: Codec) -> None:
-        """Decode the next payloads into the row."""
-        for (batch, part), payload in zip(self._parts(), payloads, strict=False):
+    def write_to(self, rows: torch.Tensor, payloads: Iterator[Payload], compression: Codec) -> None:
+        """Decode the next stacked payloads, one into each row."""
+        for (batch, part), stacked in zip(self._parts(), payloads, strict=False):
             if len(batch.places) == 1:
-                compression.decode(payload, row[batch.places[0]], part)
+                compression.decode_rows(stacked, rows[:, batch.places[0]], part)
                 continue
-            for place, values in batch.placed(_decoded(payload, row, part, compression)):
-                row[place] = values
+            for number, row in enumerate(rows):
+                for place, values in batch.placed(_decoded(stacked.row(number), row, part, compression)):
+                    row[place] = values
 
     def add_to(self, row: torch.Tensor, payloads: Iterator[Payload], compression: Codec) -> None:
-        """Decode the next payloads and add them."""
-        for (batch, part), payload in zip(self._parts(), payloads, strict=False):
+        """Decode the next stacked payloads and add all of them, in the order of ranks."""
+        for (batch, part), stacked in zip(self._parts(), payloads, strict=False):
             if len(batch.places) == 1:
-                compression.add_decoded(payload, row[batch.places[0]], part)
+                compression.add_decoded_rows(stacked, row[batch.places[0]], part)
                 continue
-            for place, values in batch.placed(_decoded(payload, row, part, compression)):
-                row[place] += values
+            for number in range(len(stacked.tensors[0])):
+                for place, values in batch.placed(_decoded(stacked.row(number), row, part, compression)):
+                    row[place] += values
 
 
 def _decoded(payload: Payload, like: torch.Tensor, part: BucketState, compression: Codec) -> torch.Tensor:
@@ -141,10 +143,9 @@ def added_up(
     yield work
     for total in out:
         total.zero_()
-    for filled in received:  # in the order of ranks, on every rank
-        found = iter(read_payloads(filled, payloads[group.rank]))
-        for row, total in zip(shares[group.rank], out, strict=True):
-            row.add_to(total, found, compression)
+    found = iter(read_payloads(received, payloads[group.rank]))
+    for row, total in zip(shares[group.rank], out, strict=True):
+        row.add_to(total, found, compression)
 
 
 def write_payloads(row: torch.Tensor, payloads: Sequence[Payload]) -> None:
@@ -156,14 +157,15 @@ def write_payloads(row: torch.Tensor, payloads: Sequence[Payload]) -> None:
             at += tensor.nbytes
 
 
-def read_payloads(row: torch.Tensor, like: Sequence[Payload]) -> list[Payload]:
-    """Payloads of the same dtypes and shapes as these, from a row of bytes."""
+def read_payloads(rows: torch.Tensor, like: Sequence[Payload]) -> list[Payload]:
+    """Stacked payloads of the same dtypes and shapes as these, from rows of bytes."""
     found: list[Payload] = []
     at = 0
     for payload in like:
         tensors: list[torch.Tensor] = []
         for tensor in payload.tensors:
-            tensors.append(row[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+            taken = rows[:, at : at + tensor.nbytes].view(tensor.dtype)
+            tensors.append(taken.view(len(rows), *tensor.shape))
             at += tensor.nbytes
         found.append(Payload(tuple(tensors)))
     return found

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Packed
-from laconic.compression.kernels.quantizers import decode, encode
+from laconic.compression.kernels.quantizers import decode, decode_rows, encode
 from laconic.compression.traits import Traits
 from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.compression.wire.seeds import moment_seed
@@ -74,6 +74,16 @@ class Quantizer(Packed):
         """In one pass."""
         # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
         decode(self.decoder, packed, self.chunks(state), out, add=True, **self.decoder_settings())
+
+    def unpack_rows(self, rows: torch.Tensor, outs: torch.Tensor, state: BucketState) -> None:
+        """With one launch of a kernel on a GPU."""
+        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
+        decode_rows(self.decoder, rows, self.chunks(state), outs, **self.decoder_settings())
+
+    def add_unpacked_rows(self, rows: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        """With one launch of a kernel on a GPU, which reads and writes `out` once."""
+        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
+        decode_rows(self.decoder, rows, self.chunks(state), out, add=True, **self.decoder_settings())
 
     def packed_bytes(self, bucket: Bucket) -> int:
         """As `chunks` counts them."""

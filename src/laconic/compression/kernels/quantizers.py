@@ -1,9 +1,10 @@
 """Pack a bucket into codes and scales, and unpack it again.
 
-A family of quantizers has two tables:
+A family of quantizers has two tables, and a third on devices where a launch takes long:
 
     ENCODERS[name](flat, chunks, packed, moment_seed, **settings)     fills `packed` except for its padding
     DECODERS[name](packed, chunks, out, add, **settings)              fills `out`, or adds to it
+    ROW_DECODERS[name](rows, chunks, out, add, **settings)            fills each row of `out`, or adds all rows to it
 """
 
 from __future__ import annotations
@@ -50,3 +51,27 @@ def decode(
     if len(packed):
         kernels = load_kernels("quantizers", out.device.type, reference=reference)
         kernels.DECODERS[name](packed, chunks, out, add, **settings)
+
+
+def decode_rows(
+    name: str,
+    rows: torch.Tensor,
+    chunks: Chunks,
+    out: torch.Tensor,
+    *,
+    add: bool = False,
+    reference: bool = False,
+    **settings: float,
+) -> None:
+    """Write what each of `rows` stands for into the same row of `out`, or add all of them, in their order, to `out`."""
+    assert rows.shape[1] == chunks.packed_bytes, f"{rows.shape[1]} bytes where {chunks.packed_bytes} are due"
+    assert rows.stride(1) == 1, "the bytes of a payload lie one after the other"
+    if not rows.numel():
+        return
+    kernels = load_kernels("quantizers", out.device.type, reference=reference)
+    together = getattr(kernels, "ROW_DECODERS", {}).get(name)
+    if together is not None:
+        together(rows, chunks, out, add, **settings)
+        return
+    for number, packed in enumerate(rows):
+        kernels.DECODERS[name](packed, chunks, out if add else out[number], add, **settings)

@@ -145,32 +145,28 @@ def _encode(
 
 
 @triton.jit
-def _decode(
+def _values(
     packed,
     scale_bytes,
-    starts,
-    code_starts,
-    out,
-    num_chunks,
+    row,
+    there,
+    column,
+    length,
+    code_start,
+    part,
     largest,
     KIND: tl.constexpr,
     BITS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    ADD: tl.constexpr,
 ):
+    """What the codes of a few chunks stand for, in float32."""
     scales = packed.to(tl.pointer_type(tl.float32), bitcast=True)
     codes_at = packed + scale_bytes
-    row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)
-    part = tl.program_id(0) % PARTS
-    there = row < num_chunks
-    start, length, code_start = _places(starts, code_starts, row, there, BITS, ALIGNED)
-    column = part * BLOCK + tl.arange(0, BLOCK)
-    inside = column[None, :] < length[:, None]
     if BITS == 8:
-        codes = tl.load(codes_at + code_start[:, None] + column[None, :], mask=inside, other=0)
+        codes = tl.load(
+            codes_at + code_start[:, None] + column[None, :], mask=column[None, :] < length[:, None], other=0
+        )
     elif BITS & (BITS - 1) != 0:
         at, due = _bytes_of_words(length, code_start, part, BITS, BLOCK)
         data = tl.load(codes_at + at, mask=due, other=0).to(tl.int64) << (tl.arange(0, 8) * 8)[None, None, :]
@@ -205,14 +201,60 @@ def _decode(
         high = tl.load(scales + 2 * row, mask=there, other=0.0)
         low = tl.load(scales + 2 * row + 1, mask=there, other=0.0)
         values = tl.where(codes == 1, high[:, None], low[:, None])
-    at = out + start[:, None] + column[None, :]
-    values = values.to(out.dtype.element_ty)
+    return values
+
+
+@triton.jit
+def _added(before, values, DTYPE: tl.constexpr):
+    """Rounded first and added in float32, as two operations of torch would do it."""
+    wide: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32  # noqa: SIM300
+    return (before.to(wide) + values.to(DTYPE).to(wide)).to(DTYPE)
+
+
+@triton.jit
+def _decode(
+    packed,
+    packed_stride,
+    num_rows,
+    scale_bytes,
+    starts,
+    code_starts,
+    out,
+    out_stride,
+    num_chunks,
+    largest,
+    KIND: tl.constexpr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    """The second axis of programs: payloads, each of which goes to a row of its own; one, if all are added."""
+    row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(0) % PARTS
+    there = row < num_chunks
+    start, length, code_start = _places(starts, code_starts, row, there, BITS, ALIGNED)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    inside = column[None, :] < length[:, None]
+    payload = tl.program_id(1).to(tl.int64)
+    packed += payload * packed_stride
+    at = out + payload * out_stride + start[:, None] + column[None, :]
     if ADD:
-        # Rounded first and added in float32, as two operations of torch would do it.
-        before = tl.load(at, mask=inside, other=0.0)
-        wide: tl.constexpr = tl.float64 if out.dtype.element_ty == tl.float64 else tl.float32
-        values = (before.to(wide) + values.to(wide)).to(out.dtype.element_ty)
-    tl.store(at, values, mask=inside)
+        total = tl.load(at, mask=inside, other=0.0)
+        for _ in range(num_rows):
+            values = _values(
+                packed, scale_bytes, row, there, column, length, code_start, part, largest, KIND, BITS, ROWS, BLOCK
+            )
+            total = _added(total, values, out.dtype.element_ty)
+            packed += packed_stride
+        tl.store(at, total, mask=inside)
+    else:
+        values = _values(
+            packed, scale_bytes, row, there, column, length, code_start, part, largest, KIND, BITS, ROWS, BLOCK
+        )
+        tl.store(at, values.to(out.dtype.element_ty), mask=inside)
 
 
 def _shape(chunks: Chunks) -> tuple[tuple[int], dict[str, int]]:
@@ -260,17 +302,22 @@ def _encoder(kind: str, *, largest: str | int = 1, always_random: bool = False) 
     return encode
 
 
-def _decoder(kind: str) -> Callable[..., None]:
-    def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool, **settings: float) -> None:
+def _row_decoder(kind: str) -> Callable[..., None]:
+    def decode(rows: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool, **settings: float) -> None:
         if not chunks.num_chunks:
             return
-        grid, constants = _shape(chunks)
-        _decode[grid](
-            packed,
+        (programs,), constants = _shape(chunks)
+        # Zero is a multiple of sixteen: the compiler may move sixteen bytes of a single payload at a time.
+        strides = (rows.stride(0), 0 if add else out.stride(0)) if len(rows) > 1 else (0, 0)
+        _decode[programs, 1 if add else len(rows)](
+            rows,
+            strides[0],
+            len(rows),
             chunks.scale_bytes,
             chunks.starts_tensor,
             chunks.code_starts_tensor,
             out,
+            strides[1],
             chunks.num_chunks,
             int(settings.get("largest", 0)),
             KIND=kind,
@@ -278,6 +325,15 @@ def _decoder(kind: str) -> Callable[..., None]:
             **constants,
             enable_fp_fusion=False,
         )
+
+    return decode
+
+
+def _decoder(kind: str) -> Callable[..., None]:
+    of_rows = _row_decoder(kind)
+
+    def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool, **settings: float) -> None:
+        of_rows(packed[None], chunks, out if add else out[None], add, **settings)
 
     return decode
 
@@ -303,4 +359,8 @@ DECODERS: dict[str, Callable[..., None]] = {
     "natural": _decoder("natural"),
     "sign": _decoder("sign"),
     "onebit": _decoder("onebit"),
+}
+
+ROW_DECODERS: dict[str, Callable[..., None]] = {
+    name: _row_decoder(name) for name in ("levels", "fp8", "natural", "sign", "onebit")
 }
