@@ -142,3 +142,21 @@ def test_choco(text: str, send: object, schedule: str) -> None:
         ]
         expected.append(x)
     assert_close(trained(f"bsp / choco(gamma={gamma}) / {text} / {schedule}", world_size=workers), expected)
+
+
+@pytest.mark.parametrize(
+    ("compression", "rate"),
+    [
+        ("int8", 0.2),
+        ("topk(density=0.1)", 0.2),
+        ("topk(density=0.5)", 0.2),
+        ("topk(density=0.01)", 0.2 * 0.1**0.6),
+        ("topk(density=0.01) + chain(second=int4)", 0.2 * 0.1**0.6),
+        ("randomk(density=0.01)", 0.005),
+        ("randomk(density=0.9)", 0.2),
+    ],
+)
+def test_the_step_of_choco_fits_the_share_that_is_sent(compression: str, rate: float) -> None:
+    for gamma, expected in (("", rate), ("(gamma=0.7)", 0.7)):
+        strategy = laconic.Strategy.parse(f"bsp / choco{gamma} / {compression}")
+        assert strategy.architecture.copy_rate(strategy.compression.traits) == pytest.approx(expected)

@@ -155,7 +155,7 @@ def test_refusals(text: str, reason: str, works: str) -> None:
         ("streaming_diloco(period=4, fragments=5)", r"fragments must be <= period \(4\), got 5"),
         ("streaming_diloco(alpha=1.5)", r"alpha must be a number >= 0 and <= 1, got 1\.5"),
         ("diloco(lr=0)", r"lr must be a number > 0, got 0"),
-        ("bsp / choco(gamma=0)", r"gamma must be a number > 0 and <= 1, got 0"),
+        ("bsp / choco(gamma=-0.1)", r"gamma must be a number >= 0 and <= 1, got -0\.1"),
         ("bsp / choco(exponential)", r'topology must be one of the known choices, got "exponential"'),
         ("bsp / gossip(random_targets)", r'topology must be one of the known choices, got "random_targets"'),
     ],

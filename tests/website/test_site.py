@@ -182,6 +182,7 @@ class TestSite:
 
     pytestmark = needs_browser
 
+    @pytest.mark.timeout(300)
     def test_every_page_opens_on_a_phone_and_on_a_desk_in_light_and_dark(self, site: Path, browser: Chromium) -> None:
         # Reports have tests of their own; 404.html is for servers.
         pages = sorted(

@@ -8,17 +8,19 @@ from typing import ClassVar
 
 import torch
 
-from laconic.architecture.contract import Architecture, Codec, Scope
+from laconic.architecture.contract import Architecture, Codec, CodecTraits, Scope
 from laconic.architecture.graphs.topologies import TOPOLOGIES, Neighbourhood
 from laconic.core.exchange import Exchange, Move, Wire
 from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
-from laconic.settings import choice, share
+from laconic.settings import choice, number
 
 _PUBLIC = "choco.public"
 _AROUND = "choco.around"
+_RATE, _DENSE, _EXPONENT = 0.2, 0.1, 0.6
+"""The step that works down to this density; below it, it shrinks with this power of the density."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +45,20 @@ class Choco(Architecture):
 
     topology: str = choice("ring", "torus")
     """The neighbours of a replica: the two next to it, or the four around it on a grid."""
-    gamma: float = share(0.2)
-    """The step towards the neighbours' public copies in a round: 1 for compressors that lose little, about 0.2 for one
-    entry in ten, 0.05 for one in a hundred. With too large a step replicas diverge."""
+    gamma: float = number(0.0, at_least=0.0, at_most=1.0)
+    """The step towards the neighbours' public copies in a round; 0: by the compressor. That is 0.2, less where it sends
+    less than one entry in ten (0.05 for the largest one in a hundred), and half of the share that it sends where that
+    is drawn at random. With too large a step replicas diverge; where a compressor loses little, a larger one brings
+    them together sooner."""
 
-    @property
-    def copy_rate(self) -> float:
-        """The same as with a barrier."""
-        return self.gamma
+    def copy_rate(self, compression: CodecTraits) -> float:
+        """The setting, or what fits the compressor; the same with a barrier and without."""
+        if self.gamma:
+            return self.gamma
+        if compression.at_random:
+            # Until a value is drawn again, on average after 1 / density rounds, it moves on towards an old copy.
+            return min(_RATE, compression.density / 2)
+        return _RATE * min(1.0, (compression.density / _DENSE) ** _EXPONENT)
 
     def neighbours(self, moment: Moment) -> Neighbourhood:
         """The neighbours of this rank."""
@@ -79,7 +87,7 @@ class Choco(Architecture):
             sums.add_(correction, alpha=around.weight)
             if peer == state.moment.rank:
                 public += correction
-        flat.add_(sums - public, alpha=self.gamma)
+        flat.add_(sums - public, alpha=self.copy_rate(compression.traits))
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """One payload per neighbour."""

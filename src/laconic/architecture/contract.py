@@ -71,6 +71,16 @@ class CodecTraits(Protocol):
         ...
 
     @property
+    def density(self) -> float:
+        """The share of values of which a payload tells anything."""
+        ...
+
+    @property
+    def at_random(self) -> bool:
+        """Which values these are is drawn at random."""
+        ...
+
+    @property
     def by_name(self) -> bool:
         """Its bytes depend on the names of tensors, not on their shapes alone."""
         ...
@@ -188,9 +198,8 @@ class Architecture(Method):
         """How much of what ranks send may be missing from a mean, where it travels as datagrams; None: it does not."""
         return None
 
-    @property
-    def copy_rate(self) -> float | None:
-        """The step towards a neighbour's public copy when a pair averages without a barrier.
+    def copy_rate(self, compression: CodecTraits) -> float | None:
+        """The step towards a neighbour's public copy when a pair averages without a barrier, with such a compressor.
 
         None: there are no public copies, and pairs exchange uncompressed parameters.
         """

@@ -50,7 +50,7 @@ class Cocktail(Sparsifier):
     @property
     def traits(self) -> Traits:
         """Measured with default settings."""
-        return replace(super().traits, loss_gap=0.227)
+        return replace(super().traits, at_random=True, loss_gap=0.227)
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest magnitudes among those drawn of each tensor, numbered as drawn."""

@@ -65,6 +65,7 @@ class Dgc(Compressor):
         """Unsent entries stay in the sum; clip_norm is an absolute magnitude."""
         return replace(
             super().traits,
+            density=self.density,
             keeps_residual=True,
             accumulates=True,
             scale_equivariant=not self.clip_norm,

@@ -49,7 +49,12 @@ class GTopK(Compressor):
     def traits(self) -> Traits:
         """Pairs of ranks merge their entries, so no payload can be decoded alone."""
         return replace(
-            super().traits, wants_error_feedback=True, decodes_alone=False, payloads_add_up=False, loss_gap=0.234
+            super().traits,
+            density=self.density,
+            wants_error_feedback=True,
+            decodes_alone=False,
+            payloads_add_up=False,
+            loss_gap=0.234,
         )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:

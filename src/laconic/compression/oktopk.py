@@ -59,6 +59,7 @@ class OkTopK(Compressor):
         """The number of entries that a rank sends depends on their positions; no payload can be decoded alone."""
         return replace(
             super().traits,
+            density=self.density,
             wants_error_feedback=True,
             decodes_alone=False,
             payloads_add_up=False,

@@ -48,6 +48,8 @@ class RandomK(Compressor):
         return replace(
             super().traits,
             unbiased=self.scale,
+            density=self.density,
+            at_random=True,
             sends_every_value=False,
             amplifies=self.scale,
             linear=not self.scale,

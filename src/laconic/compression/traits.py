@@ -46,6 +46,10 @@ class Traits:
     that sum: so it can carry a small difference of two large tensors. Not set for wrappers."""
     payloads_add_up: bool = True
     """The sum of the payloads decodes to the sum of the inputs, so one all-reduce, even in two halves, carries them."""
+    density: float = 1.0
+    """The share of values of which a payload tells anything; 1 where it is all, or depends on the values."""
+    at_random: bool = False
+    """Which values these are is drawn at random, so that one of them may have to wait for long."""
     sends_every_value: bool = True
     """One sum has a number for every value of the input."""
     sends_sums_back: bool = False

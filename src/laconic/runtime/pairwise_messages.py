@@ -56,8 +56,9 @@ def make_pairwise_messages(job: Job, shared: Buckets) -> PairwiseMessages:
     moment = Moment(0, job.transport.rank, job.transport.world_size)
     architecture = job.strategy.architecture
     around = architecture.neighbours(moment)
-    if architecture.copy_rate is not None:
-        return PublicCopies(job, shared, architecture.copy_rate, around.sends)
+    rate = architecture.copy_rate(job.strategy.compression.traits)
+    if rate is not None:
+        return PublicCopies(job, shared, rate, around.sends)
     return WholeParameters(shared, around.sends, around.receives)
 
 

@@ -61,6 +61,8 @@ class ByStep(Wrapper):
             inner,
             warms_up=True,
             payloads_add_up=inner.payloads_add_up and first.payloads_add_up,
+            density=min(inner.density, first.density),
+            at_random=inner.at_random or first.at_random,
             sends_every_value=inner.sends_every_value and first.sends_every_value,
             sums_only=inner.sums_only and first.sums_only,
             decodes_alone=inner.decodes_alone and first.decodes_alone,

@@ -38,7 +38,12 @@ class CommonPlaces(Compressor):
     def traits(self) -> Traits:
         """Every round is a sum, but the positions are known only after the first."""
         return replace(
-            super().traits, wants_error_feedback=True, decodes_alone=False, sums_only=True, payloads_add_up=False
+            super().traits,
+            density=self.density,
+            wants_error_feedback=True,
+            decodes_alone=False,
+            sums_only=True,
+            payloads_add_up=False,
         )
 
     def agree(self, flat: torch.Tensor, state: BucketState, group: Group) -> Agreement:

@@ -38,7 +38,7 @@ class Sparsifier(Packed):
     @property
     def traits(self) -> Traits:
         """Entries that are not sent are lost."""
-        return replace(super().traits, wants_error_feedback=True)
+        return replace(super().traits, wants_error_feedback=True, density=self.density)
 
     @classmethod
     def declared(cls) -> dict[str, Setting]:

@@ -29,7 +29,7 @@ def without_a_barrier(parts: Parts) -> Refusal | None:
             f"architecture: {whom} changes neighbours with every mixing step, which needs a barrier",
             dataclasses.replace(parts, architecture=Gossip()),
         )
-    if whom.compensates and whom.copy_rate is None:
+    if whom.compensates and whom.copy_rate(parts.compression.traits) is None:
         return Refusal(
             f"architecture: {whom.name} corrects the losses of compression in mixing steps of all replicas, and "
             "declares no copy_rate for pairs without a barrier",
