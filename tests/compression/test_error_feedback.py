@@ -206,3 +206,14 @@ def test_a_dtype_that_gradients_have_anyway_is_refused() -> None:
     with pytest.raises(AttachError, match="residual=float32 has no effect: all parameters are float32"):
         _KEPT_IN_32_BITS.check(tensors, OptimizerFacts(name="SGD"))
     _KEPT_IN_16_BITS.check(tensors, OptimizerFacts(name="SGD"))
+
+
+@pytest.mark.parametrize("inner", [Bf16(), Int4()])
+def test_keeping_the_error_does_not_change_the_payload(inner: Compressor) -> None:
+    """A cast to the dtype that the gradient has gives the tensor itself, in whose memory the error is kept."""
+    compressor, bucket = ErrorFeedback(inner), one_bucket(300, torch.bfloat16)
+    state, alone = compressor.init(bucket), inner.init(bucket)
+    due = values(0, 0, bucket.numel, bucket.dtype)
+    (sent,) = compressor.encode(due.clone(), state).tensors
+    (expected,) = inner.encode(due, alone).tensors
+    assert torch.equal(sent, expected)

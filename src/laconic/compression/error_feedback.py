@@ -84,7 +84,7 @@ class ErrorFeedback(Wrapper):
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The inner compressor's payload for the corrected gradient; the new error is kept."""
         due = _due(state, flat)
-        payload = self.inner.encode(due.to(flat.dtype, copy=True), state)
+        payload = _apart(self.inner.encode(due.to(flat.dtype), state), due)
         sent = torch.empty_like(flat)
         self.inner.decode(payload, sent, state)
         _keep(state, due.sub_(sent))
@@ -128,6 +128,14 @@ def _due(state: BucketState, flat: torch.Tensor) -> torch.Tensor:
         residual += flat
         return residual
     return residual + flat
+
+
+def _apart(payload: Payload, due: torch.Tensor) -> Payload:
+    """The payload in memory of its own: that of `due`, where the error is kept, is written before it is sent."""
+    memory = due.untyped_storage().data_ptr()
+    shared = [tensor.untyped_storage().data_ptr() == memory for tensor in payload.tensors]
+    tensors = zip(payload.tensors, shared, strict=True)
+    return Payload(tuple(tensor.clone() if is_shared else tensor for tensor, is_shared in tensors))
 
 
 def _keep(state: BucketState, error: torch.Tensor) -> None:
