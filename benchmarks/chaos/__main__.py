@@ -1,6 +1,6 @@
 """Strike training jobs with random faults and see whether everybody else ends as promised.
 
-    python -m benchmarks.chaos --faults 500
+    python -m benchmarks.chaos --faults 500 [--jobs 4] [--out FILE]
 
 Every job is 3 or 4 real processes over Gloo. One rank is killed, stopped, ended, raises, or is frozen for 5 s and goes
 on, while it attaches, computes, is between two steps, saves, averages or detaches. The others must end within the
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further job after this long")
     parser.add_argument("--only", help="strategies whose name contains this")
     parser.add_argument("--number", type=int, action="append", help="only the scenario with this number")
-    parser.add_argument("--out", type=Path, help="write one JSON line per fault")
+    parser.add_argument("--out", type=Path, help="one JSON line per fault; those there count and are not repeated")
     parser.add_argument("--keep", type=Path, help="keep the folders of jobs that were not right here")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -71,6 +71,17 @@ class Chaos:
         self._began_s = time.monotonic()
         self.wrong: list[str] = []
         self._done = 0
+        if options.out is not None and options.out.exists():
+            self._count_earlier(options.out.read_text(encoding="utf-8").splitlines())
+
+    def _count_earlier(self, lines: list[str]) -> None:
+        """Scenarios of an earlier run are not run again."""
+        known = {json.dumps(record["scenario"]): record["problems"] for record in map(json.loads, lines)}
+        for scenario in list(self._waiting):
+            found = known.get(json.dumps(vars(scenario)))
+            if found is not None:
+                self._waiting.remove(scenario)
+                self._count(scenario, found)
 
     def run(self) -> None:
         """All of them, with a line of progress."""
@@ -117,23 +128,28 @@ class Chaos:
         scenario = job.scenario
         reference = self._references.get(_kind(scenario))
         found = problems(scenario, ended, job.folder, None if reference is None else reference.folder)
-        kinds = {problem.partition(":")[0] for problem in found} or {"right"}
-        for key in (scenario.fault, scenario.moment, scenario.strategy, "all"):
-            self._counts[key].update(["faults", *kinds])
-        if found and kinds != {"not struck"}:
-            self.wrong.append(f"{scenario.text}\n    " + "\n    ".join(found))
-            print(self.wrong[-1], flush=True)
-            if self._options.keep is not None:
-                shutil.copytree(job.folder, self._options.keep / job.folder.name, dirs_exist_ok=True)
+        if self._count(scenario, found) and self._options.keep is not None:
+            shutil.copytree(job.folder, self._options.keep / job.folder.name, dirs_exist_ok=True)
         if self._options.out is not None:
             with self._options.out.open("a", encoding="utf-8") as lines:
                 record = {"scenario": vars(scenario), "problems": found, "ranks": ended.ranks}
                 lines.write(json.dumps(record) + "\n")
         shutil.rmtree(job.folder, ignore_errors=True)
-        self._done += 1
         if sys.stderr.isatty() or self._done % 25 == 0:
             took_s = time.monotonic() - self._began_s
             print(f"{self._done} of {self._total} faults, {len(self.wrong)} not right, {took_s:.0f} s", file=sys.stderr)
+
+    def _count(self, scenario: Scenario, found: list[str]) -> bool:
+        """Whether something was not right; it is told."""
+        self._done += 1
+        kinds = {problem.partition(":")[0] for problem in found} or {"right"}
+        for key in (scenario.fault, scenario.moment, scenario.strategy, "all"):
+            self._counts[key].update(["faults", *kinds])
+        if not found or kinds == {"not struck"}:
+            return False
+        self.wrong.append(f"{scenario.text}\n    " + "\n    ".join(found))
+        print(self.wrong[-1], flush=True)
+        return True
 
     def print(self) -> None:
         """The table, by fault, moment and strategy."""
