@@ -82,6 +82,15 @@ def test_several_views_without_a_step_between_them_are_charged_once() -> None:
     assert [change.lost_s for change in run.changes] == [pytest.approx(1.7 - 0.5 - 0.1), 0.0]
 
 
+def test_a_change_before_the_first_step_is_charged_too() -> None:
+    said = view(0, 0.0, "a,b,c") + view(1, 1.5, "a,b", noticed_s=1.2, lost="c")
+    said += [one for number in range(5) for one in unit(number, 2.0 + 0.1 * number, 1, 2)]
+    run = elastic_run(said, "here")
+    assert run.changes[0].lost_s == pytest.approx(2.0 - 0.1)
+    assert run.goodput == pytest.approx(1 - 1.9 / 2.4)
+    assert run.num_units == 5
+
+
 def fault(kind: str, processes: str, time_s: float) -> Event:
     data = {"fault": f"--{kind}", "fault_kind": kind, "processes": processes, "over": False}
     return Event("fault", BEGAN_S + time_s, -1, -1, 0.0, {**data})

@@ -149,11 +149,13 @@ def elastic_run(events: Iterable[Event], where: str) -> ElasticRun:
         )
     began_s, end_s = views[0].began_s, units[-1][0]
     typical = _typical(units)
-    lost = _lost(views, units, typical)
+    # Where members changed before the first step, the time that this has cost counts from when training began.
+    first = [(began_s, views[0].number)] if units[0][1] > views[0].number else []
+    lost = _lost(views, [*first, *units], typical)
     followed = _attributed(seen.faults, views)
     faults = tuple(_fault(event, followed, units, typical, began_s) for event in seen.faults)
     lost_s = sum(lost.values()) + sum(fault.lost_s for fault in faults)
-    trained_s = units[-1][0] - units[0][0]
+    trained_s = units[-1][0] - (first or units)[0][0]
     return ElasticRun(
         strategy=seen.strategy,
         seconds=end_s - began_s,
