@@ -19,20 +19,8 @@ from typing import TypeVar
 import torch
 
 from laconic.core.hosts import Hosts, checked_hosts
-from laconic.core.transport import (
-    DETACHED,
-    DETACHING,
-    DoneWork,
-    Purpose,
-    ReduceOp,
-    Traffic,
-    Work,
-    all_gather_sent,
-    all_reduce_sent,
-    broadcast_sent,
-    shard_exchange_sent,
-    will_not_come,
-)
+from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, broadcast_sent, shard_exchange_sent
+from laconic.core.transport import DETACHED, DETACHING, DoneWork, Purpose, ReduceOp, Traffic, Work, will_not_come
 from laconic.errors import AttachError, CommunicationError, LaconicError, PeerLost, one_line
 
 Result = TypeVar("Result")
