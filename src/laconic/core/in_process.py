@@ -85,11 +85,19 @@ class InProcessCluster:
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            self.stop("was interrupted")  # Ctrl-C reaches only the main thread
+            raise
         if errors:
             raise next((error for error in errors if not isinstance(error, PeerLost)), errors[0])
         return [results[rank] for rank in range(self.world_size)]
+
+    def stop(self, reason: str) -> None:
+        """Let every operation of a rank raise, those in which ranks wait for each other included."""
+        self.transport(0).announce_failure(reason)
 
 
 class _Meeting:
