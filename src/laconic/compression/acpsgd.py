@@ -8,7 +8,15 @@ from typing import ClassVar
 
 import torch
 
-from laconic.compression.families.low_rank import Layout, LowRank, Matrix, computed_in, copy_all, layout_of, random_matrix
+from laconic.compression.families.low_rank import (
+    Layout,
+    LowRank,
+    Matrix,
+    computed_in,
+    copy_all,
+    layout_of,
+    random_matrix,
+)
 from laconic.compression.kernels.lowrank import orthonormal, product, times_left, times_right
 from laconic.compression.traits import Traits
 from laconic.compression.wire.seeds import base_seed

@@ -35,8 +35,8 @@ class Dion(Synchronization):
 
         m_i <- mu m_i + g_i,   g <- sign(mean_i(m_i))
 
-    The optimizer must be SGD without momentum. In the code of the authors M_i loses P R^T, here P R_i^T: the mean of all
-    M_i, and with it every step, is the same, and the momenta of workers do not drift apart.
+    The optimizer must be SGD without momentum. In the code of the authors M_i loses P R^T, here P R_i^T: the mean of
+    all M_i, and with it every step, is the same, and the momenta of workers do not drift apart.
 
     Reference: Ahn et al. 2025, arXiv:2504.05295.
     """
