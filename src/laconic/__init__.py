@@ -120,6 +120,7 @@ if TYPE_CHECKING:
         Demo,
         DesLoc,
         DiLoCo,
+        Dion,
         Dssp,
         Easgd,
         FedProx,
@@ -159,7 +160,7 @@ else:
         "laconic.sinks": "MlflowSink PrometheusSink StepValues TensorBoardSink TrackerSink WandbSink",
         "laconic.strategy": "Strategy",
         "laconic.synchronization": (
-            "AdaComm Asp Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dssp Easgd FedProx Lag LocalSgd "
+            "AdaComm Asp Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dion Dssp Easgd FedProx Lag LocalSgd "
             "LocalUpdates NoLoCo OnebitAdam Scaffold SlowMo Ssp StreamingDiLoCo Synchronization ZeroOneAdam"
         ),
     }
@@ -216,6 +217,7 @@ __all__ = [
     "Dgc",
     "DiLoCo",
     "Diana",
+    "Dion",
     "Dssp",
     "Easgd",
     "Ef21",

@@ -10,6 +10,7 @@ from laconic.synchronization.delayed import Delayed
 from laconic.synchronization.demo import Demo
 from laconic.synchronization.des_loc import DesLoc
 from laconic.synchronization.diloco import DiLoCo
+from laconic.synchronization.dion import Dion
 from laconic.synchronization.dssp import Dssp
 from laconic.synchronization.easgd import Easgd
 from laconic.synchronization.fedprox import FedProx
@@ -45,6 +46,7 @@ SYNCHRONIZATIONS: Registry[Synchronization] = Registry(
         DecoupledMomentum,
         DesLoc,
         Demo,
+        Dion,
         OnebitAdam,
         ZeroOneAdam,
     ],
@@ -61,6 +63,7 @@ __all__ = [
     "Demo",
     "DesLoc",
     "DiLoCo",
+    "Dion",
     "Dssp",
     "Easgd",
     "FedProx",

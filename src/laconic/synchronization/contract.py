@@ -82,6 +82,9 @@ class Synchronization(Method):
     """Settings that take effect only where servers apply gradients."""
     remembers_unsent: ClassVar[bool] = False
     """Keeps the values that compression does not send, so it needs a lossy compressor without a residual of its own."""
+    needs_factors: ClassVar[bool] = False
+    """Makes a step of the two thin matrices that a low-rank compressor decodes, so it needs one that hands them over
+    (`BucketState.factors`)."""
     lazy: ClassVar[bool] = False
     """An exchange that is due begins with a question to all, and ends there if no replica has anything new to send. So
     bytes are predicted as a bound."""
@@ -112,6 +115,11 @@ class Synchronization(Method):
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise AttachError if this cannot work with these parameters and this optimizer."""
+
+    @property
+    def usual_rate(self) -> str:
+        """The learning rate to begin with where the optimizer gets a direction (`keeps_scale` is False), in words."""
+        return "as for Adam"
 
     @property
     def interval(self) -> int:
@@ -372,15 +380,17 @@ def nesterov(anchor: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor,
     anchor.add_(change, alpha=-lr).add_(momentum, alpha=-lr * beta)
 
 
-def exchange_momentum(momentum: torch.Tensor, beta: float, flat: torch.Tensor, average: Average) -> Exchange:
+def exchange_momentum(
+    momentum: torch.Tensor, beta: float, flat: torch.Tensor, average: Average, *, removed: float = 1.0
+) -> Exchange:
     """Add `flat` to a decaying momentum, average the part that the compressor selects, and keep the rest.
 
-    m <- beta m + flat,   q = C(m),   m <- m - q,   flat <- mean(q)
+    m <- beta m + flat,   q = C(m),   m <- m - removed q,   flat <- mean(q)
     """
     momentum.mul_(beta).add_(flat)
     flat.copy_(momentum)
     sent = torch.empty_like(flat)
     yield from average(flat, sent)
-    momentum -= sent
+    momentum.sub_(sent, alpha=removed)
     # Values that are not finite have been sent, so all ranks have them; keeping them would spoil all later steps.
     momentum.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
