@@ -236,7 +236,7 @@ def test_workers_may_make_different_numbers_of_steps_and_any_optimizer_will_do()
         assert_equal(found, first)
 
 
-@pytest.mark.parametrize("compression", ["none", "bf16 + error_feedback"])
+@pytest.mark.parametrize("compression", ["none", "bf16 + error_feedback", "topk(density=0.5) + error_feedback"])
 def test_saved_in_the_middle_of_a_round_training_continues_bit_for_bit(compression: str) -> None:
     text = f"async_diloco(period=3) / parameter_server / {compression}"
 

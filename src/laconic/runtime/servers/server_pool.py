@@ -262,7 +262,7 @@ class ServerPool:
             self._send_to_servers(self._saved_buckets(saved))
         self._meet("the restoring of servers")
         if not self._rule.barrier:
-            self.pull()
+            self._pull_all()
 
     def _saved_buckets(
         self, saved: ParameterState
@@ -302,6 +302,9 @@ class ServerPool:
         # Otherwise a rank that is ahead and waits at a server would wait for one that waits for it here.
         self.client.rest()
         self._meet("the end of steps")
+        self._pull_all()
+
+    def _pull_all(self) -> None:
         self.pull()
         # No rank may push before all have pulled.
         self._meet("the pull of parameters by all ranks")
