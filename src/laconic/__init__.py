@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from laconic.synchronization import (
         AdaComm,
         Asp,
+        AsyncDiLoCo,
         Bsp,
         DecoupledMomentum,
         Delayed,
@@ -160,7 +161,7 @@ else:
         "laconic.sinks": "MlflowSink PrometheusSink StepValues TensorBoardSink TrackerSink WandbSink",
         "laconic.strategy": "Strategy",
         "laconic.synchronization": (
-            "AdaComm Asp Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dion Dssp Easgd FedProx Lag LocalSgd "
+            "AdaComm Asp AsyncDiLoCo Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dion Dssp Easgd FedProx Lag LocalSgd "
             "LocalUpdates NoLoCo OnebitAdam Scaffold SlowMo Ssp StreamingDiLoCo Synchronization ZeroOneAdam"
         ),
     }
@@ -193,6 +194,7 @@ __all__ = [
     "AllReduce",
     "Architecture",
     "Asp",
+    "AsyncDiLoCo",
     "Atomo",
     "AttachError",
     "Auto",

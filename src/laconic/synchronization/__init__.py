@@ -3,6 +3,7 @@
 from laconic.registry import Registry
 from laconic.synchronization.adacomm import AdaComm
 from laconic.synchronization.asp import Asp
+from laconic.synchronization.async_diloco import AsyncDiLoCo
 from laconic.synchronization.bsp import Bsp
 from laconic.synchronization.contract import Asynchronous, LocalUpdates, Pace, Synchronization
 from laconic.synchronization.decoupled_momentum import DecoupledMomentum
@@ -33,6 +34,7 @@ SYNCHRONIZATIONS: Registry[Synchronization] = Registry(
         Ssp,
         Dssp,
         Asp,
+        AsyncDiLoCo,
         LocalSgd,
         AdaComm,
         Delayed,
@@ -56,6 +58,7 @@ __all__ = [
     "SYNCHRONIZATIONS",
     "AdaComm",
     "Asp",
+    "AsyncDiLoCo",
     "Asynchronous",
     "Bsp",
     "DecoupledMomentum",
