@@ -194,8 +194,11 @@ def plain(world_size: int, period: int, steps: int, num_changes: int) -> torch.T
 def test_training_in_turns_is_what_the_paper_does(world_size: int, buffer: int, steps: int) -> None:
     text = f"async_diloco(period=3, lr={LR}, momentum={BETA}{f', buffer={buffer}' if buffer else ''})"
 
+    # Not in threads: they have one random generator in common, so one could seed it while another draws from it.
+    models = [mlp() for _ in range(world_size)]
+
     def run(transport: InProcessTransport, turns: Callable[[], Iterator[None]]) -> torch.Tensor:
-        model = mlp()
+        model = models[transport.rank]
         optimizer = adamw(model)
         with laconic.attach(model, optimizer, text, transport=transport) as session:
             for step in range(steps):
