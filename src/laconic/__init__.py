@@ -161,8 +161,8 @@ else:
         "laconic.sinks": "MlflowSink PrometheusSink StepValues TensorBoardSink TrackerSink WandbSink",
         "laconic.strategy": "Strategy",
         "laconic.synchronization": (
-            "AdaComm Asp AsyncDiLoCo Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dion Dssp Easgd FedProx Lag LocalSgd "
-            "LocalUpdates NoLoCo OnebitAdam Scaffold SlowMo Ssp StreamingDiLoCo Synchronization ZeroOneAdam"
+            "AdaComm Asp AsyncDiLoCo Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dion Dssp Easgd FedProx Lag "
+            "LocalSgd LocalUpdates NoLoCo OnebitAdam Scaffold SlowMo Ssp StreamingDiLoCo Synchronization ZeroOneAdam"
         ),
     }
     """The public names of each module that is imported when one of them is first used."""
