@@ -38,13 +38,13 @@ from benchmarks.page_head import page_head
 from benchmarks.sim_vs_lab import shrunk
 from laconic.cli.contest_view import watching
 from laconic.cluster import Cluster, Link, parse_bandwidth
+from laconic.cluster.place import Setting
 from laconic.errors import LaconicError, one_line
 from laconic.experiments.comparison import Comparison, Network
 from laconic.experiments.run import run_comparison
 from laconic.experiments.tasks import TaskConfig
 from laconic.planner import Question, answer
 from laconic.planner.candidates import short_name
-from laconic.simulator.sweep import Setting
 from laconic.strategy import Strategy
 from laconic.units import human_duration, parse_quantity
 from laconic.workload import Workload

@@ -15,7 +15,7 @@ import argparse
 from dataclasses import dataclass
 
 from laconic.cli.contest_view import watching
-from laconic.core.transport import all_reduce_sent
+from laconic.core.sent_bytes import all_reduce_sent
 from laconic.experiments.comparison import Comparison, uniform_network
 from laconic.experiments.run import run_comparison
 from laconic.experiments.tasks import TaskConfig

@@ -319,11 +319,23 @@ def _be_rank(folder: Path, rank: int, variables: dict[str, str]) -> None:
 def _be_command(folder: Path, words: list[str]) -> None:
     """What the process of a command does."""
     _stand_alone(folder, 0)
-    # A shell leaves it ignored in what it runs in the background, and so in all that comes from there.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    from laconic.cli import main
+    with getting_ctrl_c():
+        from laconic.cli import main
 
-    sys.exit(main(words))
+        sys.exit(main(words))
+
+
+@contextlib.contextmanager
+def getting_ctrl_c() -> Iterator[None]:
+    """This process and those that it starts meanwhile get SIGINT as they do on a terminal, in the main thread only.
+
+    A shell lets the commands that it runs in the background ignore SIGINT, and so do all processes that they start.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _stand_alone(folder: Path, rank: int) -> None:

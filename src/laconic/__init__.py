@@ -114,12 +114,14 @@ if TYPE_CHECKING:
     from laconic.synchronization import (
         AdaComm,
         Asp,
+        AsyncDiLoCo,
         Bsp,
         DecoupledMomentum,
         Delayed,
         Demo,
         DesLoc,
         DiLoCo,
+        Dion,
         Dssp,
         Easgd,
         FedProx,
@@ -159,8 +161,8 @@ else:
         "laconic.sinks": "MlflowSink PrometheusSink StepValues TensorBoardSink TrackerSink WandbSink",
         "laconic.strategy": "Strategy",
         "laconic.synchronization": (
-            "AdaComm Asp Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dssp Easgd FedProx Lag LocalSgd "
-            "LocalUpdates NoLoCo OnebitAdam Scaffold SlowMo Ssp StreamingDiLoCo Synchronization ZeroOneAdam"
+            "AdaComm Asp AsyncDiLoCo Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dion Dssp Easgd FedProx Lag "
+            "LocalSgd LocalUpdates NoLoCo OnebitAdam Scaffold SlowMo Ssp StreamingDiLoCo Synchronization ZeroOneAdam"
         ),
     }
     """The public names of each module that is imported when one of them is first used."""
@@ -192,6 +194,7 @@ __all__ = [
     "AllReduce",
     "Architecture",
     "Asp",
+    "AsyncDiLoCo",
     "Atomo",
     "AttachError",
     "Auto",
@@ -216,6 +219,7 @@ __all__ = [
     "Dgc",
     "DiLoCo",
     "Diana",
+    "Dion",
     "Dssp",
     "Easgd",
     "Ef21",

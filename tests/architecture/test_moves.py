@@ -21,8 +21,8 @@ from laconic.core.exchange import Move
 from laconic.core.hosts import Hosts, Pairs, hosts_alone
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
+from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, shard_exchange_sent
 from laconic.core.tensor import TensorSpec
-from laconic.core.transport import all_gather_sent, all_reduce_sent, shard_exchange_sent
 from laconic.errors import AttachError, IllegalCombination, InvalidSetting
 from laconic.scheduling import Dear
 from laconic.strategy import Strategy

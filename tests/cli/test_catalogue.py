@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from laconic.cli import catalogue, main, method_facts
 from laconic.cli.dispatch import COMMANDS
 from laconic.cli.strategy_names import check_names
 from laconic.errors import StrategyError, SyntaxProblem, UnknownName
+from laconic.jobs import POLICIES
 from laconic.strategy import AXES, PRESETS, Strategy
 
 NAMES = {axis: registry.names() for axis, registry in AXES.items()}
@@ -52,20 +54,45 @@ def test_torch_is_not_needed_to_answer() -> None:
         ["simulate", "ddp", "bsp / all_reduce / topk(densty=1%)"],
         ["completion", "bash"],
     ]
-    code = """
-import json, sys
-from laconic.cli import main
-for words in json.loads(sys.argv[1]):
-    main(words)
-    found = {"torch", "numpy", "laconic.strategy"} & set(sys.modules)
-    if found:
-        sys.exit(f"{words} imports {found}")
-"""
-    run = [sys.executable, "-c", code, json.dumps(answered)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    done = _run_without(["torch", "numpy", "laconic.strategy"], answered)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("usage: laconic ") == len(COMMANDS)
     assert done.stderr.count("laconic: error: ") == 5
+
+
+def test_torch_is_not_needed_to_schedule_jobs(tmp_path: Path) -> None:
+    """Under every policy but the one that chooses strategies; with a cluster from a file, and with a page."""
+    trace, hosts, page = tmp_path / "jobs.csv", tmp_path / "hosts.toml", tmp_path / "page.html"
+    trace.write_text("job,arrival_s,gpus,steps,duration_s,gradient_bytes\na,0,1,600,60,1e8\nb,30,4,900,90,1e8\n")
+    hosts.write_text('hosts = 4\nbandwidth = "10gbit"\n')
+    policies = [words for kind in POLICIES if not kind.chooses_strategies for words in ("--policy", kind.name)]
+    assert "cassini" in policies
+    schedule = ["schedule", "--trace", str(trace), "--devices", "2"]
+    scheduled = [
+        [*schedule, "--hosts", "4", *policies],
+        [*schedule, "--cluster", str(hosts), "--policy", "fifo", "--json"],
+        [*schedule, "--cluster", str(hosts), "--policy", "fifo", "--output", str(page)],
+    ]
+    done = _run_without(["torch", "laconic.strategy"], scheduled)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 jobs on 8 GPUs") == 2
+    assert page.exists()
+
+
+def _run_without(modules: list[str], commands: list[list[str]]) -> subprocess.CompletedProcess[str]:
+    """Run these commands one after the other in one process, which fails as soon as it has imported such a module."""
+    code = """
+import json, sys
+from laconic.cli import main
+modules, commands = json.loads(sys.argv[1])
+for words in commands:
+    main(words)
+    found = set(modules) & set(sys.modules)
+    if found:
+        sys.exit(f"{words} imports {found}")
+"""
+    run = [sys.executable, "-c", code, json.dumps([modules, commands])]
+    return subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("text", [*PRESETS, *(text for text, _ in PRESETS.values()), "diloco(8) / all_reduce / int8"])

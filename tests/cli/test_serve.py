@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from tests.processes import ROOT, run_processes
+from tests.processes import ROOT, getting_ctrl_c, run_processes
 from tests.runtime.replicas import assert_equal
 
 from laconic.cli import main
@@ -57,17 +57,15 @@ def test_what_cannot_be_served(
 @contextmanager
 def serving(token: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """The command as a process of its own, and the lines it has printed; the first says where it listens."""
-    # Tests that run in the background of a shell ignore Ctrl-C, and what they start would inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "laconic.cli", "serve", "--port", "0", *options],
-        env={**os.environ, TOKEN_VARIABLE: token},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-    )
-    signal.signal(signal.SIGINT, before)
+    with getting_ctrl_c():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "laconic.cli", "serve", "--port", "0", *options],
+            env={**os.environ, TOKEN_VARIABLE: token},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+        )
     lines: list[str] = []
     first = threading.Event()
 

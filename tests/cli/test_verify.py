@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from tests.processes import ROOT, getting_ctrl_c
 
 from laconic.cli import main, verify
-from laconic.experiments.verification import CHECKS, Findings, Outcome, matrix
+from laconic.experiments.verification import CHECKS, Findings, Matrix, Outcome, matrix
 from laconic.experiments.verification.stage import Stage
 from laconic.strategy import Strategy
 
@@ -105,6 +109,112 @@ def test_ctrl_c_prints_what_was_found(capsys: pytest.CaptureFixture[str], monkey
     assert document["passed"] is False
     assert [found["strategy"] for found in document["findings"]] == [str(begun[0])]
     assert {entry["verdict"] for entry in document["matrix"]} == {"passed", "refused", "not reached"}
+
+
+@pytest.mark.usefixtures("_quick")
+def test_ctrl_c_while_the_results_are_printed_changes_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = verify.emit_sections
+
+    def interrupted(*sections: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        printed(*sections)
+
+    def stop(*given: Any, **options: Any) -> Findings:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "emit_sections", interrupted)
+    monkeypatch.setattr(verify, "verify_on_threads", stop)
+    with getting_ctrl_c():
+        assert main(["verify", "ddp"]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert "Stopped by Ctrl-C before all checks were made." in capsys.readouterr().out
+
+
+def test_ctrl_c_while_strategies_are_chosen_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> Matrix:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "matrix", stop)
+    assert main(["verify", "--matrix"]) == 130
+    assert "none was verified" in capsys.readouterr().out
+    assert main(["verify", "--matrix", "--json"]) == 130
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"passed": False, "stopped": True, "findings": [], "matrix": []}
+
+
+_STUCK = """
+import json, sys, threading
+from laconic.cli import main, verify
+from laconic.experiments.verification import CHECKS, Outcome, matrix
+
+begun = set()
+
+def check(stage, strategy):
+    begun.add(str(strategy))
+    if len(begun) > 1:
+        stage.meet() if stage.rank else threading.Event().wait(100)
+    return Outcome("passed", "at once")
+
+names = json.loads(sys.argv[1])
+CHECKS.clear()
+CHECKS["bytes"] = check
+verify.matrix = lambda: matrix(names)
+sys.exit(main(["verify", "--matrix"]))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_gets_sigint_prints_its_table() -> None:
+    """Its main thread waits for ranks: one of them is stuck in the second strategy, the other waits for it."""
+    out, code = _interrupted(_STUCK, _SMALL)
+    assert code == 130
+    rows = [line.split() for line in out.splitlines()]
+    assert ["methods", "pairs", "passed", "refused", "failed", "not", "reached"] in rows
+    assert "Stopped by Ctrl-C: 1 of 4 strategies, 1 checks (2 threads)" in out
+
+
+_SHARDS = """
+import json, sys
+from laconic.cli import main, verify
+from laconic.experiments.verification import matrix
+
+names = json.loads(sys.argv[1])
+verify.matrix = lambda: matrix(names)
+sys.exit(main(["verify", "--matrix"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.timeout(300)
+def test_strategies_that_processes_have_verified_are_in_the_table() -> None:
+    names = {**_SMALL, "synchronization": ["bsp"], "architecture": ["sharded"], "compression": ["int8", "int4"]}
+    out, code = _interrupted(_SHARDS, {**names, "wrapper": []})
+    assert code == 130
+    assert "Stopped by Ctrl-C: 1 of 2 strategies" in out
+    assert "(2 processes)" in out
+
+
+def _interrupted(script: str, names: dict[str, list[str]]) -> tuple[str, int]:
+    """The output and the exit code of a process that gets SIGINT once it has verified its first strategy."""
+    words, pipe = [sys.executable, "-c", script, json.dumps(names)], subprocess.PIPE
+    with getting_ctrl_c():
+        process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+    with process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            assert any(line.startswith("  1/") for line in lines), "it verified nothing"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert "Traceback" not in err
+    return out, process.returncode
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.processes import getting_ctrl_c
 
 from laconic.cli import main
 from laconic.cli.watch import GrowingLog
@@ -224,14 +227,26 @@ def test_odd_events_never_end_the_view(events: list[Event]) -> None:
     assert state.summary().step >= -5
 
 
-def _command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "laconic", "watch", *words]
+def _start(words: list[str], **options: Any) -> subprocess.Popen[str]:
+    with getting_ctrl_c():
+        return subprocess.Popen([sys.executable, "-m", "laconic", "watch", *words], **options)
 
 
+@pytest.fixture(params=["as it is", "ignored"])
+def _sigint(request: pytest.FixtureRequest) -> Iterator[None]:
+    """SIGINT as it is here, and ignored, as in tests that a shell runs in the background."""
+    before = signal.getsignal(signal.SIGINT)
+    if request.param == "ignored":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_sigint")
 def test_into_a_pipe_it_prints_lines_and_ends_with_ctrl_c(log: Path) -> None:
     environment = {**os.environ, "TERM": "xterm-256color", "PYTHONUNBUFFERED": "1"}
-    words = _command(str(log), "--every", "100ms")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    words, pipe = [str(log), "--every", "100ms"], subprocess.PIPE
+    with _start(words, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         with EventLog(log) as file:
@@ -250,7 +265,7 @@ def test_into_a_pipe_it_prints_lines_and_ends_with_ctrl_c(log: Path) -> None:
 def test_on_a_terminal_it_draws_and_gives_the_cursor_back(log: Path) -> None:
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
-    process = subprocess.Popen(_command(str(log)), stdout=follower, stderr=follower, env=environment)
+    process = _start([str(log)], stdout=follower, stderr=follower, env=environment)
     os.close(follower)
     shown, until_s = b"", time.monotonic() + 20
     while b"slowest rank 1" not in shown and time.monotonic() < until_s:

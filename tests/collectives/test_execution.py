@@ -13,7 +13,8 @@ from laconic.collectives.ring import ring
 from laconic.core.exchange import Exchange, one_round
 from laconic.core.hosts import hosts_alone
 from laconic.core.in_process import InProcessCluster, InProcessTransport
-from laconic.core.transport import AllWork, DoneWork, all_gather_sent, shard_exchange_sent
+from laconic.core.sent_bytes import all_gather_sent, shard_exchange_sent
+from laconic.core.transport import AllWork, DoneWork
 from tests.collectives.layouts import collective, every_algorithm, hosts_of_size
 
 pytestmark = pytest.mark.timeout(60)

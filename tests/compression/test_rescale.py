@@ -133,6 +133,7 @@ def test_a_strategy_knows_all_fields() -> None:
     owed = {"error_feedback.residual", "error_feedback.owed"}
     assert strategy.scaled_fields() == {*owed, "momentum_correction.velocity"}
     assert Strategy.parse("demo / all_reduce / dct_topk").scaled_fields() == {"demo.momentum"}
+    assert Strategy.parse("dion").scaled_fields() == {"dion.momentum"}
     assert Strategy.parse("bsp").scaled_fields() == frozenset()
 
 

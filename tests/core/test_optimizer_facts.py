@@ -26,10 +26,10 @@ def weights() -> list[nn.Parameter]:
             lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:], "momentum": 0.5}], lr=0.1),
             OptimizerFacts(name="SGD", momentum=0.5),
         ),
-        (lambda p: torch.optim.RMSprop(p, momentum=0.3), OptimizerFacts(name="RMSprop", momentum=0.3)),
-        (lambda p: torch.optim.AdamW(p, betas=(0.8, 0.9)), OptimizerFacts(name="AdamW", first_beta=0.8)),
-        (lambda p: torch.optim.Adam(p, betas=(0.0, 0.9)), OptimizerFacts(name="Adam")),
-        (torch.optim.Adagrad, OptimizerFacts(name="Adagrad")),
+        (lambda p: torch.optim.RMSprop(p, momentum=0.3), OptimizerFacts(name="RMSprop", momentum=0.3, divides=True)),
+        (lambda p: torch.optim.AdamW(p, betas=(0.8, 0.9)), OptimizerFacts(name="AdamW", first_beta=0.8, divides=True)),
+        (lambda p: torch.optim.Adam(p, betas=(0.0, 0.9)), OptimizerFacts(name="Adam", divides=True)),
+        (torch.optim.Adagrad, OptimizerFacts(name="Adagrad", divides=True)),
     ],
 )
 def test_facts(make, expected: OptimizerFacts) -> None:
@@ -39,7 +39,8 @@ def test_facts(make, expected: OptimizerFacts) -> None:
 def test_several_optimizers_and_strange_groups() -> None:
     first, second = weights()
     sgd, adamw = torch.optim.SGD([first], lr=0.1, momentum=0.95), torch.optim.AdamW([second])
-    assert OptimizerFacts.of(sgd, adamw) == OptimizerFacts(name="SGD and AdamW", momentum=0.95, first_beta=0.9)
+    expected = OptimizerFacts(name="SGD and AdamW", momentum=0.95, first_beta=0.9, divides=True)
+    assert OptimizerFacts.of(sgd, adamw) == expected
     sgd.param_groups[0]["momentum"] = None
     sgd.param_groups[0]["betas"] = "none"
     assert OptimizerFacts.of(sgd) == OptimizerFacts(name="SGD")

@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.core.transport import (
-    DoneWork,
-    Traffic,
-    all_gather_sent,
-    all_reduce_sent,
-    broadcast_sent,
-    shard_exchange_sent,
-)
+from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, broadcast_sent, shard_exchange_sent
+from laconic.core.transport import DoneWork, Traffic
 
 SIZES = st.integers(0, 10**12)
 RANKS = st.integers(1, 100)

@@ -26,6 +26,7 @@ from laconic.experiments.verification.stage import on_threads, virtual_hosts
 from laconic.lab.launch import RankFailed
 from laconic.runtime import Session
 from laconic.runtime.engine import Engine
+from laconic.runtime.hooks.async_outer import AsyncOuterHooks
 from laconic.runtime.hooks.async_server import AsyncServerHooks
 from laconic.runtime.hooks.optimizer_steps import OptimizerSteps
 from laconic.settings import count
@@ -53,6 +54,7 @@ def assert_failed(outcome: Outcome, *words: str) -> None:
     [
         "bsp / all_reduce / int8(block=64)",
         "ssp(staleness=2) / parameter_server",
+        "async_diloco(period=3, lr=0.5, momentum=0.6, buffer=3, spread=0.5) / parameter_server",
         "streaming_diloco(period=4, fragments=2)",
         "asp / gossip",
     ],
@@ -138,6 +140,8 @@ def test_a_mean_that_moves_is_found() -> None:
 def test_an_average_that_is_not_what_servers_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncServerHooks, "settle", lambda hooks: None)
     assert_failed(made("replicas", "asp / parameter_server"), "something else than the servers")
+    monkeypatch.setattr(AsyncOuterHooks, "settle", lambda hooks: None)
+    assert_failed(made("replicas", "async_diloco(period=2)"), "something else than the servers")
 
 
 # -- staleness -------------------------------------------------------------------------------------------------

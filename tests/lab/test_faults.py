@@ -163,6 +163,7 @@ def test_faults_strike_at_their_times_and_are_undone() -> None:
     injector.look(10.5)
     assert job.done[9:] == ["kill h0.1"]
     assert [strike.over for strike in told] == [False, False, False, True, True, False]
+    assert told[0].processes == ("h0.0", "h0.1", "h1.0", "h1.1"), "those at the ends of the link"
     injector.look(1000.0)
     assert len(job.done) == 10
     assert injector.without_effect(1000.0, num_replaced=0) == []

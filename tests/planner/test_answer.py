@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from laconic.cluster import Cluster, Link
+from laconic.cluster.place import Setting
 from laconic.errors import UsageError
 from laconic.planner import Answer, Limits, Question, answer
 from laconic.planner.candidates import DDP, FSDP, first_candidates, short_name
@@ -17,7 +18,7 @@ from laconic.planner.islands import as_islands, between_islands
 from laconic.planner.verdict_of_rows import verdict_of_rows
 from laconic.planner.words import grounds, reasons, stretches_in_words, verdict
 from laconic.simulator import simulate
-from laconic.simulator.sweep import Setting, Sweep
+from laconic.simulator.sweep import Sweep
 from laconic.strategy import Strategy
 from laconic.workload import Workload
 from laconic.workload.decoder import DecoderShape

@@ -105,6 +105,15 @@ def test_a_death_is_that_of_the_last_fault_that_struck_the_process() -> None:
     assert [change.fault for change in run.changes] == ["--cut-link", ""]  # nobody dies of being slow
 
 
+def test_a_process_joins_because_it_was_started_whatever_struck_it_then() -> None:
+    said = view(0, 0.0, "a,b") + unit(0, 0.1, 0, 2) + unit(1, 0.2, 0, 2)
+    said += [fault("join", "c", 0.3), fault("cut-link", "b,c", 0.4)]
+    said += view(1, 1.0, "a,b,c", noticed_s=0.9, joined="c") + unit(2, 1.1, 1, 3) + unit(3, 1.2, 1, 3)
+    said += view(2, 3.0, "a,b", noticed_s=2.9, lost="c") + unit(4, 3.1, 2, 2)
+    run = elastic_run(said, "here")
+    assert [change.fault for change in run.changes] == ["--join", "--cut-link"]
+
+
 def test_what_is_no_elastic_run_is_said() -> None:
     with pytest.raises(UsageError, match="here holds no elastic run: events of kind view"):
         elastic_run([Event("forward", 0.0, 0, 0)], "here")

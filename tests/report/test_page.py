@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from laconic.report.figure_data import KINDS, NUM_COLOURS, SYMBOLS, document, inks, places
+from laconic.report.figure_data import KINDS, document, inks, places
+from laconic.report.ink import NUM_COLOURS, SYMBOLS
 from laconic.report.page import render
 from laconic.report.results import TORCH_DDP
 from laconic.report.run_folder import RunFolder

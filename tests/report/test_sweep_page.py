@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from laconic.cluster import Cluster, Link
+from laconic.cluster.place import Setting
 from laconic.report.sweep_page import render
 from laconic.simulator.simulation import Conditions
-from laconic.simulator.sweep import Row, Setting, Sweep
+from laconic.simulator.sweep import Row, Sweep
 from laconic.strategy import Strategy
 from laconic.workload import Layer, TensorShape, Workload
 from tests.report.chromium import Chromium, find_chromium

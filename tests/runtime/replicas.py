@@ -28,7 +28,7 @@ def sgd(model: nn.Module, strategy: laconic.Strategy | str = "bsp") -> torch.opt
 def keeps_momentum(strategy: laconic.Strategy | str) -> bool:
     """Whether the optimizer must have no momentum."""
     chosen = as_strategy(strategy)
-    return chosen.compression.traits.accumulates or chosen.synchronization.name == "demo"
+    return chosen.compression.traits.accumulates or not chosen.synchronization.keeps_scale
 
 
 def mlp() -> nn.Module:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.cluster import Cluster, Link, cluster
+from laconic.cluster.place import Setting
 from laconic.errors import UsageError
 from laconic.simulator.network.flow import FlowNetwork
 from laconic.simulator.simulation import Conditions, simulate
-from laconic.simulator.sweep import Setting, Sweep, parse_counts
+from laconic.simulator.sweep import Sweep, parse_counts
 from laconic.strategy import Strategy
 from laconic.workload import Layer, TensorShape, Workload
 

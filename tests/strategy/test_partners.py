@@ -88,6 +88,25 @@ def test_every_triple_is_legal_or_refused_with_a_legal_choice(when: str, whom: s
         ),
         ("demo / all_reduce / dgc", "dgc would keep what is not sent", "demo / all_reduce / dct_topk / fusion"),
         (
+            "dion / all_reduce / none",
+            'dion makes its steps of two thin matrices for each parameter, and "none" does not give any',
+            "dion / all_reduce / powersgd / fusion",
+        ),
+        ("dion / all_reduce / atomo", '"atomo" does not give any', "dion / all_reduce / powersgd / fusion"),
+        (
+            "dion / all_reduce / acpsgd(rank=2) + warmup(steps=9)",
+            '"acpsgd(rank=2) + warmup(steps=9)" does not give them in every step',
+            "dion / all_reduce / acpsgd(rank=2) / fusion",
+        ),
+        (
+            "dion / all_reduce / acpsgd + per_layer + error_feedback",
+            "error_feedback would keep what is not sent a second time; dion does that itself",
+            "dion / all_reduce / acpsgd + per_layer / fusion",
+        ),
+        ("dion / all_reduce / powersgd + ef21", "in every step", "dion / all_reduce / powersgd / fusion"),
+        ("dion / gossip", "dion works on the mean over all", "dion / all_reduce / powersgd / fusion"),
+        ("dion / all_reduce / powersgd / priority", "works on their shapes", "dion / all_reduce / powersgd / fusion"),
+        (
             "demo / all_reduce / randomk(scale=true)",
             "would grow without bound",
             "demo / all_reduce / topk / fusion",

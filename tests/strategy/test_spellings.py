@@ -201,6 +201,7 @@ def test_a_rule_by_itself_is_a_strategy(rule: type[Synchronization]) -> None:
     [
         ("demo / all_reduce / dct_topk / fusion", ["demo", "demo / all_reduce"], 'synchronization = "demo"'),
         ("demo(beta=0.5) / all_reduce / topk / fusion", ["demo(beta=0.5) / all_reduce / topk"], None),
+        ("dion / all_reduce / powersgd / fusion", ["dion", "dion / all_reduce"], 'synchronization = "dion"'),
         ("demo / parameter_server / dct_topk / fusion", ["demo / parameter_server"], None),
         (
             "demo / all_reduce / dct_topk / wfbp",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +16,7 @@ from laconic.core.exchange import Exchange, Move, PartialSum, Wire
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
+from laconic.core.sums_only import SumsOnly
 from laconic.core.transport import AllWork, DoneWork, Work
 from laconic.settings import share
 
@@ -77,22 +77,15 @@ class BoundedLoss(Architecture):
         return [Rows(numel, moment.world_size, size // numel) for size in sizes]
 
 
-class _OverDatagrams:
-    """A group whose sums are formed of what arrives; it knows nothing else."""
+class _OverDatagrams(SumsOnly):
+    """A group whose sums are formed of what arrives."""
 
     def __init__(self, wire: Wire, state: BucketState) -> None:
+        super().__init__(state.moment)
         self._wire = wire
         self._state = state
         # The same on every rank, and another one for every exchange.
         self._seed = zlib.crc32(f"{state.moment.round} {wire.bucket}".encode())
-
-    @property
-    def size(self) -> int:
-        return self._state.moment.world_size
-
-    @property
-    def rank(self) -> int:
-        return self._state.moment.rank
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
         if self.size == 1:
@@ -108,23 +101,6 @@ class _OverDatagrams:
         table = spread(rows.cut(real.reshape(-1)), self._seed)
         answer = means.reduce(rows.by_owner(table), what=self._wire.what)
         return _IntoPlace(answer, rows, real, self._seed, self._state)
-
-    def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
-        yield self.sum(tensors)
-
-    def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        raise AssertionError("refused by the rules of legality")
-
-    def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        raise AssertionError("refused by the rules of legality")
-
-    def scatter_uneven(
-        self, messages: Sequence[torch.Tensor], lengths: Sequence[int]
-    ) -> tuple[Work, list[torch.Tensor]]:
-        raise AssertionError("refused by the rules of legality")
-
-    def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
-        raise AssertionError("refused by the rules of legality")
 
 
 class _IntoPlace:

@@ -28,7 +28,8 @@ class ParameterServer(Architecture):
     """Servers form the mean, or hold the parameters, each of them for some of the buckets.
 
         bsp, local   a server decodes the payloads of all workers, adds them up and sends the encoded sum back
-        ssp, asp     a server applies each worker's gradient with the optimizer and sends the parameters back
+        ssp, asp     a server applies each worker's gradient with the optimizer and sends the parameters back;
+                     with async_diloco, each worker's change of parameters over several steps
 
     A worker sends and receives N bytes, a server n N / m each way. With error_feedback both directions have a residual
     of their own. Servers are child processes of the workers, or run where `laconic serve` was called.

@@ -23,10 +23,10 @@ from laconic.core.exchange import Exchange, Move, Wire
 from laconic.core.hosts import Hosts, hosts_alone
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket, Plan
+from laconic.core.sent_bytes import all_gather_sent, shard_exchange_sent
 from laconic.core.shard_rows import Layout, by_owner, layout_of, num_owners, row_of
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
-from laconic.core.transport import all_gather_sent, shard_exchange_sent
 from laconic.errors import AttachError
 from laconic.settings import choice
 

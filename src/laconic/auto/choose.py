@@ -17,13 +17,13 @@ from typing import Any
 from laconic.auto.planning import Decision
 from laconic.cluster import Cluster
 from laconic.cluster.link import usual_link
+from laconic.cluster.place import Setting
 from laconic.planner import Limits, Question, answer
 from laconic.planner.candidates import DDP, first_candidates, other_forms
 from laconic.planner.choice import Judge
 from laconic.planner.question import USUAL_STEPS, rated_bps
 from laconic.planner.words import verdict
 from laconic.runtime.change import why_not_changed
-from laconic.simulator.sweep import Setting
 from laconic.strategy import Strategy
 from laconic.workload import Workload
 from laconic.workload.devices import device

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from laconic.cli.contest_view import tables, watching
 from laconic.cli.terminal import emit, emit_json, emit_sections, plain_table, printable
+from laconic.cluster.place import Setting
 from laconic.errors import UsageError
 from laconic.experiments.comparison import UNLIMITED, Comparison, Network
 from laconic.experiments.run import run_comparison
@@ -32,7 +33,6 @@ from laconic.planner.candidates import DDP
 from laconic.planner.choice import beginning
 from laconic.planner.words import choice_name, verdict
 from laconic.report.results import NO_COMMUNICATION, Results
-from laconic.simulator.sweep import Setting
 from laconic.units import human_seconds
 from laconic.workload import Workload
 from laconic.workload.profiler import Subject, profile

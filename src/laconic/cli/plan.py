@@ -26,18 +26,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from laconic.cli.explain import parse_count
+from laconic.cli.files import check_writable, write_text
 from laconic.cli.options.plan import Arguments
 from laconic.cli.plan_parallel import run_parallel
 from laconic.cli.plan_view import as_json, sections, watching
-from laconic.cli.simulate import check_writable, write_text
 from laconic.cli.terminal import emit, emit_json, emit_sections, printable
 from laconic.cluster import parse_bandwidth
+from laconic.cluster.place import Place, Setting
 from laconic.errors import UsageError
 from laconic.planner import Answer, Limits, Question, answer
 from laconic.planner.crossovers import Cell, Stretch, cells, stretches
 from laconic.planner.question import USUAL_STEPS, likely_steps
-from laconic.simulator.place import Place
-from laconic.simulator.sweep import Setting
 from laconic.units import human_rate, human_seconds, parse_quantity
 from laconic.workload import DTYPES, IMAGE_WORKLOADS, WORKLOADS, Workload, workload
 from laconic.workload.devices import KnownDevice, device

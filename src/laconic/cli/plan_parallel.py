@@ -28,6 +28,7 @@ from laconic.cli.options.plan import Arguments
 from laconic.cli.plan_view import watching
 from laconic.cli.terminal import emit_json, emit_sections, plain_table
 from laconic.cluster import Link, parse_bandwidth
+from laconic.cluster.place import Place
 from laconic.errors import UsageError, did_you_mean, one_line
 from laconic.planner import Limits
 from laconic.planner.parallel import ParallelAnswer, ParallelChoice, ParallelQuestion, plan_in_parallel
@@ -35,7 +36,6 @@ from laconic.planner.question import likely_steps
 from laconic.simulator.parallel.accelerator import ACCELERATORS, Accelerator
 from laconic.simulator.parallel.extrapolations import extrapolations
 from laconic.simulator.parallel.system import Job
-from laconic.simulator.place import Place
 from laconic.units import human_bytes, human_duration, human_rate, human_seconds, parse_quantity
 from laconic.workload.transformer_presets import transformer
 

@@ -21,9 +21,9 @@ from laconic.cli.options.report import Arguments
 from laconic.cli.terminal import emit, emit_json, printable
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.report.elastic_run import KINDS, ElasticRun, elastic_run
-from laconic.report.figure_data import strict
 from laconic.report.results import Results
 from laconic.report.run_folder import RunFolder
+from laconic.report.strict_json import strict
 
 
 def run(arguments: Arguments) -> int:

@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from laconic.cli.files import check_writable, write_text
 from laconic.cli.options.schedule import Arguments
 from laconic.cli.terminal import emit, emit_json, emit_sections, plain_table, printable
 from laconic.cluster import Cluster, parse_bandwidth
+from laconic.cluster.place import Place
 from laconic.errors import UsageError, one_line
 from laconic.jobs import Costs, Job, Outcome, Policy, Served, Throughputs, parse_policy, read_services, read_trace
 from laconic.jobs import run as run_jobs
 from laconic.jobs.shockwave import CALIBRATED_ON, PREDICTED, Tables, calibrate, predict
-from laconic.simulator.place import Place
 from laconic.units import human_duration, parse_quantity
 
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ def run(arguments: Arguments) -> int:
     if arguments.worker and arguments.throughputs is None:
         raise UsageError("schedule: --worker has no effect without --throughputs.")
     if arguments.output is not None:
-        from laconic.cli.simulate import check_writable
-
         check_writable(arguments.output)
     costs, place = _costs(arguments), _place(arguments)
     cluster = place.setting().cluster
@@ -242,8 +241,6 @@ def _record(outcome: Outcome) -> dict[str, object]:
 def _write_page(
     arguments: Arguments, outcomes: Sequence[Outcome], cluster: Cluster, costs: Costs, notes: Sequence[str]
 ) -> None:
-    from laconic.cli.simulate import write_text
-
     try:
         from laconic.report.schedule_page import render
     except ModuleNotFoundError as exc:

@@ -29,9 +29,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from laconic.cli.compare import read_strategies
+from laconic.cli.files import check_writable, write_text
 from laconic.cli.options.simulate import Arguments
 from laconic.cli.simulate_parallel import PARALLEL_ONLY, print_parallel
 from laconic.cli.simulate_reference import print_reference
@@ -39,13 +39,13 @@ from laconic.cli.simulate_serve import print_serving
 from laconic.cli.simulate_view import as_json, simulated, tables, warnings
 from laconic.cli.terminal import emit, emit_json, emit_sections, plain_table, printable
 from laconic.cluster import parse_bandwidth
+from laconic.cluster.place import Place, Setting
 from laconic.core.event import Event
-from laconic.errors import LaconicError, UsageError, one_line
+from laconic.errors import UsageError, one_line
 from laconic.experiments.comparison import short_name
 from laconic.report.perfetto import trace
-from laconic.simulator.place import Place
 from laconic.simulator.simulation import Conditions, Simulation
-from laconic.simulator.sweep import Row, Setting, Sweep, parse_counts
+from laconic.simulator.sweep import Row, Sweep, parse_counts
 from laconic.simulator.trace import events, rank_names
 from laconic.strategy import SEVEN, Strategy
 from laconic.units import parse_quantity
@@ -142,20 +142,6 @@ def _page(sweep: Sweep, rows: Sequence[Row], notes: Sequence[str], *, target: bo
         raise UsageError(f'--output needs {exc.name}. Install it with "pip install jinja2".') from exc
     names = {str(strategy): short_name(str(strategy)) for strategy in sweep.strategies}
     return render(sweep, rows, names=names, warnings=warnings(rows, notes), target=target)
-
-
-def check_writable(path: str | None) -> None:
-    """Before anything is simulated: a sweep may take minutes."""
-    if path is not None and not Path(path).resolve().parent.is_dir():
-        raise UsageError(f"cannot write {one_line(path, 120)}: there is no folder {Path(path).parent}.")
-
-
-def write_text(path: str, text: str) -> None:
-    """Write a file, or say in one line why that cannot be done."""
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise LaconicError(f"cannot write {path}: {exc.strerror}.") from exc
 
 
 def _refuse_others(arguments: Arguments, allowed: Sequence[str], beside: str) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from laconic.cli.options.simulate import Arguments
 from laconic.cli.terminal import emit_json, emit_sections, plain_table
 from laconic.cluster import Link, parse_bandwidth
+from laconic.cluster.place import Place
 from laconic.errors import ConfigurationError, UsageError
 from laconic.simulator.parallel.accelerator import ACCELERATORS
 from laconic.simulator.parallel.exchange import Islands, StrategyExchange
@@ -37,7 +38,6 @@ from laconic.simulator.parallel.software import MEGATRON_CORE
 from laconic.simulator.parallel.step import Exchange, StepTime, step_time
 from laconic.simulator.parallel.system import Job, System
 from laconic.simulator.parallel.traffic import step_traffic
-from laconic.simulator.place import Place
 from laconic.strategy import Strategy
 from laconic.units import human_bytes, human_seconds, parse_quantity
 from laconic.workload.transformer import Transformer

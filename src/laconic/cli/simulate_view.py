@@ -12,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.terminal import printable, stdout_console
+from laconic.cluster.place import Setting
 from laconic.experiments.comparison import short_name
 from laconic.losses.steps_needed import BSP_STEPS, StepsNeeded, steps_needed
 from laconic.planner.verdict_of_rows import verdict_of_rows
 from laconic.simulator.prediction import Prediction
 from laconic.simulator.simulation import Simulation
-from laconic.simulator.sweep import Row, Setting, Sweep
+from laconic.simulator.sweep import Row, Sweep
 from laconic.units import format_rate, human_bytes, human_seconds
 
 _SILENT_S = 5.0

@@ -9,19 +9,22 @@ With --json, one stable document:
                  "rule": str | null, "reason": str | null}]}                          with --matrix only
 
 "matrix" has an entry for every two methods that are registered. "stopped" is true after Ctrl-C; the exit code is then
-130, and all that was found before is printed.
+130, and all that was found before is printed. "matrix" is empty if Ctrl-C came before the strategies were chosen.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from laconic.cli.explain import parse_count
 from laconic.cli.options.verify import Arguments
-from laconic.cli.terminal import emit_json, emit_sections
+from laconic.cli.terminal import emit, emit_json, emit_sections
 from laconic.cli.verify_view import findings_tables, matrix_tables, watching
 from laconic.errors import LaconicWarning, UsageError
 from laconic.experiments.verification import Findings, Matrix, Outcome, matrix, verify_on_threads
@@ -36,30 +39,50 @@ def run(arguments: Arguments) -> int:
     counts = [
         parse_count(word, "--workers", at_most=1000, example="4 or 2,3,4") for word in arguments.workers.split(",")
     ]
-    pairs = matrix() if arguments.matrix else None
-    strategies = list(pairs.rows) if pairs is not None else [_given(str(arguments.strategy))]
+    given = None if arguments.matrix else _given(str(arguments.strategy))
+    pairs: Matrix | None = None
     findings: list[Findings] = []
     stopped = False
     try:
-        for one in _verified(strategies, counts, processes=arguments.processes):
-            findings.append(one)
+        if given is None:
+            # Takes seconds, in which Ctrl-C must be answered as well.
+            pairs = matrix()
+        strategies = [given] if given is not None else list(pairs.rows if pairs is not None else ())
+        _verify(strategies, counts, processes=arguments.processes, found=findings.append)
     except KeyboardInterrupt:
         stopped = True
     failed = any(one.failures for one in findings)
-    if arguments.json:
-        document: dict[str, object] = {
-            "passed": not failed and not stopped,
-            "stopped": stopped,
-            "findings": [one.as_json() for one in findings],
-        }
-        if pairs is not None:
-            document["matrix"] = _as_json(pairs, findings)
-        emit_json(document)
-    elif pairs is not None:
-        emit_sections(*matrix_tables(pairs, findings))
-    else:
-        emit_sections(*findings_tables(findings))
+    # Whoever is impatient and presses Ctrl-C again still gets the results.
+    with _without_ctrl_c() if stopped else nullcontext():
+        if arguments.json:
+            document: dict[str, object] = {
+                "passed": not failed and not stopped,
+                "stopped": stopped,
+                "findings": [one.as_json() for one in findings],
+            }
+            if arguments.matrix:
+                document["matrix"] = [] if pairs is None else _as_json(pairs, findings)
+            emit_json(document)
+        elif not arguments.matrix:
+            emit_sections(*findings_tables(findings, stopped=stopped))
+        elif pairs is not None:
+            emit_sections(*matrix_tables(pairs, findings, stopped=stopped))
+        else:
+            emit("Stopped by Ctrl-C while strategies were chosen: none was verified.\n")
     return 130 if stopped else int(failed)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Ignore SIGINT meanwhile; without effect outside of the main thread, which alone gets it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _given(text: str) -> Strategy:
@@ -75,8 +98,10 @@ def _as_json(pairs: Matrix, findings: Sequence[Findings]) -> list[dict[str, obje
     return entries
 
 
-def _verified(strategies: Sequence[Strategy], counts: Sequence[int], *, processes: bool) -> Iterator[Findings]:
-    """All findings, strategy by strategy on threads, then number by number on processes."""
+def _verify(
+    strategies: Sequence[Strategy], counts: Sequence[int], *, processes: bool, found: Callable[[Findings], None]
+) -> None:
+    """Strategy by strategy on threads, then number by number on processes; `found` gets findings one by one."""
     on_threads = [strategy for strategy in strategies if not strategy.architecture.holds_shards]
     on_processes = strategies if processes else [one for one in strategies if one.architecture.holds_shards]
     # Ranks are threads already; more threads inside each operation would only get in their way.
@@ -84,18 +109,19 @@ def _verified(strategies: Sequence[Strategy], counts: Sequence[int], *, processe
     with watching((len(on_threads) + len(on_processes)) * len(counts)) as watcher, warnings.catch_warnings():
         # That a method would learn more with error feedback is no news to whoever verifies it without.
         warnings.simplefilter("ignore", LaconicWarning)
+
+        def ended(one: Findings) -> None:
+            found(one)
+            watcher.end(one)
+
         for strategy in on_threads:
             for workers in counts:
                 watcher.begin(str(strategy), workers, "threads")
-                found = verify_on_threads(strategy, workers, on_check=watcher.check)
-                watcher.end(found)
-                yield found
+                ended(verify_on_threads(strategy, workers, on_check=watcher.check))
         for workers in counts if on_processes else ():
 
             def told(number: int, name: str, outcome: Outcome, workers: int = workers) -> None:
                 watcher.begin(str(on_processes[number]), workers, "processes")
                 watcher.check(name, outcome)
 
-            for found in verify_on_processes(on_processes, workers, on_check=told):
-                watcher.end(found)
-                yield found
+            verify_on_processes(on_processes, workers, on_check=told, on_found=ended)

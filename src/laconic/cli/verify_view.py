@@ -111,7 +111,7 @@ def watching(total: int) -> Iterator[Watcher]:
         yield watcher
 
 
-def findings_tables(findings: Sequence[Findings]) -> list[Text | Table]:
+def findings_tables(findings: Sequence[Findings], *, stopped: bool) -> list[Text | Table]:
     """A headline and a table of checks for each number of workers."""
     sections: list[Text | Table] = []
     for one in findings:
@@ -122,10 +122,12 @@ def findings_tables(findings: Sequence[Findings]) -> list[Text | Table]:
         sections += [Text(headline, style="bold"), table]
     failures = sum(len(one.failures) for one in findings)
     total = "All promises are kept." if not failures else f"{failures} checks failed."
-    return [*sections, Text(total, style="bold green" if not failures else "bold red")]
+    if stopped:
+        total = f"Stopped by Ctrl-C before all checks were made. {total if failures else ''}".rstrip()
+    return [*sections, Text(total, style=_style(failures, stopped=stopped))]
 
 
-def matrix_tables(pairs: Matrix, findings: Sequence[Findings]) -> list[Text | Table]:
+def matrix_tables(pairs: Matrix, findings: Sequence[Findings], *, stopped: bool) -> list[Text | Table]:
     """How many pairs of methods passed, were refused and failed; by which rules; and what failed."""
     verdicts = pairs.verdicts(findings)
     shown = [verdict for verdict in _PAIR_STYLES if verdict != "not reached" or verdict in verdicts.values()]
@@ -154,7 +156,13 @@ def matrix_tables(pairs: Matrix, findings: Sequence[Findings]) -> list[Text | Ta
         f"{verified} of {len(pairs.rows)} strategies, {made} checks ({counts or 'none'}) in {seconds:.0f} s, "
         f"{len(failures)} failed."
     )
-    return [table, rules, *failures, Text(summary, style="bold green" if not failures else "bold red")]
+    if stopped:
+        summary = f"Stopped by Ctrl-C: {summary}"
+    return [table, rules, *failures, Text(summary, style=_style(len(failures), stopped=stopped))]
+
+
+def _style(failures: int, *, stopped: bool) -> str:
+    return "bold red" if failures else "bold yellow" if stopped else "bold green"
 
 
 def _count(verdicts: Sequence[PairVerdict], verdict: PairVerdict) -> Text:

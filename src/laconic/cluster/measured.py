@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from laconic.cluster.values import Number, Several, Text, Whole, check_keys, read_tables
-from laconic.core.transport import all_gather_sent, all_reduce_sent, as_it_is_sent, shard_exchange_sent
+from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, as_it_is_sent, shard_exchange_sent
 from laconic.errors import UsageError, did_you_mean, one_line
 
 KINDS = {

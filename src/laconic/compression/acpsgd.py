@@ -8,7 +8,15 @@ from typing import ClassVar
 
 import torch
 
-from laconic.compression.families.low_rank import LowRank, Matrix, computed_in, copy_all, layout_of, random_matrix
+from laconic.compression.families.low_rank import (
+    Layout,
+    LowRank,
+    Matrix,
+    computed_in,
+    copy_all,
+    layout_of,
+    random_matrix,
+)
 from laconic.compression.kernels.lowrank import orthonormal, product, times_left, times_right
 from laconic.compression.traits import Traits
 from laconic.compression.wire.seeds import base_seed
@@ -46,7 +54,7 @@ class AcpSgd(LowRank):
     @property
     def traits(self) -> Traits:
         """Measured with default settings."""
-        return replace(super().traits, loss_gap=0.068)
+        return replace(super().traits, gives_factors=True, loss_gap=0.068)
 
     def init(self, bucket: Bucket) -> BucketState:
         """A random Q per matrix, drawn from the parameter's name and kept row by row; a P of zeros."""
@@ -89,6 +97,8 @@ class AcpSgd(LowRank):
 
         copy_all([(flat[here], sent[there]) for here, there in layout.plain])
         self._decode(flat, sent, bases, state, left=left)
+        for matrix in layout.matrices:
+            self.note_factors(state, matrix, *self._factors(matrix, sent, bases, layout, left=left))
         # Zeros are as good a start as any: orth replaces them.
         sent.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         if left:
@@ -113,6 +123,12 @@ class AcpSgd(LowRank):
     ) -> None:
         layout = layout_of(state.bucket, self.rank)
         for matrix in layout.matrices:
-            basis = bases[matrix.name]
-            p, q = (basis, matrix.q(sent[layout.plain_numel :])) if left else (matrix.p(sent), basis)
+            p, q = self._factors(matrix, sent, bases, layout, left=left)
             product(p, q, matrix.values(out))
+
+    def _factors(
+        self, matrix: Matrix, sent: torch.Tensor, bases: Mapping[str, torch.Tensor], layout: Layout, *, left: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """P and Q^T: the basis of this round, and the product with it that was sent."""
+        basis = bases[matrix.name]
+        return (basis, matrix.q(sent[layout.plain_numel :])) if left else (matrix.p(sent), basis)

@@ -60,6 +60,8 @@ class Chain(Wrapper):
             scale_equivariant=inner.scale_equivariant and second.scale_equivariant,
             amplifies=inner.amplifies or second.amplifies,
             payloads_add_up=False,
+            density=inner.density * second.density,
+            at_random=inner.at_random or second.at_random,
             exact_bytes=inner.exact_bytes and second.exact_bytes,
         )
 

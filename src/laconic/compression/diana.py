@@ -53,6 +53,7 @@ class Diana(Wrapper):
         return replace(
             inner,
             estimates_all=True,
+            gives_factors=False,
             decodes_alone=False,
             sums_only=False,
             payloads_add_up=False,

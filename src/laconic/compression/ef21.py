@@ -49,6 +49,7 @@ class Ef21(Wrapper):
             inner,
             keeps_residual=True,
             estimates_all=True,
+            gives_factors=False,
             wants_error_feedback=False,
             unbiased=False,
             decodes_alone=False,

@@ -55,7 +55,7 @@ class PowerSgd(LowRank):
     @property
     def traits(self) -> Traits:
         """Measured with default settings."""
-        return replace(super().traits, loss_gap=0.094)
+        return replace(super().traits, gives_factors=True, loss_gap=0.094)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """A sum of all P and of the uncompressed parameters, then a sum of all Q."""
@@ -92,6 +92,8 @@ class PowerSgd(LowRank):
         yield work
 
         self._decode(flat, layout, first, second)
+        for matrix in layout.matrices:
+            self.note_factors(state, matrix, matrix.p(first), matrix.q(second))
         # Zeros are as good a start as any: orth replaces them.
         second.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         # In place: on a GPU, memory allocated on another stream must not be freed here.

@@ -44,6 +44,9 @@ class Traits:
     linear: bool = False
     """Every round is a sum, and the decoded values follow from the sum of the inputs alone, with an error relative to
     that sum: so it can carry a small difference of two large tensors. Not set for wrappers."""
+    gives_factors: bool = False
+    """Decodes parameters as products of two thin matrices, which all ranks have and which it puts into
+    `BucketState.factors` where that is requested."""
     payloads_add_up: bool = True
     """The sum of the payloads decodes to the sum of the inputs, so one all-reduce, even in two halves, carries them."""
     density: float = 1.0

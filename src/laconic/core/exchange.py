@@ -14,15 +14,8 @@ import torch
 
 from laconic.core.hosts import Hosts
 from laconic.core.moment import Moment
-from laconic.core.transport import (
-    AllWork,
-    Transport,
-    Work,
-    all_gather_sent,
-    all_reduce_sent,
-    as_it_is_sent,
-    shard_exchange_sent,
-)
+from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, as_it_is_sent, shard_exchange_sent
+from laconic.core.transport import AllWork, Transport, Work
 
 RoundKind = Literal["sum", "gather", "scatter", "send"]
 """sum: every rank gets the sum. gather: every rank gets all contributions. scatter: of n rows, row r goes to rank r.

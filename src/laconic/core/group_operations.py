@@ -10,16 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from laconic.core.transport import (
-    DoneWork,
-    Purpose,
-    ReduceOp,
-    Work,
-    all_gather_sent,
-    all_reduce_sent,
-    broadcast_sent,
-    shard_exchange_sent,
-)
+from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, broadcast_sent, shard_exchange_sent
+from laconic.core.transport import DoneWork, Purpose, ReduceOp, Work
 
 _GLOO_SEGMENT_BYTES = 1024 * 1024
 """The largest piece in which Gloo's ring sends."""

@@ -19,20 +19,8 @@ from typing import TypeVar
 import torch
 
 from laconic.core.hosts import Hosts, checked_hosts
-from laconic.core.transport import (
-    DETACHED,
-    DETACHING,
-    DoneWork,
-    Purpose,
-    ReduceOp,
-    Traffic,
-    Work,
-    all_gather_sent,
-    all_reduce_sent,
-    broadcast_sent,
-    shard_exchange_sent,
-    will_not_come,
-)
+from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, broadcast_sent, shard_exchange_sent
+from laconic.core.transport import DETACHED, DETACHING, DoneWork, Purpose, ReduceOp, Traffic, Work, will_not_come
 from laconic.errors import AttachError, CommunicationError, LaconicError, PeerLost, one_line
 
 Result = TypeVar("Result")
@@ -97,11 +85,19 @@ class InProcessCluster:
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            self.stop("was interrupted")  # Ctrl-C reaches only the main thread
+            raise
         if errors:
             raise next((error for error in errors if not isinstance(error, PeerLost)), errors[0])
         return [results[rank] for rank in range(self.world_size)]
+
+    def stop(self, reason: str) -> None:
+        """Let every operation of a rank raise, those in which ranks wait for each other included."""
+        self.transport(0).announce_failure(reason)
 
 
 class _Meeting:

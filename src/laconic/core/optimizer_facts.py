@@ -23,6 +23,9 @@ class OptimizerFacts:
     """Some parameter group uses Nesterov momentum."""
     first_beta: float = 0.0
     """The largest betas[0] of its parameter groups: the decay of the average that Adam and its variants step along."""
+    divides: bool = False
+    """Some parameter group has an `eps`, as optimizers have that divide by the size of gradients: Adam, RMSprop,
+    Adagrad, Muon."""
 
     @classmethod
     def of(cls, *optimizers: Optimizer) -> OptimizerFacts:
@@ -33,6 +36,7 @@ class OptimizerFacts:
             momentum=max(_numbers(group.get("momentum") for group in groups), default=0.0),
             nesterov=any(bool(group.get("nesterov")) for group in groups),
             first_beta=max(_numbers(_first(group.get("betas")) for group in groups), default=0.0),
+            divides=any("eps" in group for group in groups),
         )
 
     def check_adam(self, owner: str) -> None:
@@ -61,6 +65,18 @@ class OptimizerFacts:
                 f"(betas[0]={self.first_beta:g}). It is made for SGD without momentum: use that, or betas=(0, ...), or "
                 f"{instead}."
             )
+
+    def check_applies_directions(self, owner: str, instead: str) -> None:
+        """Raise AttachError if the optimizer does not move parameters straight along the directions of `owner`.
+
+        instead: what to write to keep the optimizer.
+        """
+        if self.divides and not self.momentum:
+            raise AttachError(
+                f"{owner} gives the direction of each step, and {self.name} would divide it by its size once more (it "
+                f"has an eps). Use torch.optim.SGD without momentum, or {instead}."
+            )
+        self.check_no_momentum(owner, instead)
 
 
 def _numbers(values: Iterator[object]) -> list[float]:

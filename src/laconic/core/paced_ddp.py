@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.core.paced import PacedLink
-from laconic.core.transport import all_reduce_sent
+from laconic.core.sent_bytes import all_reduce_sent
 from laconic.errors import LaconicError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -40,6 +40,15 @@ CARRIED = "carried.gradient"
 """The field with the residual of an earlier strategy of the session: added to the next exchange, then removed."""
 
 
+class Factors(NamedTuple):
+    """Two thin matrices whose product a low-rank compressor has decoded for one parameter."""
+
+    left: torch.Tensor
+    """rows x rank."""
+    right: torch.Tensor
+    """rank x columns."""
+
+
 @dataclass
 class BucketState:
     """The state of a compressor for one bucket between steps.
@@ -66,6 +75,9 @@ class BucketState:
     """Whether `metrics` of the coming exchange are requested."""
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
     """Measurements of the last exchange for which they were requested: scalars, still on the bucket's device."""
+    factors: dict[str, Factors] | None = None
+    """Where a synchronization rule requests them for the coming exchange: the factors of each parameter that the
+    compressor has decoded as a product of two, equal on all ranks. None: not requested. Never saved."""
 
     def per_element(self) -> frozenset[str]:
         """Names of the fields that hold one value per element."""
@@ -82,6 +94,7 @@ class BucketState:
         """One of the parts, prepared for the same exchange as this state."""
         part = self.parts[index]
         part.moment, part.measure, part.metrics = self.moment, self.measure, self.metrics
+        part.factors = self.factors
         return part
 
     def rescale(self, ratio: torch.Tensor | float, fields: Collection[str]) -> None:

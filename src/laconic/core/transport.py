@@ -40,34 +40,6 @@ def will_not_come(what: str, rank: int, status: str, advice: str) -> str:
     return f"is in {what}, while rank {rank} {where}. {advice.rstrip('.')}"
 
 
-def all_reduce_sent(nbytes: int, world_size: int) -> int:
-    """Bytes one rank sends in an all-reduce of `nbytes`."""
-    return -(-2 * (world_size - 1) * nbytes // world_size)
-
-
-def all_gather_sent(nbytes: int, world_size: int) -> int:
-    """Bytes one rank sends when each contributes `nbytes`."""
-    return (world_size - 1) * nbytes
-
-
-def shard_exchange_sent(nbytes: int, world_size: int) -> int:
-    """Bytes one rank sends when it keeps one of n equal shards of `nbytes` and sends the others."""
-    return nbytes - nbytes // world_size if world_size > 1 else 0
-
-
-def as_it_is_sent(nbytes: int, world_size: int) -> int:
-    """Bytes one rank sends when its `nbytes` go to one other."""
-    return nbytes
-
-
-def broadcast_sent(nbytes: int, world_size: int, distance: int) -> int:
-    """Bytes the rank `distance` places after the source sends in a binomial-tree broadcast."""
-    children = sum(
-        1 for level in range(world_size.bit_length()) if 2**level > distance and distance + 2**level < world_size
-    )
-    return children * nbytes
-
-
 class Traffic:
     """Bytes this rank has sent, by purpose and by operation."""
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from laconic.cluster import Cluster
 from laconic.cluster.link import usual_link
+from laconic.cluster.place import Setting
 from laconic.errors import UsageError
 from laconic.losses import Scale
-from laconic.simulator.sweep import Setting
 from laconic.workload import Workload
 from laconic.workload.devices import KnownDevice
 

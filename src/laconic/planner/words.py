@@ -102,7 +102,7 @@ def demands(strategy: Strategy) -> list[str]:
     """The changes that it requires in a training script."""
     rule, found = strategy.synchronization, list[str]()
     if not rule.keeps_scale:
-        found.append("It replaces the optimizer: use SGD without momentum, with a learning rate as for Adam.")
+        found.append(f"It replaces the optimizer: use SGD without momentum, with a learning rate {rule.usual_rate}.")
     if rule.asks_for_length:
         found.append("It needs the length of training: attach(..., total_steps=N).")
     return found

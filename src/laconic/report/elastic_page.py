@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from laconic.report.elastic_run import ElasticRun, MembershipChange
-from laconic.report.figure_data import looks
+from laconic.report.ink import looks
 from laconic.report.sentences import milliseconds
 from laconic.report.standalone_html import render_page
 from laconic.units import human_duration

@@ -214,23 +214,24 @@ def _stays(views: Sequence[_View], began_s: float, end_s: float) -> Iterable[Sta
 
 
 def _attributed(faults: Sequence[Event], views: Sequence[_View]) -> dict[int, Event]:
-    """By view: the fault that it followed from, the last before it that struck one of those that died or joined.
+    """By view: the fault that it followed from, the last before it that started one of those that joined, or struck one
+    of those that died.
 
     A process that was only slowed down has not died of that.
     """
     found: dict[int, Event] = {}
     left = [event for event in faults if event.data.get("fault_kind") != "slow"]
     for view in views[1:]:
-        concerned = {*view.names("lost"), *view.names("joined")}
-        fitting = [
-            event
-            for event in left
-            if event.time_s <= view.began_s and concerned.intersection(_names(event.data.get("processes")))
-        ]
+        fitting = [event for event in left if event.time_s <= view.began_s and _fits(event, view)]
         if fitting:
             found[view.number] = max(fitting, key=lambda event: event.time_s)
             left.remove(found[view.number])
     return found
+
+
+def _fits(fault: Event, view: _View) -> bool:
+    concerned = view.names("joined" if fault.data.get("fault_kind") == "join" else "lost")
+    return not set(concerned).isdisjoint(_names(fault.data.get("processes")))
 
 
 def _change(before: _View, view: _View, lost_s: float, fault: Event | None, began_s: float) -> MembershipChange:

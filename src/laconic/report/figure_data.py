@@ -15,20 +15,17 @@ timelines   [{"run", "strategy", "place", "step", "ranks": {RANK: {"words", "beg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from laconic.errors import LaconicError
+from laconic.report.ink import Ink, looks
 from laconic.report.results import Links, Results, Row, baseline_of
 from laconic.report.sentences import in_words
 from laconic.report.timeline import COMMUNICATION_KINDS, TRAINING_KINDS, Span, StepTimeline
 from laconic.units import parse_quantity
 
 KINDS = TRAINING_KINDS + COMMUNICATION_KINDS
-NUM_COLOURS = 9
-"""Colours --s0, --s1, ... in page.css; --ddp is torch DDP's."""
-SYMBOLS = ("square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon", "star", "hexagon")
-_NAME_LIMIT = 30
 _SHOWN_RANKS = 8
 """A page for a large job stays small enough to open."""
 _LINKS_IN_WORDS: dict[Links, str] = {
@@ -36,17 +33,6 @@ _LINKS_IN_WORDS: dict[Links, str] = {
     "paced": "paced, not shaped",
     "unlimited": "no limit",
 }
-
-
-@dataclass(frozen=True)
-class Ink:
-    """How one strategy looks in every figure and table."""
-
-    text: str
-    name: str
-    """Short and unique; the full text is shown on hover."""
-    colour: str
-    symbol: str
 
 
 @dataclass(frozen=True)
@@ -81,23 +67,6 @@ def inks(rows: Iterable[Row]) -> dict[str, Ink]:
     """One look per strategy, by its full text; the baseline always has the same."""
     names = {row.strategy: row.name for row in rows}
     return looks(names, baseline_of(names))
-
-
-def looks(names: Mapping[str, str], ddp: str) -> dict[str, Ink]:
-    """One look per strategy, by its full text; names: by full text. The strategy ddp is grey wherever it is drawn."""
-    found: dict[str, Ink] = {}
-    taken: set[str] = set()
-    for text, name in names.items():
-        short = _unlike(_shortened(name), taken)
-        taken.add(short)
-        if text == ddp:
-            found[text] = Ink(text, short, "ddp", "circle")
-            continue
-        number = len(found) - (ddp in found)
-        # Beyond nine strategies colours come again, then with other symbols.
-        symbol = SYMBOLS[(number + number // NUM_COLOURS) % len(SYMBOLS)]
-        found[text] = Ink(text, short, f"s{number % NUM_COLOURS}", symbol)
-    return found
 
 
 def places(rows: Iterable[Row]) -> list[Place]:
@@ -152,17 +121,6 @@ def document(runs: Sequence[DrawnRun]) -> dict[str, object]:
     }
 
 
-def strict(value: object) -> object:
-    """The same without NaN and infinities, which JSON does not have: a loss may have diverged."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: strict(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(inner) for inner in value]
-    return value
-
-
 def _numbers(row: Row) -> dict[str, object]:
     return {
         "step_ms": row.step_ms,
@@ -204,21 +162,6 @@ def _span(span: Span) -> list[object]:
     start_ms, duration_ms = round(span.start_s * 1e3, 3), round(span.duration_s * 1e3, 3)
     about = [span.bucket, span.wire_bytes, span.lane, span.age, span.half]
     return [KINDS.index(span.kind), start_ms, duration_ms, *about]
-
-
-def _shortened(name: str) -> str:
-    """At most _NAME_LIMIT letters; both ends stay, as strategies differ there."""
-    if len(name) <= _NAME_LIMIT:
-        return name
-    tail = _NAME_LIMIT // 3
-    return f"{name[: _NAME_LIMIT - tail - 1].rstrip()}…{name[-tail:].lstrip()}"
-
-
-def _unlike(name: str, taken: set[str]) -> str:
-    candidate, number = name, 2
-    while candidate in taken:
-        candidate, number = f"{name} #{number}", number + 1
-    return candidate
 
 
 def _speed(place: Place) -> float:

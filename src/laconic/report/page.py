@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from laconic.errors import LaconicError, one_line
-from laconic.report.figure_data import DrawnRun, Ink, Place, document, inks, places
+from laconic.report.figure_data import DrawnRun, Place, document, inks, places
+from laconic.report.ink import Ink
 from laconic.report.results import Results, Row, baseline_of
 from laconic.report.run_folder import RunFolder
 from laconic.report.sentences import milliseconds

@@ -18,7 +18,7 @@ from laconic.planner import Answer, Choice
 from laconic.planner.crossovers import Cell, Stretch
 from laconic.planner.question import rated_bps
 from laconic.planner.words import choice_name, grounds, loss_in_words, reasons, stretches_in_words, verdict
-from laconic.report.figure_data import Ink, looks
+from laconic.report.ink import Ink, looks
 from laconic.report.standalone_html import render_page
 from laconic.units import human_bytes, human_duration, human_rate, human_seconds
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from laconic.cluster import Cluster
 from laconic.jobs import Costs, Outcome
-from laconic.report.figure_data import Ink, looks
+from laconic.report.ink import Ink, looks
 from laconic.report.standalone_html import render_page
 from laconic.units import human_duration
 

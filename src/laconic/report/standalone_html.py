@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from laconic import __version__
-from laconic.report.figure_data import strict
+from laconic.report.strict_json import strict
 
 SHARED_SCRIPTS = ("units.js", "figures.js", "stage.js")
 """Parts of the figures of every page, each built on those before it."""

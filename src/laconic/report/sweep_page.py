@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from laconic.losses.steps_needed import BSP_STEPS, StepsNeeded, steps_needed
-from laconic.report.figure_data import Ink, looks
+from laconic.report.ink import Ink, looks
 from laconic.report.standalone_html import render_page
 from laconic.simulator.prediction import Prediction
 from laconic.simulator.sweep import Row, Sweep

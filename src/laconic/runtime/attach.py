@@ -33,6 +33,7 @@ from laconic.runtime.elastic.start import become_member
 from laconic.runtime.engine import Engine
 from laconic.runtime.fsdp_parts import fsdp_parts
 from laconic.runtime.hooks import optimizer_steps, parameter_hook
+from laconic.runtime.hooks.async_outer import AsyncOuterHooks
 from laconic.runtime.hooks.async_pairs import AsyncPairHooks
 from laconic.runtime.hooks.async_server import AsyncServerHooks
 from laconic.runtime.hooks.contract import TrainingHooks
@@ -333,7 +334,7 @@ def _make_hooks(job: Job, pool: ServerPool | None) -> TrainingHooks:
     if job.strategy.mixes_parameters():
         return GossipHooks(job) if rule.barrier else AsyncPairHooks(job)
     if pool is not None and not rule.barrier:
-        return AsyncServerHooks(job, pool)
+        return AsyncServerHooks(job, pool) if rule.optimizer_on_servers else AsyncOuterHooks(job, pool)
     if rule.quantity == "change":
         return LocalUpdateHooks(job, rule)
     return GradientHooks(job)

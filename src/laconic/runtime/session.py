@@ -260,7 +260,7 @@ class Session:
 
     @property
     def staleness(self) -> int:
-        """The largest number of updates by others that a server applied before a gradient of this rank (ssp, asp)."""
+        """The largest number of updates by others that a server applied before one of this rank (without a barrier)."""
         return self._job.staleness
 
     @property
@@ -277,7 +277,7 @@ class Session:
 
     @property
     def lead(self) -> int:
-        """The largest number of steps by which this rank was ahead of the slowest when it got its answer (ssp, asp)."""
+        """The largest number of steps by which this rank led the slowest when it got its answer (without a barrier)."""
         return self._job.lead
 
     def report_loss(self, loss: torch.Tensor | float) -> None:
@@ -320,7 +320,8 @@ class Session:
         """The state of the strategy on this rank; model and optimizer have their own.
 
         Every rank calls it, and saves the model after this call: exchanges in flight may still change parameters, and
-        without a barrier (ssp, asp) parameters become those of the servers.
+        without a barrier (ssp, asp) parameters become those of the servers; under async_diloco, those of the servers
+        with the change that this rank has not sent yet.
         """
         self._agree("state_dict()")
         with self._hooks.at_rest() if self._hooks is not None else nullcontext():

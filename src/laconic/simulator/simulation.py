@@ -195,8 +195,8 @@ def _told(
 def _compute_s(inputs: Inputs) -> float:
     """The compute time of the slowest rank where all wait for all; else the same mean as for the step time."""
     strategy = inputs.strategy
-    held_elsewhere = strategy.architecture.has_servers and not strategy.synchronization.barrier
-    alone_s = inputs.workload.compute_s + (0.0 if held_elsewhere else inputs.optimizer_s)
+    elsewhere = strategy.architecture.has_servers and strategy.synchronization.optimizer_on_servers
+    alone_s = inputs.workload.compute_s + (0.0 if elsewhere else inputs.optimizer_s)
     if strategy.synchronization.barrier:
         return max(ranks.slowdown for ranks in inputs.classes) * alone_s
     return alone_s * inputs.world_size / sum(ranks.size / ranks.slowdown for ranks in inputs.classes)

@@ -67,7 +67,7 @@ def draw_steps(drawing: TaskGraph, plans: Sequence[Plan], num_steps: int) -> Non
         steps = GradientSteps(drawing, plans[0], late - late % rule.cycle)
     elif not rule.barrier:
         servers = strategy.architecture.has_servers
-        steps = AsyncServerSteps(drawing, plans[0], rule) if servers else AsyncPairSteps(drawing, plans[0])
+        steps = AsyncServerSteps(drawing, plans[0], rule, first_step) if servers else AsyncPairSteps(drawing, plans[0])
     elif strategy.mixes_parameters():
         steps = GossipSteps(drawing, plans, first_step)
     else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from laconic.cluster import Cluster
+from laconic.cluster.place import Setting
 from laconic.errors import LaconicError, UsageError, one_line
 from laconic.simulator.network import Network
 from laconic.simulator.network.analytic import AnalyticNetwork
@@ -22,17 +23,6 @@ Fidelity = Literal["analytic", "flow"]
 _MOST_WORKERS = 1_000_000
 _MOST_COUNTS = 1000
 _COUNTS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9})(?:\.\.(\d{1,9}))?)?", re.ASCII)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A cluster and a number of workers to simulate on."""
-
-    cluster: Cluster
-    workers: int
-    """Ranks, on the first devices of the cluster."""
-    bandwidth_bps: float
-    """Bandwidth of the hosts' links, which distinguishes this cluster from others in the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)

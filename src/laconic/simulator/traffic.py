@@ -5,7 +5,7 @@ from __future__ import annotations
 from laconic.core.exchange import Move
 from laconic.core.hosts import Hosts
 from laconic.core.plan import Bucket
-from laconic.core.transport import all_gather_sent, all_reduce_sent, shard_exchange_sent
+from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, shard_exchange_sent
 from laconic.simulator.lowering.task_graph import Inputs
 
 

@@ -3,6 +3,7 @@
 from laconic.registry import Registry
 from laconic.synchronization.adacomm import AdaComm
 from laconic.synchronization.asp import Asp
+from laconic.synchronization.async_diloco import AsyncDiLoCo
 from laconic.synchronization.bsp import Bsp
 from laconic.synchronization.contract import Asynchronous, LocalUpdates, Pace, Synchronization
 from laconic.synchronization.decoupled_momentum import DecoupledMomentum
@@ -10,6 +11,7 @@ from laconic.synchronization.delayed import Delayed
 from laconic.synchronization.demo import Demo
 from laconic.synchronization.des_loc import DesLoc
 from laconic.synchronization.diloco import DiLoCo
+from laconic.synchronization.dion import Dion
 from laconic.synchronization.dssp import Dssp
 from laconic.synchronization.easgd import Easgd
 from laconic.synchronization.fedprox import FedProx
@@ -32,6 +34,7 @@ SYNCHRONIZATIONS: Registry[Synchronization] = Registry(
         Ssp,
         Dssp,
         Asp,
+        AsyncDiLoCo,
         LocalSgd,
         AdaComm,
         Delayed,
@@ -45,6 +48,7 @@ SYNCHRONIZATIONS: Registry[Synchronization] = Registry(
         DecoupledMomentum,
         DesLoc,
         Demo,
+        Dion,
         OnebitAdam,
         ZeroOneAdam,
     ],
@@ -54,6 +58,7 @@ __all__ = [
     "SYNCHRONIZATIONS",
     "AdaComm",
     "Asp",
+    "AsyncDiLoCo",
     "Asynchronous",
     "Bsp",
     "DecoupledMomentum",
@@ -61,6 +66,7 @@ __all__ = [
     "Demo",
     "DesLoc",
     "DiLoCo",
+    "Dion",
     "Dssp",
     "Easgd",
     "FedProx",

@@ -8,7 +8,8 @@ bulk-synchronous training as the default. `quantity` and `barrier` say how a rul
                            leaves it where the gradient was, and the optimizer is given it; `begins`: not yet. Where
                            nothing is `due`, replicas make the step alone; `returns`: they come back together
     barrier, "change"      parameters are averaged after some steps; `outer` applies the mean. See `LocalUpdates`
-    no barrier             the server applies each gradient with `rate`. See `Asynchronous`
+    no barrier, "gradient" the server applies each gradient with `rate`. See `Asynchronous`
+    no barrier, "change"   the server applies each worker's change of parameters by `arrive`
 """
 
 from __future__ import annotations
@@ -80,8 +81,13 @@ class Synchronization(Method):
     """Makes the fastest worker wait for the slowest, so the architecture must keep the step of each worker."""
     for_servers: ClassVar[tuple[str, ...]] = ()
     """Settings that take effect only where servers apply gradients."""
+    server_fields: ClassVar[tuple[str, ...]] = ()
+    """State per element that servers keep where they apply changes; zero at the start."""
     remembers_unsent: ClassVar[bool] = False
     """Keeps the values that compression does not send, so it needs a lossy compressor without a residual of its own."""
+    needs_factors: ClassVar[bool] = False
+    """Makes a step of the two thin matrices that a low-rank compressor decodes, so it needs one that hands them over
+    (`BucketState.factors`)."""
     lazy: ClassVar[bool] = False
     """An exchange that is due begins with a question to all, and ends there if no replica has anything new to send. So
     bytes are predicted as a bound."""
@@ -112,6 +118,11 @@ class Synchronization(Method):
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise AttachError if this cannot work with these parameters and this optimizer."""
+
+    @property
+    def usual_rate(self) -> str:
+        """The learning rate to begin with where the optimizer gets a direction (`keeps_scale` is False), in words."""
+        return "as for Adam"
 
     @property
     def interval(self) -> int:
@@ -274,6 +285,11 @@ class Synchronization(Method):
     # -- where workers do not wait for each other: no barrier ----------------------------------------------------
 
     @property
+    def optimizer_on_servers(self) -> bool:
+        """Whether servers run the optimizer, if there are servers; otherwise each worker runs its own."""
+        return not self.barrier and self.quantity == "gradient"
+
+    @property
     def lead(self) -> int | None:
         """Steps by which the fastest worker may be ahead of the slowest; None: any number."""
         return 0
@@ -293,7 +309,22 @@ class Synchronization(Method):
         return 0.0
 
     def rate(self, world_size: int, staleness: int) -> float:
-        """The factor of the learning rate for a gradient of this staleness."""
+        """The factor of the learning rate for a gradient of this staleness, where gradients are sent."""
+        raise NotImplementedError
+
+    def arrive(
+        self,
+        values: torch.Tensor,
+        change: torch.Tensor,
+        memory: Mapping[str, torch.Tensor],
+        *,
+        arrival: int,
+        world_size: int,
+    ) -> None:
+        """Move `values`, which a server holds, by the change that one worker has sent, where changes are sent.
+
+        memory: `server_fields` for the same elements. arrival: the number of changes that came before this one.
+        """
         raise NotImplementedError
 
     # -- where the loss decides when the next round is due: asks_for_loss ------------------------------------------
@@ -333,7 +364,8 @@ class Synchronization(Method):
 class Asynchronous(Synchronization):
     """Each worker continues without waiting for the others, or not for long.
 
-    Where servers hold the parameters, a worker sends them the gradient of each step and gets parameters back.
+    Where servers hold the parameters, a worker sends them the gradient of each step, or its change of parameters after
+    some steps, and gets parameters back.
     """
 
     quantity: ClassVar[Quantity] = "gradient"
@@ -372,15 +404,17 @@ def nesterov(anchor: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor,
     anchor.add_(change, alpha=-lr).add_(momentum, alpha=-lr * beta)
 
 
-def exchange_momentum(momentum: torch.Tensor, beta: float, flat: torch.Tensor, average: Average) -> Exchange:
+def exchange_momentum(
+    momentum: torch.Tensor, beta: float, flat: torch.Tensor, average: Average, *, removed: float = 1.0
+) -> Exchange:
     """Add `flat` to a decaying momentum, average the part that the compressor selects, and keep the rest.
 
-    m <- beta m + flat,   q = C(m),   m <- m - q,   flat <- mean(q)
+    m <- beta m + flat,   q = C(m),   m <- m - removed q,   flat <- mean(q)
     """
     momentum.mul_(beta).add_(flat)
     flat.copy_(momentum)
     sent = torch.empty_like(flat)
     yield from average(flat, sent)
-    momentum -= sent
+    momentum.sub_(sent, alpha=removed)
     # Values that are not finite have been sent, so all ranks have them; keeping them would spoil all later steps.
     momentum.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

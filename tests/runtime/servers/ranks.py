@@ -303,3 +303,27 @@ def undisturbed(strategy: str) -> dict[str, object]:
                 optimizer.step()
                 optimizer.zero_grad()
         return {"model": snapshot(model)}
+
+
+def with_outer_servers() -> dict[str, object]:
+    """Local steps, and outer steps by servers in child processes."""
+    steps, period = 60, 4
+    with gloo_group():
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        before = float(_loss(model, 10_000, 0))
+        with laconic.attach(model, optimizer, f"async_diloco(period={period})", timeout_s=60) as session:
+            for step in range(steps):
+                _loss(model, step, dist.get_rank()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            sent = session.traffic.sent_bytes("payload")
+            session.average()
+        nbytes = sum(parameter.nbytes for parameter in model.parameters())
+        return {
+            "before": before,
+            "after": float(_loss(model, 10_000, 0)),
+            "sent": sent,
+            "predicted": steps // period * nbytes,
+            "model": snapshot(model),
+        }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from laconic.core.transport import all_gather_sent, shard_exchange_sent
+from laconic.core.sent_bytes import all_gather_sent, shard_exchange_sent
 
 ROW_BYTES = 1440
 """Values of one frame: with a header of 32 bytes and those of UDP and IP exactly an Ethernet packet of 1500 bytes."""

@@ -6,8 +6,6 @@ round by round instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from laconic.architecture.contract import Codec
@@ -16,6 +14,7 @@ from laconic.core.moment import Moment
 from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
+from laconic.core.sums_only import SumsOnly
 from laconic.core.transport import DoneWork, Work
 
 
@@ -67,43 +66,18 @@ def waits_for_server(bucket: Bucket, compression: Codec, moment: Moment) -> int:
     return 1 if compression.traits.decodes_alone else compression.num_waits(bucket, moment)
 
 
-class _AtServer:
-    """A group whose sums a server forms; it supports no other operation."""
+class _AtServer(SumsOnly):
+    """A group whose sums a server forms."""
 
     def __init__(self, servers: Servers, wire: Wire, moment: Moment) -> None:
+        super().__init__(moment)
         self._servers = servers
         self._wire = wire
-        self._moment = moment
-
-    @property
-    def size(self) -> int:
-        return self._moment.world_size
-
-    @property
-    def rank(self) -> int:
-        return self._moment.rank
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
         wire = self._wire
         answer = self._servers.reduce(wire.bucket, tensors, decoded=False, moment=self._moment, what=wire.what)
         return _IntoPlace(answer, tensors)
-
-    def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
-        yield self.sum(tensors)
-
-    def gather(self, tensor: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        raise AssertionError("refused by the rules of legality")
-
-    def scatter(self, rows: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        raise AssertionError("refused by the rules of legality")
-
-    def scatter_uneven(
-        self, messages: Sequence[torch.Tensor], lengths: Sequence[int]
-    ) -> tuple[Work, list[torch.Tensor]]:
-        raise AssertionError("refused by the rules of legality")
-
-    def swap(self, send: torch.Tensor | None, receive: torch.Tensor | None, peer: int) -> Work:
-        raise AssertionError("refused by the rules of legality")
 
 
 class _IntoPlace:

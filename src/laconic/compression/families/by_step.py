@@ -60,6 +60,7 @@ class ByStep(Wrapper):
         return replace(
             inner,
             warms_up=True,
+            gives_factors=inner.gives_factors and first.gives_factors,
             payloads_add_up=inner.payloads_add_up and first.payloads_add_up,
             density=min(inner.density, first.density),
             at_random=inner.at_random or first.at_random,

@@ -15,7 +15,7 @@ from laconic.compression.traits import Traits
 from laconic.compression.wire.seeds import mix_tensor, uniform
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.plan import Bucket
-from laconic.core.stateful import BucketState
+from laconic.core.stateful import BucketState, Factors
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError
 from laconic.settings import count
@@ -69,6 +69,12 @@ class LowRank(Compressor):
             state.tables[key] = random_matrix(rows, (rows, self.rank), like.dtype, like.device)
         noise: torch.Tensor = state.tables[key]
         return noise
+
+    def note_factors(self, state: BucketState, matrix: Matrix, p: torch.Tensor, q: torch.Tensor) -> None:
+        """Leave the decoded P and Q^T of a matrix to the synchronization rule, if that has requested them."""
+        if state.factors is not None:
+            # Copies: a method may keep the same memory for the next step, or remove values that are not finite.
+            state.factors[matrix.name] = Factors(p.clone(), q.clone())
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class TwoLevels(Wrapper):
             lossless=inner.lossless and sums.lossless,
             unbiased=inner.unbiased and sums.unbiased,
             payloads_add_up=False,
+            gives_factors=False,
             dtypes=tuple(dtype for dtype in inner.dtypes if dtype in sums.dtypes),
         )
 

@@ -36,23 +36,41 @@ def verify_on_processes(
     workers: int,
     *,
     on_check: Callable[[int, str, Outcome], None] = lambda number, name, outcome: None,
+    on_found: Callable[[Findings], None] = lambda findings: None,
 ) -> list[Findings]:
     """Run every check of every strategy with that many processes as workers.
 
-    on_check: gets the number of the strategy, the check and its result, as soon as that is known.
+    on_check: gets the number of the strategy, the check and its result, as soon as that is known. on_found: gets the
+    findings of a strategy, as soon as all its checks were made. Other threads may call both.
     """
     for strategy in strategies:
         check_possible(strategy, workers)
     outcomes: list[dict[str, Outcome]] = [{} for _ in strategies]
-    ended_s = [time.monotonic()] * (len(strategies) + 1)
+    results: list[Findings] = []
+    began_s = time.monotonic()
+
+    def note(number: int, name: str, outcome: Outcome) -> None:
+        nonlocal began_s
+        outcomes[number][name] = outcome
+        on_check(number, name, outcome)
+        if len(outcomes[number]) == len(CHECKS):
+            ended_s = time.monotonic()
+            results.append(
+                Findings(
+                    strategy=str(strategies[number]),
+                    workers=workers,
+                    where="processes",
+                    outcomes={name: outcomes[number][name] for name in CHECKS},
+                    seconds=ended_s - began_s,
+                )
+            )
+            began_s = ended_s
+            on_found(results[-1])
 
     def on_line(rank: int, line: str) -> None:
         if rank == 0 and line.startswith('{"strategy"'):
             told = json.loads(line)
-            number, name, outcome = int(told["strategy"]), str(told["check"]), Outcome(**told["outcome"])
-            outcomes[number][name] = outcome
-            ended_s[number + 1 :] = [time.monotonic()] * (len(strategies) - number)
-            on_check(number, name, outcome)
+            note(int(told["strategy"]), str(told["check"]), Outcome(**told["outcome"]))
 
     problem = "did not run"
     with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
@@ -68,21 +86,11 @@ def verify_on_processes(
             )
         except RankFailed as exc:
             problem = f"did not run: {one_line(exc, 300)}"
-    for number, found in enumerate(outcomes):
+    for number, made in enumerate(outcomes):
         for name in CHECKS:
-            if name not in found:
-                found[name] = failed(problem)
-                on_check(number, name, found[name])
-    return [
-        Findings(
-            strategy=str(strategy),
-            workers=workers,
-            where="processes",
-            outcomes={name: outcomes[number][name] for name in CHECKS},
-            seconds=ended_s[number + 1] - ended_s[number],
-        )
-        for number, strategy in enumerate(strategies)
-    ]
+            if name not in made:
+                note(number, name, failed(problem))
+    return results
 
 
 def _places(workers: int) -> list[Place]:

@@ -129,14 +129,22 @@ def _mix(trainee: Trainee, rounds: int) -> None:
 def _get_what_servers_hold(stage: Stage, strategy: Strategy) -> Outcome:
     trainee = Trainee(stage, strategy)
     watched = course(strategy, trainee.specs(), stage.world_size)
+    rule = strategy.synchronization
+    # Changes of parameters must all have been sent.
+    last = next(step for step in reversed(watched.steps) if rule.due(step + 1))
     with trainee.attach(watched.start) as session:
-        trainee.train(watched.steps)
+        trainee.train(range(watched.start, last + 1))
         session.average()
         averaged, found = trainee.flat(), stage.gather(digest(trainee.parameters().values()))
-        # A step of length zero fetches the servers' parameters, and changes nothing else.
-        trainee.rest()
-        trainee.train([watched.steps[-1] + 1])
-        moved = (trainee.flat() - averaged).abs().max().item() / averaged.abs().max().item()
+        if rule.optimizer_on_servers:
+            # A step of length zero fetches the servers' parameters, and changes nothing else.
+            trainee.rest()
+            trainee.train([last + 1])
+            held = trainee.flat()
+        else:
+            state = _state(session)  # for which ranks have taken the servers' parameters
+            held = torch.cat([state[name][rule.anchor].reshape(-1) for name in trainee.parameters()])
+        moved = (held - averaged).abs().max().item() / averaged.abs().max().item()
     if len(set(found)) > 1:
         return failed(f"parameters of {stage.world_size} ranks differ after average()")
     most = max(stage.gather(moved))

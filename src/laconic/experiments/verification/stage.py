@@ -99,7 +99,13 @@ def on_threads(world_size: int, work: Callable[[Stage], Result]) -> list[Result]
 
         return work(Stage(control, transport))
 
-    return InProcessCluster(world_size, timeout_s=_WAIT_S).run(one_rank)
+    try:
+        return InProcessCluster(world_size, timeout_s=_WAIT_S).run(one_rank)
+    except KeyboardInterrupt:
+        with lock:
+            for wire in wires.values():
+                wire.stop("was interrupted")
+        raise
 
 
 def on_this_process() -> Stage:

@@ -1,4 +1,4 @@
-"""A server that holds parameters: it applies each worker's gradient as it arrives and answers with parameters."""
+"""A server that holds parameters: it applies what each worker sends as it arrives and answers with parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from laconic.core.moment import Moment
 from laconic.core.stateful import BucketState
 from laconic.errors import CommunicationError
 from laconic.runtime.servers.protocol import Configuration, decode_payload, read_note, whole, wholes
-from laconic.runtime.servers.server_optimizer import HeldParameters
+from laconic.runtime.servers.server_optimizer import hold
 from laconic.synchronization import Pace, Synchronization
 
 
@@ -32,7 +32,7 @@ class _Worker:
     step: int = 0
     """The step of its last push, by its own count."""
     clock: int = 0
-    """Steps it has pushed since all workers last rested."""
+    """Pushes since all workers last rested."""
     version: int = 0
     """The number of updates applied when it last got parameters."""
     answered_s: float | None = None
@@ -57,7 +57,7 @@ class _Waiting:
 
 
 class ParameterStore:
-    """The parameters of one bucket and their optimizer."""
+    """The parameters of one bucket, and what each worker has of them."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ParameterStore:
         self._world_size = about.world_size
         self._server = about.server
         self._lock = threading.Lock()
-        self._held = HeldParameters(number, about, values)
+        self._held = hold(number, about, rule, values)
         self._read = compression.init(self._bucket)
         # The difference from a worker's copy is its residual; no other residual is needed.
         back = compression.back().forgetful()
@@ -91,7 +91,7 @@ class ParameterStore:
         self._waiting: list[_Waiting] = []
 
     def push(self, frame: Frame, reply: ReplyTo) -> None:
-        """Apply a worker's gradient; it is answered when the worker may continue."""
+        """Apply a worker's gradient or change; it is answered when the worker may continue."""
         note = read_note(frame.note)
         step, unused = whole(note, "step"), wholes(note, "unused")
         worker = self._workers[frame.sender]
@@ -103,8 +103,8 @@ class ParameterStore:
             # Everything is checked before anything changes.
             settings = self._held.read_groups(note.get("groups"))
             staleness = self._version - worker.version
-            gradient = self._gradient(frame, step, worker)
-            self._held.apply(gradient, settings, unused=unused, rate=self._rule.rate(self._world_size, staleness))
+            sent = self._decoded(frame, step, worker)
+            self._held.apply(sent, settings, unused=unused, staleness=staleness)
             self._version += 1
             worker.clock, worker.step = worker.clock + 1, step
             worker.resting = False
@@ -115,14 +115,14 @@ class ParameterStore:
             self._waiting.append(_Waiting(frame, reply, staleness, now_s))
             self._answer_ready()
 
-    def _gradient(self, frame: Frame, step: int, worker: _Worker) -> torch.Tensor:
+    def _decoded(self, frame: Frame, step: int, worker: _Worker) -> torch.Tensor:
         values = self._held.values
-        gradient = torch.empty_like(values)
-        self._read.moment = Moment(step, frame.sender, self._world_size, step)
-        decode_payload(frame.tensors, gradient, self._compression, self._read)
+        sent = torch.empty_like(values)
+        self._read.moment = Moment(step, frame.sender, self._world_size, self._rule.round_number(step))
+        decode_payload(frame.tensors, sent, self._compression, self._read)
         if self._rule.compensation and worker.known is not None:
-            gradient.addcmul_(gradient * gradient, values - worker.known, value=self._rule.compensation)
-        return gradient
+            sent.addcmul_(sent * sent, values - worker.known, value=self._rule.compensation)
+        return sent
 
     def _present(self) -> list[_Worker]:
         """The workers still to push."""
@@ -157,7 +157,7 @@ class ParameterStore:
                 still.append(waiting)
                 continue
             worker.version, worker.answered_s = self._version, self._now_s()
-            facts = json.dumps({"staleness": waiting.staleness, "lead": ahead})
+            facts = json.dumps({"staleness": waiting.staleness, "lead": ahead * self._rule.interval})
             waiting.reply(waiting.frame.answer(self._for(sender), facts))
         self._waiting = still
 
@@ -171,7 +171,7 @@ class ParameterStore:
         assert worker.known is not None
         # The worker's step, which it decodes by; random numbers that differ from those of any worker.
         rank = self._world_size * (1 + self._server) + sender
-        worker.answers.moment = Moment(worker.step, rank, self._world_size, worker.step)
+        worker.answers.moment = Moment(worker.step, rank, self._world_size, self._rule.round_number(worker.step))
         payload = self._back.encode(values - worker.known, worker.answers)
         sent = torch.empty_like(values)
         self._back.decode(payload, sent, worker.answers)
@@ -188,12 +188,12 @@ class ParameterStore:
             return self._held.values.clone()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's state, keyed "parameter|field|number of dimensions"."""
+        """The state of updates, keyed "parameter|field|number of dimensions"."""
         with self._lock:
             return self._held.state()
 
     def restore(self, tensors: tuple[torch.Tensor, ...], keys: list[str]) -> None:
-        """Continue from saved parameters, the first tensor, and the saved state of the optimizer."""
+        """Continue from saved parameters, the first tensor, and the saved state of their updates."""
         if len(tensors) != len(keys) + 1:
             raise CommunicationError(f"a saved state has {len(keys)} fields and {len(tensors)} tensors.")
         with self._lock:

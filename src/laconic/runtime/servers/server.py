@@ -177,19 +177,19 @@ class Server:
         about = Configuration.read(frame.note)
         strategy = Strategy.parse(about.strategy)
         rule, compression = strategy.synchronization, strategy.compression
-        if rule.barrier == bool(about.optimizer):
+        if rule.optimizer_on_servers != bool(about.optimizer):
             raise CommunicationError(f'the strategy "{one_line(about.strategy)}" is configured as another kind of job.')
         parts: dict[int, SumServer | ParameterStore] = {}
-        if not about.optimizer:  # else each bucket starts with the RESTORE of its parameters
+        if rule.barrier:  # else each bucket starts with the RESTORE of its parameters
             for number, bucket in about.buckets.items():
                 codec = NoCompression() if strategy.architecture.adds_only else compression
                 parts[number] = SumServer(bucket, codec, world_size=about.world_size, server=about.server)
         if self._about is None:  # before the first requests, which would wait for it
-            prepare(strategy, {bucket.dtype for bucket in about.buckets.values()}, holds=bool(about.optimizer))
+            prepare(strategy, {bucket.dtype for bucket in about.buckets.values()}, holds=not rule.barrier)
         with self._lock:
             # Buckets may change where sums are formed; a server that holds parameters keeps its own.
             told = self._about
-            if told is not None and (told.optimizer or about.strategy != told.strategy):
+            if told is not None and (not rule.barrier or about.strategy != told.strategy):
                 raise CommunicationError(f"{self.name} already serves a job.")
             self._about, self._strategy, self._parts = about, strategy, parts
         if told is None:

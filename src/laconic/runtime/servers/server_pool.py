@@ -55,7 +55,9 @@ class ServerPool:
         self._mine = range(0)
         self.client: Client | None = None
         self._left = False
-        optimizer = "" if self._rule.barrier else _check_optimizer(job)
+        self.take = self._overwrite
+        """Takes the parameters of one tensor that were pulled; hooks may replace it."""
+        optimizer = _check_optimizer(job) if self._rule.optimizer_on_servers else ""
         try:
             name = gather_bytes(transport, secrets.token_bytes(TOKEN_BYTES), "the name of the job")[0].hex()
             if architecture.hosts:
@@ -63,7 +65,7 @@ class ServerPool:
                 addresses = [read_address(text) for text in architecture.hosts.split("|")]
             else:
                 token = gather_bytes(transport, new_token(), "the token of servers")[0]
-                addresses = self._start(architecture.num_servers(transport.world_size), token, bool(optimizer))
+                addresses = self._start(architecture.num_servers(transport.world_size), token)
             self.client = Client(
                 addresses,
                 self._placement,
@@ -91,7 +93,7 @@ class ServerPool:
             instead = f"sums are formed in {found}" if found else "it forms sums of whole tensors instead"
             _LOG.warning("the aggregator has %d of the %d slots that were asked for: %s.", found, wanted, instead)
 
-    def _start(self, num_servers: int, token: bytes, holds: bool) -> list[Address]:
+    def _start(self, num_servers: int, token: bytes) -> list[Address]:
         transport = self._job.transport
         host = "127.0.0.1" if transport.in_process else local_address(os.environ.get("MASTER_ADDR"))
         namespace = ""
@@ -100,7 +102,7 @@ class ServerPool:
         kind = ThreadServer if transport.in_process else ProcessServer
         self._mine = range(transport.rank, num_servers, transport.world_size)
         dtypes = sorted({bucket.dtype for bucket in self._placement.buckets}, key=str)
-        work = Assignment(str(self._job.strategy), dtypes, holds)
+        work = Assignment(str(self._job.strategy), dtypes, holds=not self._rule.barrier)
         for number in self._mine:
             name = f"server {number} of rank {transport.rank}"
             most = transport.world_size + _SPARE_CONNECTIONS
@@ -115,7 +117,7 @@ class ServerPool:
 
     def _configure(self, num_servers: int, optimizer: str) -> None:
         job = self._job
-        groups = job.optimizer.param_groups
+        groups = job.param_groups
         group_of = {id(parameter): index for index, group in enumerate(groups) for parameter in group["params"]}
         about = [
             Configuration(
@@ -132,9 +134,10 @@ class ServerPool:
         ]
         assert self.client is not None
         self.client.configure(about)
-        if optimizer:
+        if not self._rule.barrier:
             numbers = range(len(self._placement.buckets))
-            self._send_to_servers((number, self._remembered(number), self._values(number)) for number in numbers)
+            known = self._remembered if optimizer else lambda number: {}
+            self._send_to_servers((number, known(number), self._values(number)) for number in numbers)
 
     def _place(self, buckets: Sequence[Bucket]) -> Placement:
         world_size = self._job.transport.world_size
@@ -259,7 +262,7 @@ class ServerPool:
             self._send_to_servers(self._saved_buckets(saved))
         self._meet("the restoring of servers")
         if not self._rule.barrier:
-            self.pull()
+            self._pull_all()
 
     def _saved_buckets(
         self, saved: ParameterState
@@ -273,7 +276,14 @@ class ServerPool:
                 for field, value in saved.get(tensor.owner, {}).items()
                 if field.startswith(PREFIX) and field != NAMES
             }
-            yield number, state, None if self._rule.barrier else self._values(number)
+            yield number, state, None if self._rule.barrier else self._values_at_save(number, saved)
+
+    def _values_at_save(self, number: int, saved: ParameterState) -> torch.Tensor:
+        """The parameters that servers held when a state was saved."""
+        if self._rule.optimizer_on_servers:
+            return self._values(number)
+        tensors = self._placement.buckets[number].tensors
+        return torch.cat([saved[tensor.name][self._rule.anchor].reshape(-1) for tensor in tensors])
 
     def _meet(self, what: str) -> None:
         """Return when every rank has called this; queued after exchanges that may still be in flight."""
@@ -292,18 +302,24 @@ class ServerPool:
         # Otherwise a rank that is ahead and waits at a server would wait for one that waits for it here.
         self.client.rest()
         self._meet("the end of steps")
+        self._pull_all()
+
+    def _pull_all(self) -> None:
         self.pull()
         # No rank may push before all have pulled.
         self._meet("the pull of parameters by all ranks")
 
     def pull(self) -> None:
-        """Overwrite this rank's parameters with those on the servers."""
+        """Take the parameters on the servers, by default in place of this rank's."""
         assert self.client is not None
         with torch.no_grad():
             for number, bucket in enumerate(self._placement.buckets):
                 values = self.client.pull(number)
                 for tensor, place in bucket.segments():
-                    self._job.parameters[tensor.name].copy_(values[place].view(tensor.shape))
+                    self.take(tensor.name, values[place].view(tensor.shape))
+
+    def _overwrite(self, name: str, values: torch.Tensor) -> None:
+        self._job.parameters[name].copy_(values)
 
     def leave(self) -> None:
         """Say goodbye, and end the servers this rank has started once every rank has.
@@ -319,7 +335,7 @@ class ServerPool:
             self.abandon()
 
     def _say_goodbye(self, client: Client) -> None:
-        if not self._rule.barrier:
+        if self._rule.optimizer_on_servers:
             self._hand_back(client)
         client.leave()
         for number in self._mine:
@@ -345,7 +361,7 @@ class ServerPool:
 
     def abandon(self) -> None:
         """End this rank's servers at once and close its connections; open requests fail."""
-        if self.client is not None and not self._left and not self._rule.barrier:
+        if self.client is not None and not self._left and self._rule.optimizer_on_servers:
             self._left = True
             _LOG.warning(
                 "rank %d detaches after a failure, so its optimizer does not get back the state that servers hold.",

@@ -11,14 +11,17 @@ from laconic.synchronization import Synchronization
 
 
 class AsyncServerSteps:
-    """Each class sends gradients and takes parameters; it waits for no other, or only for those too far behind.
+    """Each class sends gradients, or changes after some steps, and takes parameters; it waits for no other, or only for
+    those too far behind.
 
     Steps are those of a job that has run for long: the fastest are as many steps ahead as allowed.
     """
 
-    def __init__(self, drawing: TaskGraph, plan: Plan, rule: Synchronization) -> None:
+    def __init__(self, drawing: TaskGraph, plan: Plan, rule: Synchronization, first_step: int) -> None:
         self._drawing = drawing
         self._plan = plan
+        self._rule = rule
+        self._first_step = first_step
         self._lead = rule.lead
         self._turns = turns_of_all(drawing.inputs, plan.buckets)
         classes = drawing.inputs.classes
@@ -38,8 +41,13 @@ class AsyncServerSteps:
             before = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
             forward = drawing.compute("forward", number, rank_class, workload.forward_s, before)
             backward = drawing.compute("backward", number, rank_class, workload.backward_s, [forward])
-            done = self._exchange(number, rank_class, backward)
-            ends[rank_class] = drawing.compute("optimizer", number, rank_class, 0.0, done)
+            ready = backward
+            if not self._rule.optimizer_on_servers:
+                ready = drawing.compute("optimizer", number, rank_class, drawing.inputs.optimizer_s, [backward])
+            ends[rank_class] = ready
+            if self._rule.due(self._first_step + number + 1):
+                done = self._exchange(number, rank_class, ready)
+                ends[rank_class] = drawing.compute("optimizer", number, rank_class, 0.0, done)
         drawing.step_ends.append([ends[rank_class] for rank_class in range(len(self._threads))])
 
     def _exchange(self, number: int, rank_class: int, ready: int) -> list[int]:

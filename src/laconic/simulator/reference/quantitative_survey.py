@@ -39,7 +39,7 @@ import numpy as np
 
 from laconic.cluster import Cluster, Link
 from laconic.core.exchange import Move
-from laconic.core.transport import all_reduce_sent
+from laconic.core.sent_bytes import all_reduce_sent
 from laconic.simulator.network import LINK, Passage
 from laconic.simulator.network.contract import INSIDE
 from laconic.simulator.reference.survey_figures import GPUS, MODELS, NETWORKS, THROUGHPUT

@@ -19,6 +19,11 @@ def without_a_barrier(parts: Parts) -> Refusal | None:
             f"synchronization: {when.name} does not wait for other workers, but {whom.name} needs all of them at once",
             dataclasses.replace(parts, architecture=ParameterServer()),
         )
+    if when.quantity == "change" and not whom.has_servers:
+        return Refusal(
+            f"synchronization: {when.name} needs servers, which make its outer steps, and {whom.name} has none",
+            dataclasses.replace(parts, architecture=ParameterServer()),
+        )
     if when.needs_clocks and not whom.keeps_clocks:
         return Refusal(
             f"synchronization: {when.name} needs the step of every worker, which {whom.name} does not keep",

@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     barriers.a_round_reaches_everyone,
     barriers.ranks_can_be_weighted,
     payloads.servers_read_what_is_sent,
+    payloads.a_step_is_made_of_factors,
     payloads.what_is_not_sent_is_remembered_once,
     payloads.neighbours_need_the_whole,
     payloads.differences_need_a_linear_compressor,

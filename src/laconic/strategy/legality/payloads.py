@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from laconic.architecture import AllReduce, Choco, PowerGossip
-from laconic.compression import Compressor, DctTopK, ErrorFeedback, NoCompression, Packed, TopK
+from laconic.compression import Compressor, DctTopK, ErrorFeedback, NoCompression, Packed, PowerSgd, TopK
 from laconic.strategy.legality.combination import Parts, Refusal
 from laconic.strategy.legality.wrapper_stacks import (
     replaced,
@@ -40,6 +40,19 @@ def servers_read_what_is_sent(parts: Parts) -> Refusal | None:
         f"compression: a server of {whom.name} with {when.name} must decode each payload by itself, which it cannot "
         f'with "{what}"',
         dataclasses.replace(parts, compression=ErrorFeedback(TopK())),
+    )
+
+
+def a_step_is_made_of_factors(parts: Parts) -> Refusal | None:
+    """A rule that makes a step of two thin matrices needs a compressor that hands them over in every exchange."""
+    when, what = parts.synchronization, parts.compression
+    if not when.needs_factors or what.traits.gives_factors:
+        return None
+    base = _base(what)
+    return Refusal(
+        f'compression: {when.name} makes its steps of two thin matrices for each parameter, and "{what}" does not give '
+        f"{'them in every step' if base.traits.gives_factors else 'any'}",
+        dataclasses.replace(parts, compression=base if base.traits.gives_factors else PowerSgd()),
     )
 
 

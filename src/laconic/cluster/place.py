@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from laconic.cluster import PRESETS, Cluster, Link, cluster
-from laconic.cluster.link import usual_link
+from laconic.cluster.cluster import Cluster
+from laconic.cluster.link import Link, usual_link
+from laconic.cluster.presets import PRESETS, cluster
 from laconic.errors import UsageError
-from laconic.simulator.sweep import Setting
 from laconic.units import format_rate
 
 _PCIE_BPS, _INSIDE_S = 252e9, 1e-6
 """16 lanes of PCIe 4.0, and the delay that known clusters have inside a host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A cluster and a number of workers to simulate on."""
+
+    cluster: Cluster
+    workers: int
+    """Ranks, on the first devices of the cluster."""
+    bandwidth_bps: float
+    """Bandwidth of the hosts' links, which distinguishes this cluster from others in the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from laconic.cluster import cluster
+from laconic.cluster.place import Place
 from laconic.errors import UsageError
-from laconic.simulator.place import Place
 
 HOSTS = """
 hosts = 4
