@@ -25,6 +25,7 @@ def sums(steps: int) -> dict[str, object]:
         rank, size = dist.get_rank(), dist.get_world_size()
         transport = TorchTransport(timeout_s=20)
         found["one host"] = transport.hosts
+        dist.barrier()  # another rank may still be connecting to this one
         transport.close()
         os.environ["LACONIC_HOST"] = f"{alone}{rank // 2}"
         transport = TorchTransport(timeout_s=20)
