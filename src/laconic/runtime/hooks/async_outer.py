@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
-from laconic.core.plan import Plan
-from laconic.core.stateful import ParameterState
-from laconic.runtime.agreement import meet
-from laconic.runtime.hooks.contract import TrainingHooks
-from laconic.runtime.hooks.server_pushes import ServerPushes
+from laconic.runtime.hooks.server_pushes import PushingHooks
 from laconic.runtime.job import Job
 from laconic.runtime.servers.server_pool import ServerPool
 
 
-class AsyncOuterHooks(TrainingHooks):
+class AsyncOuterHooks(PushingHooks):
     """Sends the change since this worker last got parameters, when it is due by the worker's own count of steps."""
 
     def __init__(self, job: Job, pool: ServerPool) -> None:
-        super().__init__(job)
-        self._pool = pool
+        super().__init__(job, pool)
         self._rule = job.strategy.synchronization
-        self._pushes = ServerPushes(job, pool)
         self._anchors = self._pushes.views_of([state.flat[self._rule.anchor] for state in self._pushes.buckets.states])
         with torch.no_grad():
             for name, anchor in self._anchors.items():
@@ -52,27 +43,3 @@ class AsyncOuterHooks(TrainingHooks):
         newest = values.to(anchor.device)
         parameter.add_(newest - anchor)
         anchor.copy_(newest)
-
-    def plan(self) -> Plan:
-        return self._pushes.buckets.plan
-
-    def state(self) -> ParameterState:
-        return self._pushes.buckets.state_by_parameter()
-
-    def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        for state in self._pushes.buckets.states:
-            state.restore(saved)
-
-    def stop_holding_up(self) -> None:
-        assert self._pool.client is not None
-        self._pool.client.rest()
-
-    def settle(self) -> None:
-        """Take the servers' parameters."""
-        self._pool.meet_and_pull()
-
-    @contextmanager
-    def at_rest(self) -> Iterator[None]:
-        self._pool.meet_and_pull()
-        yield
-        meet(self._job.transport, "all states being saved")

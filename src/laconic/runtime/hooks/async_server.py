@@ -5,29 +5,20 @@ The worker's optimizer finds no gradients and does nothing; the servers' optimiz
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
-from laconic.core.plan import Plan
-from laconic.core.stateful import ParameterState
 from laconic.errors import CommunicationError
-from laconic.runtime.agreement import meet
-from laconic.runtime.hooks.contract import TrainingHooks
-from laconic.runtime.hooks.server_pushes import ServerPushes
+from laconic.runtime.hooks.server_pushes import PushingHooks
 from laconic.runtime.job import Job
 from laconic.runtime.servers.protocol import group_settings
 from laconic.runtime.servers.server_pool import ServerPool
 
 
-class AsyncServerHooks(TrainingHooks):
+class AsyncServerHooks(PushingHooks):
     """Sends gradients and takes parameters, bucket by bucket."""
 
     def __init__(self, job: Job, pool: ServerPool) -> None:
-        super().__init__(job)
-        self._pool = pool
-        self._pushes = ServerPushes(job, pool)
+        super().__init__(job, pool)
         self._gradients: dict[str, torch.Tensor | None] = {}
 
     def before_step(self, *, closure: bool) -> None:
@@ -62,30 +53,6 @@ class AsyncServerHooks(TrainingHooks):
         for name, gradient in self._gradients.items():
             self._job.parameters[name].grad = gradient
         self._gradients = {}
-
-    def plan(self) -> Plan:
-        return self._pushes.buckets.plan
-
-    def state(self) -> ParameterState:
-        return self._pushes.buckets.state_by_parameter()
-
-    def load(self, saved: ParameterState, order: list[str], step: int) -> None:
-        for state in self._pushes.buckets.states:
-            state.restore(saved)
-
-    def stop_holding_up(self) -> None:
-        assert self._pool.client is not None
-        self._pool.client.rest()
-
-    def settle(self) -> None:
-        """Take the servers' parameters."""
-        self._pool.meet_and_pull()
-
-    @contextmanager
-    def at_rest(self) -> Iterator[None]:
-        self._pool.meet_and_pull()
-        yield
-        meet(self._job.transport, "all states being saved")
 
 
 def _amp_scaling(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 
 from laconic.core.exchange import Exchange
 from laconic.core.payload import Payload
+from laconic.core.plan import Plan
+from laconic.core.stateful import ParameterState
+from laconic.runtime.agreement import meet
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
+from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.job import Job
 from laconic.runtime.servers.protocol import GroupSettings
 from laconic.runtime.servers.server_pool import ServerPool
@@ -89,3 +94,36 @@ class ServerPushes:
         facts = answer.note
         job.staleness, job.lead = max(job.staleness, facts["staleness"]), max(job.lead, facts["lead"])
         state.metrics["staleness"] = torch.tensor(facts["staleness"])
+
+
+class PushingHooks(TrainingHooks):
+    """What all workers of servers that hold parameters have in common; a subclass says when it pushes, and what."""
+
+    def __init__(self, job: Job, pool: ServerPool) -> None:
+        super().__init__(job)
+        self._pool = pool
+        self._pushes = ServerPushes(job, pool)
+
+    def plan(self) -> Plan:
+        return self._pushes.buckets.plan
+
+    def state(self) -> ParameterState:
+        return self._pushes.buckets.state_by_parameter()
+
+    def load(self, saved: ParameterState, order: list[str], step: int) -> None:
+        for state in self._pushes.buckets.states:
+            state.restore(saved)
+
+    def stop_holding_up(self) -> None:
+        assert self._pool.client is not None
+        self._pool.client.rest()
+
+    def settle(self) -> None:
+        """Take the servers' parameters."""
+        self._pool.meet_and_pull()
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        self._pool.meet_and_pull()
+        yield
+        meet(self._job.transport, "all states being saved")
