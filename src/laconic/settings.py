@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import math
 import re
@@ -18,6 +19,7 @@ import socket
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal, Self, TypeAlias, TypeVar, cast
 
 from laconic.errors import InvalidSetting, did_you_mean, one_line, unknown_setting
@@ -244,6 +246,8 @@ class Method:
     """Methods of its axis that it is listed with; empty: all of the axis."""
     good_for: ClassVar[str] = ""
     """When to choose it, in a few words; empty: the summary says that."""
+    first_setting: ClassVar[str] = ""
+    """The one that topk(0.01) means, where it is not the first that is declared."""
     shows_on_links: ClassVar[tuple[str, ...]] = ()
     """Settings that act on what is measured on the network, and change nothing where all links are alike."""
 
@@ -252,11 +256,11 @@ class Method:
             setting.check(getattr(self, key), f"{self.axis}.{self.name}.{key}")
 
     @classmethod
-    def declared(cls) -> dict[str, Setting]:
-        """Every setting of this method, in the order in which it is declared."""
-        return {
-            field.name: field.metadata["setting"] for field in dataclasses.fields(cls) if "setting" in field.metadata
-        }
+    def declared(cls) -> Mapping[str, Setting]:
+        """Every setting of this method, the one that may be given without its name first."""
+        # Before its decorator has run, a class still has the fields of its base: that is not kept.
+        made = "__dataclass_fields__" in vars(cls)
+        return _declared(cls) if made else _declared.__wrapped__(cls)
 
     @classmethod
     def build(cls, settings: Mapping[str, object], **parts: object) -> Self:
@@ -316,3 +320,12 @@ class Method:
 
     def __str__(self) -> str:
         return self.call_text()
+
+
+@functools.cache
+def _declared(kind: type[Method]) -> Mapping[str, Setting]:
+    settings = {
+        field.name: field.metadata["setting"] for field in dataclasses.fields(kind) if "setting" in field.metadata
+    }
+    first = {kind.first_setting: settings[kind.first_setting]} if kind.first_setting in settings else {}
+    return MappingProxyType(first | settings)

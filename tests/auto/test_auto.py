@@ -28,7 +28,9 @@ from tests.runtime.replicas import assert_equal
 
 @pytest.mark.dist
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("strategy", "keeps"), [(TOPK, True), (TOPK, False), (LOCAL, True)])
+@pytest.mark.parametrize(
+    ("strategy", "keeps"), [(TOPK, True), pytest.param(TOPK, False, marks=pytest.mark.slow), (LOCAL, True)]
+)
 def test_all_ranks_adopt_one_plan_as_if_changed_by_hand(strategy: str, keeps: bool) -> None:
     asked = {"strategy": strategy, "keeps": keeps}
     results = run_processes("tests.auto.ranks:adopts_a_plan", world_size=2, arguments=asked, timeout_s=110)

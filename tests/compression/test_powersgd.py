@@ -245,6 +245,7 @@ def test_a_rank_without_effect_is_refused() -> None:
         laconic.InProcessCluster(1).run(one_rank)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_many_buckets_in_flight_over_gloo() -> None:
     results = run_processes("tests.compression.gloo_ranks:trains_with_powersgd", world_size=2)

@@ -72,7 +72,7 @@ def two_ways(compressor: Compressor, ratio: float, *, rescale: bool) -> list[tup
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=str)
-@pytest.mark.parametrize("ratio", [2.0, 0.5])
+@pytest.mark.parametrize("ratio", [2.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_twice_the_input_gives_exactly_twice_the_output(compressor: Compressor, ratio: float) -> None:
     same = all(
         bits(expected) == bits(found)

@@ -94,6 +94,7 @@ def test_a_host_that_has_ended_is_noticed_at_once(host: subprocess.Popen[str]) -
     assert time.monotonic() - began_s < 5
 
 
+@pytest.mark.slow
 def test_a_host_that_ends_just_before_the_connection_leaves_no_thread(
     host: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

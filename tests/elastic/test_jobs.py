@@ -99,6 +99,7 @@ def test_rounds_by_time_weight_ranks_by_the_steps_they_made(tmp_path: Path) -> N
     assert any(max(found.values()) > min(found.values()) for found in counts.values())
 
 
+@pytest.mark.slow
 def test_a_rank_that_joins_takes_over_the_scale_of_the_loss_and_both_optimizers(tmp_path: Path) -> None:
     outcome = run_job(FUSION, tmp_path, target="tests.elastic.workers:scaled_loss_and_two_optimizers")
     assert not outcome.error, "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.out")))

@@ -42,6 +42,7 @@ def lab(tmp_path: Path, *words: str, script: str = SCRIPT, hosts: int = 2) -> in
     return main(["lab", *options, *words, "--", str(path)])
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_a_host_whose_cable_is_pulled(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_every_host_sends_its_bytes_once_and_gets_the_same_bits() -> None:
     found: dict[int, list[int]] = {}
 

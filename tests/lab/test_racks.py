@@ -48,6 +48,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_placed_sums_are_faster_behind_oversubscribed_uplinks() -> None:
     found: dict[int, dict[str, tuple[str | None, float, int]]] = {}
 

@@ -213,6 +213,7 @@ def test_simulated_rows_get_a_verdict() -> None:
     assert verdict_of_rows([], MODEL) == ""
 
 
+@pytest.mark.slow
 def test_following_drawn_steps_gives_the_bands_that_drawing_everything_gives(
     slow: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

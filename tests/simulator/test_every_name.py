@@ -49,6 +49,7 @@ def test_every_variant_of_every_axis(axis: str) -> None:
         check(simulate(strategy, JOB, place_of(strategy)).prediction, 4)
 
 
+@pytest.mark.slow
 def test_all_stacks_at_flow_level_with_a_straggler_noise_and_interference() -> None:
     conditions = Conditions(slow={1: 1.5}, noise_ratio=0.05, interference_ratio=0.2, optimizer_s=1e-4)
     networks = {cluster: FlowNetwork(cluster) for cluster in (FOUR, TWO_HOSTS)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -17,13 +18,18 @@ from laconic.strategy import AXES, Strategy
 from tests.strategy.generate import bases, nearest, wrapped
 
 COMPRESSORS: list[Compressor] = [kind() for kind in bases("compression") if issubclass(kind, Compressor)]
-STACKS = [*COMPRESSORS, *(stack for turn, inner in enumerate(COMPRESSORS) for stack in wrapped(inner, turn))]
+WRAPPED: list[Compressor] = [stack for turn, inner in enumerate(COMPRESSORS) for stack in wrapped(inner, turn)]
 
 
+@pytest.mark.parametrize(
+    "stacks", [COMPRESSORS, pytest.param(WRAPPED, marks=pytest.mark.slow)], ids=["alone", "wrapped"]
+)
 @pytest.mark.parametrize("when", [kind.name for kind in bases("synchronization")])
 @pytest.mark.parametrize("whom", [kind.name for kind in bases("architecture")])
-def test_every_triple_is_legal_or_refused_with_a_legal_choice(when: str, whom: str) -> None:
-    for what in STACKS:
+def test_every_triple_is_legal_or_refused_with_a_legal_choice(
+    when: str, whom: str, stacks: Sequence[Compressor]
+) -> None:
+    for what in stacks:
         parts = {
             "synchronization": AXES["synchronization"].lookup(when)(),
             "architecture": AXES["architecture"].lookup(whom)(),

@@ -13,7 +13,7 @@ from laconic.compression.traits import Traits
 from laconic.compression.wire.chunks import chunks_of
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
-from laconic.settings import Setting, count
+from laconic.settings import count
 
 _RESIDUAL = "adacomp.residual"
 
@@ -35,6 +35,7 @@ class AdaComp(CountedEntries):
 
     name: ClassVar[str] = "adacomp"
     good_for: ClassVar[str] = "a number of entries that adapts to the gradient: no density to choose"
+    first_setting: ClassVar[str] = "bin"
     # Residuals of any workers can be added up.
     on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum"}
     scaled_fields: ClassVar[frozenset[str]] = frozenset({_RESIDUAL})
@@ -42,12 +43,6 @@ class AdaComp(CountedEntries):
 
     bin: int = count(500, at_least=2, at_most=65536)
     """Adjacent entries that are compared with their largest; the paper uses 50 for convolutions, 500 for the rest."""
-
-    @classmethod
-    def declared(cls) -> dict[str, Setting]:
-        """The bin first, so that adacomp(50) means what it says."""
-        declared = super().declared()
-        return {"bin": declared.pop("bin"), **declared}
 
     @property
     def traits(self) -> Traits:

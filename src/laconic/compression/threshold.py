@@ -10,7 +10,7 @@ import torch
 from laconic.compression.families.counted import CountedEntries
 from laconic.compression.traits import Traits
 from laconic.core.stateful import BucketState
-from laconic.settings import Setting, number
+from laconic.settings import number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +28,10 @@ class Threshold(CountedEntries):
 
     name: ClassVar[str] = "threshold"
     good_for: ClassVar[str] = "gradients that come in bursts, if tau is known"
+    first_setting: ClassVar[str] = "tau"
 
     tau: float = number(1e-3, above=0.0)
     """Magnitudes above this are sent."""
-
-    @classmethod
-    def declared(cls) -> dict[str, Setting]:
-        """The threshold first, so that threshold(0.001) means what it says."""
-        declared = super().declared()
-        return {"tau": declared.pop("tau"), **declared}
 
     @property
     def traits(self) -> Traits:

@@ -9,7 +9,7 @@ from laconic.compression.families.by_step import ByStep
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.errors import AttachError
-from laconic.settings import Setting, count
+from laconic.settings import count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +26,11 @@ class Warmup(ByStep):
 
     name: ClassVar[str] = "warmup"
     good_for: ClassVar[str] = "methods that lose much of early gradients"
+    first_setting: ClassVar[str] = "steps"
     needs_loss: ClassVar[bool] = True
 
     steps: int = count(1000, at_least=1)
     """Optimizer steps before the wrapped method begins, counted from the start of training."""
-
-    @classmethod
-    def declared(cls) -> dict[str, Setting]:
-        """The steps first, so that warmup(1000) means what it says."""
-        declared = super().declared()
-        return {"steps": declared.pop("steps"), **declared}
 
     def check_length(self, total_steps: int) -> None:
         """Raise if all of training would be warm-up."""

@@ -15,7 +15,7 @@ from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
 from laconic.errors import MethodError
-from laconic.settings import Setting, choice, share
+from laconic.settings import choice, share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Sparsifier(Packed):
     """
 
     family: ClassVar[str] = "sparsification"
+    first_setting: ClassVar[str] = "density"
 
     density: float = share(0.01)
     """Share of the entries of each tensor that is sent; at least one of each."""
@@ -39,12 +40,6 @@ class Sparsifier(Packed):
     def traits(self) -> Traits:
         """Entries that are not sent are lost."""
         return replace(super().traits, wants_error_feedback=True, density=self.density)
-
-    @classmethod
-    def declared(cls) -> dict[str, Setting]:
-        """The density first, so that topk(0.01) means what it says."""
-        declared = super().declared()
-        return {"density": declared.pop("density"), **declared}
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """The entries of `flat` to send: ascending positions among `entries`, and their values."""
