@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,6 +27,7 @@ _CONNECT_S = 10.0
 _GRACE_S = 5.0
 """The backend's own timeout is longer than ours, whose error says more."""
 _GPU_GRACE_S = 60.0
+_NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _GLOO_THREADS = ("pt_gloo_runloop", "gloo_tcp_loop")
 """Names of the threads that run Gloo's operations, and of those that receive for them."""
 _THREADS = Path("/proc/self/task")
@@ -57,7 +58,10 @@ class CuttableGroup:
         if cuda:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=timeout_s + _GPU_GRACE_S)
-            self._nccl = dist.ProcessGroupNCCL(store, rank, world_size, options)
+            with _errors_left_to_us():
+                self._nccl = dist.ProcessGroupNCCL(store, rank, world_size, options)
+            # Here, where it can be abandoned: in the first operation a rank that dies would block the others.
+            self._nccl.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
             group._register_backend(torch.device("cuda"), kinds.NCCL, self._nccl)
         group._set_group_name(f"laconic/{place}")  # pyrefly: ignore[bad-argument-type]
         # torch uses this to find the rank that a message goes to.
@@ -156,6 +160,20 @@ def connect(
     if problems:
         raise ViewBroken(f"{what}: ranks could not connect: {one_line(problems[0], 200)}") from problems[0]
     raise ViewBroken(f"{what}: the view was over before its ranks had connected")
+
+
+@contextmanager
+def _errors_left_to_us() -> Iterator[None]:
+    """Let the group that is made here raise no signal when a peer dies: by default its watchdog ends this process."""
+    before = os.environ.get(_NCCL_ERRORS)
+    os.environ[_NCCL_ERRORS] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_NCCL_ERRORS]
+        else:
+            os.environ[_NCCL_ERRORS] = before
 
 
 def _gloo_waits() -> bool:
