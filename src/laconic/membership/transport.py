@@ -26,6 +26,7 @@ from laconic.membership.view import View, ViewBroken
 _ENDING_S = 10.0
 """How long operations on an aborted group may take to end, or to become idle."""
 _PAUSE_S = 0.02
+_DEVICE_PAUSE_S = 50e-6
 _LOOK_S = 0.2
 """Poll interval of a wait for whether the view is over, in case Gloo does not notice."""
 
@@ -234,6 +235,8 @@ class ViewTransport(GroupOperations):
             time.sleep(_PAUSE_S)
             over = self._has_ended(group)
         self._in_flight.clear()
+        if over and "cuda" in self._backends:
+            torch.cuda.synchronize()  # what was in the streams behind them has ended, too
         group.close()
         if not over:
             # It could still write to a tensor that is about to be restored.
@@ -331,20 +334,34 @@ class _PeerWork:
 
 
 class _DeviceWork:
-    """Operations that run on the device: waiting makes the current stream wait, not the host."""
+    """Operations that run on the device; the host waits for them, too.
+
+    An operation that was aborted ends like any other, and what it received is garbage: were the next kernels already in
+    the stream, they would read it, and positions that are garbage end the whole process.
+    """
 
     def __init__(self, transport: ViewTransport, works: list[dist.Work], operation: str) -> None:
         self._transport = transport
         self._works = works
         self._operation = operation
+        self._deadline_s = time.monotonic() + transport.timeout_s
 
     def wait(self) -> None:
-        for work in self._works:
+        while self._works:
+            work = self._works[0]
             try:
-                work.wait()
+                work.wait()  # the current stream waits
             except RuntimeError as exc:
                 raise self._transport.failed(self._operation, exc) from exc
+            # NCCL says that an operation has completed as soon as it knows of an error; the stream tells the truth.
+            ended = torch.cuda.current_stream().record_event()
+            while not ended.query():
+                if time.monotonic() >= self._deadline_s:
+                    raise self._transport.timed_out(self._operation)
+                time.sleep(_DEVICE_PAUSE_S)
+            self._transport.raise_if_over(self._operation)
             self._transport.ended(work)
+            del self._works[0]
 
     def done(self) -> bool:
-        return True
+        return all(work.is_completed() for work in self._works)
