@@ -139,6 +139,7 @@ def test_moves_of_every_architecture_are_the_bytes_it_declares(architecture: Arc
         check(architecture, compression)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", COMPRESSORS, ids=str)
 def test_moves_of_every_compressor_are_the_bytes_declared(compression: Compressor) -> None:
     strategies = [with_partners(compression)]
@@ -151,6 +152,7 @@ def test_moves_of_every_compressor_are_the_bytes_declared(compression: Compresso
         check(strategy.architecture, compression)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
 def test_halves_are_the_bytes_declared(architecture: Architecture) -> None:
     for compression in COMPRESSORS:

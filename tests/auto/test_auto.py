@@ -29,7 +29,8 @@ from tests.runtime.replicas import assert_equal
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("strategy", "keeps"), [(TOPK, True), pytest.param(TOPK, False, marks=pytest.mark.slow), (LOCAL, True)]
+    ("strategy", "keeps"),
+    [*(pytest.param(TOPK, keeps, marks=pytest.mark.slow) for keeps in (True, False)), (LOCAL, True)],
 )
 def test_all_ranks_adopt_one_plan_as_if_changed_by_hand(strategy: str, keeps: bool) -> None:
     asked = {"strategy": strategy, "keeps": keeps}
@@ -241,6 +242,7 @@ def test_where_ddps_own_steps_disagree_with_a_probe_they_are_believed(probed_bps
     assert as_ddp_says(true, 1.1 * ddp_s(true)) is true, "close enough"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_search_runs_in_a_process_of_its_own() -> None:
     search = InChildProcess(max_loss_gap=None, task="text", total_steps=None).start(findings(1e12))

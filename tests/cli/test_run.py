@@ -57,6 +57,7 @@ def test_the_script_of_the_documentation(tmp_path: Path) -> None:
         assert job.wait(90) == 0, job.stderr
 
 
+@pytest.mark.slow
 def test_an_error_of_the_script_ends_the_job(tmp_path: Path) -> None:
     script = "import os, sys, time\nif os.environ['LOCAL_RANK'] == '1': sys.exit(3)\ntime.sleep(60)"
     with Command(["run", "--nproc", "2", "--", sys.executable, "-c", script], tmp_path) as job:

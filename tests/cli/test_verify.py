@@ -167,6 +167,7 @@ sys.exit(main(["verify", "--matrix"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_process_that_gets_sigint_prints_its_table() -> None:
     """Its main thread waits for ranks: one of them is stuck in the second strategy, the other waits for it."""

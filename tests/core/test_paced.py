@@ -219,6 +219,7 @@ def ranks() -> list[RankResult]:
     return run_processes("tests.core.test_paced:on_gloo", world_size=3, environment={"LACONIC_PACE": "40mbit"})
 
 
+    @pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(100)
 class TestOnGloo:

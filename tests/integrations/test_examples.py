@@ -66,6 +66,7 @@ def test_nanogpt_changes_at_most_12_lines() -> None:
     assert "DDP(model" not in "\n".join(after)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_nanogpt_trains_as_before_under_a_lossless_strategy() -> None:
     changed, replaced = re.subn(r'"diloco\(period=64\)"', repr(LOSSLESS), with_nanogpt_sed(NANOGPT))

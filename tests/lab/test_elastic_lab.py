@@ -64,6 +64,7 @@ def test_training_goes_on_without_a_host_whose_cable_is_pulled(
     assert (slow["view"], pulled["view"]) == (None, 1)
 
 
+@pytest.mark.slow
 def test_faults_without_effect_are_reported_when_the_job_has_ended(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

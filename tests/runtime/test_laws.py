@@ -42,7 +42,7 @@ every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 
 
 @every_strategy
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_replicas_end_identical_and_bytes_are_as_predicted(strategy: Strategy, world_size: int) -> None:
     original = _mlp()
 

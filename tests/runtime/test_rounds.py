@@ -154,6 +154,7 @@ def test_bytes_over_whole_periods_are_as_predicted(strategy: Strategy, world_siz
     _by_rank(world_size, one_rank)
 
 
+@pytest.mark.slow
 @every_strategy
 def test_predicted_bytes_per_step_are_those_of_a_period(strategy: Strategy) -> None:
     rule = strategy.synchronization
@@ -372,6 +373,7 @@ def test_gossip_with_local_steps_keeps_no_anchor() -> None:
     assert _by_rank(2, one_rank) == [{}, {}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

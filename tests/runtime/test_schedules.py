@@ -84,7 +84,7 @@ def strategy(schedule: str, architecture: str = "all_reduce") -> str:
 
 @every_schedule
 @pytest.mark.parametrize(("make_model", "loss"), [(mlp, mlp_loss), (awkward, awkward_loss)], ids=["mlp", "awkward"])
-@pytest.mark.parametrize("make_optimizer", [sgd, adam], ids=["sgd", "adam"])
+@pytest.mark.parametrize("make_optimizer", [pytest.param(sgd, marks=pytest.mark.slow), adam], ids=["sgd", "adam"])
 def test_lossless_means_lossless(schedule: str, make_model, loss: Loss, make_optimizer: MakeOptimizer) -> None:
     model = make_model()
     states = train(model, strategy(schedule), loss=loss, make_optimizer=make_optimizer, world_size=2, steps=SETTLED)

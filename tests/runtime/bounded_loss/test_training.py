@@ -88,6 +88,7 @@ def test_outer_steps_and_a_single_rank() -> None:
     trained("diloco(period=2) / bounded_loss", world_size=1)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_a_rank_that_is_killed_is_named_in_bounded_time() -> None:
     results = run_processes(
