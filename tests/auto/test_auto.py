@@ -30,7 +30,11 @@ from tests.runtime.replicas import assert_equal
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("strategy", "keeps"),
-    [*(pytest.param(TOPK, keeps, marks=pytest.mark.slow) for keeps in (True, False)), (LOCAL, True)],
+    [
+        pytest.param(TOPK, True, marks=pytest.mark.slow),
+        pytest.param(TOPK, False, marks=pytest.mark.slow),
+        (LOCAL, True),
+    ],
 )
 def test_all_ranks_adopt_one_plan_as_if_changed_by_hand(strategy: str, keeps: bool) -> None:
     asked = {"strategy": strategy, "keeps": keeps}

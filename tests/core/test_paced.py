@@ -219,10 +219,10 @@ def ranks() -> list[RankResult]:
     return run_processes("tests.core.test_paced:on_gloo", world_size=3, environment={"LACONIC_PACE": "40mbit"})
 
 
-    @pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(100)
 class TestOnGloo:
+    @pytest.mark.slow
     def test_values_are_unchanged(self, ranks: list[RankResult]) -> None:
         for rank, ran in enumerate(ranks):
             assert "gloo" in ran.value["description"]
