@@ -222,7 +222,6 @@ def ranks() -> list[RankResult]:
 @pytest.mark.dist
 @pytest.mark.timeout(100)
 class TestOnGloo:
-    @pytest.mark.slow
     def test_values_are_unchanged(self, ranks: list[RankResult]) -> None:
         for rank, ran in enumerate(ranks):
             assert "gloo" in ran.value["description"]
