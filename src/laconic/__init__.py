@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from laconic.synchronization import (
         AdaComm,
         Asp,
+        Backup,
         Bsp,
         DecoupledMomentum,
         Delayed,
@@ -159,7 +160,7 @@ else:
         "laconic.sinks": "MlflowSink PrometheusSink StepValues TensorBoardSink TrackerSink WandbSink",
         "laconic.strategy": "Strategy",
         "laconic.synchronization": (
-            "AdaComm Asp Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dssp Easgd FedProx Lag LocalSgd "
+            "AdaComm Asp Backup Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dssp Easgd FedProx Lag LocalSgd "
             "LocalUpdates NoLoCo OnebitAdam Scaffold SlowMo Ssp StreamingDiLoCo Synchronization ZeroOneAdam"
         ),
     }
@@ -195,6 +196,7 @@ __all__ = [
     "Atomo",
     "AttachError",
     "Auto",
+    "Backup",
     "Bf16",
     "BoundedLoss",
     "Bsp",

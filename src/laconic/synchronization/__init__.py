@@ -3,6 +3,7 @@
 from laconic.registry import Registry
 from laconic.synchronization.adacomm import AdaComm
 from laconic.synchronization.asp import Asp
+from laconic.synchronization.backup import Backup
 from laconic.synchronization.bsp import Bsp
 from laconic.synchronization.contract import Asynchronous, LocalUpdates, Pace, Synchronization
 from laconic.synchronization.decoupled_momentum import DecoupledMomentum
@@ -32,6 +33,7 @@ SYNCHRONIZATIONS: Registry[Synchronization] = Registry(
         Ssp,
         Dssp,
         Asp,
+        Backup,
         LocalSgd,
         AdaComm,
         Delayed,
@@ -55,6 +57,7 @@ __all__ = [
     "AdaComm",
     "Asp",
     "Asynchronous",
+    "Backup",
     "Bsp",
     "DecoupledMomentum",
     "Delayed",

@@ -8,7 +8,8 @@ bulk-synchronous training as the default. `quantity` and `barrier` say how a rul
                            leaves it where the gradient was, and the optimizer is given it; `begins`: not yet. Where
                            nothing is `due`, replicas make the step alone; `returns`: they come back together
     barrier, "change"      parameters are averaged after some steps; `outer` applies the mean. See `LocalUpdates`
-    no barrier             the server applies each gradient with `rate`. See `Asynchronous`
+    no barrier             the server applies each gradient with `rate`, or the mean of the first ones of a step where
+                           a rule `takes_first`. See `Asynchronous`
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ class Synchronization(Method):
     the learning rate of sign methods and an optimizer without momentum."""
     needs_clocks: ClassVar[bool] = False
     """Makes the fastest worker wait for the slowest, so the architecture must keep the step of each worker."""
+    takes_first: ClassVar[bool] = False
+    """An update is the mean of the first gradients of a step and later ones are dropped: see `num_first`. So one server
+    must receive the gradients of all workers."""
     for_servers: ClassVar[tuple[str, ...]] = ()
     """Settings that take effect only where servers apply gradients."""
     remembers_unsent: ClassVar[bool] = False
@@ -294,6 +298,13 @@ class Synchronization(Method):
 
     def rate(self, world_size: int, staleness: int) -> float:
         """The factor of the learning rate for a gradient of this staleness."""
+        raise NotImplementedError
+
+    def num_first(self, world_size: int) -> int:
+        """The number of gradients that make one update, where a rule `takes_first`.
+
+        Raises AttachError if there are too few workers.
+        """
         raise NotImplementedError
 
     # -- where the loss decides when the next round is due: asks_for_loss ------------------------------------------

@@ -25,6 +25,10 @@ from laconic.runtime.servers.protocol import group_settings
 from laconic.runtime.servers.server_pool import ServerPool
 
 
+_UNLIMITED_BYTES = 2**62
+"""Where a server answers when it has all buckets of a gradient, no bucket may wait for the answer to another."""
+
+
 class AsyncServerHooks(TrainingHooks):
     """Sends gradients and takes parameters, bucket by bucket."""
 
@@ -88,6 +92,7 @@ class AsyncServerHooks(TrainingHooks):
             device=bucket.device,
             bucket=number,
             metrics=self._buckets.states[number].metrics,
+            credit_bytes=_UNLIMITED_BYTES if self._job.strategy.synchronization.takes_first else 0,
         )
 
     def _exchange(self, number: int, groups: list[dict[str, object]], what: str) -> Exchange:
@@ -107,6 +112,10 @@ class AsyncServerHooks(TrainingHooks):
         facts = answer.note
         job.staleness, job.lead = max(job.staleness, facts["staleness"]), max(job.lead, facts["lead"])
         state.metrics["staleness"] = torch.tensor(facts["staleness"])
+        if job.strategy.synchronization.takes_first:
+            # The same for all buckets of a gradient.
+            job.dropped += facts["dropped"] if number == 0 else 0
+            state.metrics["dropped"] = torch.tensor(facts["dropped"])
 
     def after_step(self) -> None:
         """Restore the hidden gradients."""
