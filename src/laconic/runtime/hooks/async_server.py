@@ -24,7 +24,6 @@ from laconic.runtime.job import Job
 from laconic.runtime.servers.protocol import group_settings
 from laconic.runtime.servers.server_pool import ServerPool
 
-
 _UNLIMITED_BYTES = 2**62
 """Where a server answers when it has all buckets of a gradient, no bucket may wait for the answer to another."""
 

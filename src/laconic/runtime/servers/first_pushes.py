@@ -112,7 +112,7 @@ class FirstPushes:
             self._answer(rank, dropped=rank not in counted)
 
     def _update(self, ranks: list[int]) -> None:
-        """x <- optimizer(x, mean of the gradients of these ranks)."""
+        """Make a step of the optimizer with the mean of the gradients of these ranks."""
         for number, stored in self._stored.items():
             # In the order of ranks, so that the mean depends on which came first, not on their order.
             pushes = [self._workers[rank].pushes[number] for rank in sorted(ranks)]
