@@ -94,7 +94,7 @@ def test_more_stalled_workers_than_spare_ones_are_named_to_the_one_that_waits() 
     results = stops("backup(spare=1)", 1, "stall", also=[2], world_size=3)
     assert "rank 1, 2 stalled at bucket 0" in results[0].value["error"]
     assert "the limit is 4 s" in results[0].value["error"]
-    assert results[0].value["seconds"] < 6
+    assert results[0].value["seconds"] < 8, "only when they continue"
 
 
 def test_a_worker_that_stalls_is_named_to_those_who_wait() -> None:
