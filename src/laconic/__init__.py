@@ -115,6 +115,7 @@ if TYPE_CHECKING:
         AdaComm,
         Asp,
         AsyncDiLoCo,
+        Backup,
         Bsp,
         DecoupledMomentum,
         Delayed,
@@ -161,8 +162,9 @@ else:
         "laconic.sinks": "MlflowSink PrometheusSink StepValues TensorBoardSink TrackerSink WandbSink",
         "laconic.strategy": "Strategy",
         "laconic.synchronization": (
-            "AdaComm Asp AsyncDiLoCo Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dion Dssp Easgd FedProx Lag "
-            "LocalSgd LocalUpdates NoLoCo OnebitAdam Scaffold SlowMo Ssp StreamingDiLoCo Synchronization ZeroOneAdam"
+            "AdaComm Asp AsyncDiLoCo Backup Bsp DecoupledMomentum Delayed Demo DesLoc DiLoCo Dion Dssp Easgd FedProx "
+            "Lag LocalSgd LocalUpdates NoLoCo OnebitAdam Scaffold SlowMo Ssp StreamingDiLoCo Synchronization "
+            "ZeroOneAdam"
         ),
     }
     """The public names of each module that is imported when one of them is first used."""
@@ -198,6 +200,7 @@ __all__ = [
     "Atomo",
     "AttachError",
     "Auto",
+    "Backup",
     "Bf16",
     "BoundedLoss",
     "Bsp",

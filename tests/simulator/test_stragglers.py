@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from laconic.cluster import Cluster, Link
+from laconic.errors import AttachError
 from laconic.simulator import Conditions, simulate
 from tests.simulator.jobs import RATE, Line, hosts, job
 
@@ -71,6 +73,52 @@ def test_with_clocks_the_others_are_held_back_in_the_end(staleness: int, factor:
     exchange_s = 2 * 3 / 4 * JOB.gradient_bytes / RATE
     slowest_s = factor * JOB.compute_s + exchange_s
     assert slowest_s * 0.999 <= found.step_s <= slowest_s + exchange_s
+
+
+@pytest.mark.parametrize("factor", [1.05, 2.0, 10.0])
+@pytest.mark.parametrize(("spare", "slow"), [(1, {0: 1.0}), (1, {2: 1.0}), (2, {0: 1.0, 3: 2.0})])
+def test_no_step_waits_for_spare_workers_and_their_samples_do_not_count(
+    spare: int, slow: dict[int, float], factor: float
+) -> None:
+    strategy = f"backup(spare={spare}) / parameter_server(shards=1) / none"
+    conditions = Conditions(slow={rank: factor * more for rank, more in slow.items()})
+    found = simulate(strategy, JOB, hosts(4), network=FAST, conditions=conditions).prediction
+    assert found.samples_per_s == pytest.approx((4 - spare) * JOB.batch / JOB.compute_s, rel=1e-4)
+    assert found.efficiency == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize("factor", [1.05, 2.0, 10.0])
+def test_with_more_slow_workers_than_spare_ones_all_wait_for_the_fastest_of_them(factor: float) -> None:
+    conditions = Conditions(slow={0: factor, 1: 3 * factor})
+    found = simulate("backup", JOB, hosts(4), network=FAST, conditions=conditions).prediction
+    assert found.samples_per_s == pytest.approx(3 * JOB.batch / (factor * JOB.compute_s), rel=1e-4)
+    assert found.compute_s == pytest.approx(4 / 3 * factor * JOB.compute_s)
+
+
+def test_one_server_receives_whole_gradients_before_it_answers() -> None:
+    """Its link carries the gradients of the three other hosts, then three times the parameters."""
+    found = simulate("backup / parameter_server(shards=1) / none / wfbp", JOB, hosts(4)).prediction
+    update_s = JOB.compute_s + 2 * 3 * JOB.gradient_bytes / RATE
+    assert found.step_s == pytest.approx(4 / 3 * update_s, rel=0.02)
+
+
+def test_the_slowest_of_random_steps_is_not_waited_for() -> None:
+    """The mean of the third of four draws is below that of the fourth."""
+    conditions = Conditions(noise_ratio=0.3, seed=3)
+    spreads = [
+        simulate(strategy, JOB, hosts(4), network=FAST, conditions=conditions).prediction.spread
+        for strategy in ("bsp-ps", "backup")
+    ]
+    assert spreads[0] is not None
+    assert spreads[1] is not None
+    draws = np.sort(np.random.default_rng(1).lognormal(-np.log1p(0.09) / 2, np.log1p(0.09) ** 0.5, (100_000, 4)))
+    for spread, place, share in ((spreads[0], 3, 1.0), (spreads[1], 2, 3 / 4)):
+        assert spread.median_s * share == pytest.approx(np.median(draws[:, place]) * JOB.compute_s, rel=0.05)
+
+
+def test_backup_needs_more_workers_than_spare_ones() -> None:
+    with pytest.raises(AttachError, match=r"backup.spare must be < the number of workers \(4\), got 4"):
+        simulate("backup(spare=4)", JOB, hosts(4))
 
 
 def clocks(staleness: int, factor: float, network: Line) -> tuple[list[list[float]], list[list[float]]]:

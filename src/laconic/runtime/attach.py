@@ -308,6 +308,9 @@ def _make_server_pool(job: Job) -> ServerPool | None:
     servers = job.strategy.architecture.servers
     if servers is None:
         return None
+    rule = job.strategy.synchronization
+    if rule.takes_first:
+        rule.num_first(job.transport.world_size)  # raises where there are too few workers
     pool = ServerPool(job, servers)
     job.servers = pool.client
     if job.strategy.exchanges_gradients():

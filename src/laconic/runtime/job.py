@@ -104,6 +104,8 @@ class Job:
     """The most gradients of others that were applied between two visits of this worker to a server."""
     lead: int = 0
     """The largest number of steps by which this worker was ahead of the slowest when it got its answer."""
+    dropped: int = 0
+    """The number of this worker's gradients that a server has dropped because they arrived too late."""
     losses: ReportedLosses = field(default_factory=ReportedLosses)
     """What the training loop has reported, for strategies that decide by it."""
     join: Joining | None = None

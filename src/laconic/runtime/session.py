@@ -280,6 +280,11 @@ class Session:
         """The largest number of steps by which this rank led the slowest when it got its answer (without a barrier)."""
         return self._job.lead
 
+    @property
+    def dropped(self) -> int:
+        """The number of this rank's gradients that a server has dropped because they arrived too late (backup)."""
+        return self._job.dropped
+
     def report_loss(self, loss: torch.Tensor | float) -> None:
         """Say what the loss of this rank's batch is; in every step, before optimizer.step().
 

@@ -6,6 +6,7 @@ rank counts; where replicas meet every H steps, the slowest sum over H steps, wh
     largest of n draws of a normal distribution = inverse(U^(1/n)),   deviation over H steps = deviation / sqrt(H)
 
 A rank that waits only for neighbours is delayed by the slowest of these; a rank without a barrier is never delayed.
+Where the first k of n gradients are used, the k-th fastest rank counts: U^(1/n) becomes a draw of Beta(k, n - k + 1).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def spread_of(steady: Steady, ratio: float, random: np.random.Generator) -> Spre
     ends = np.array(drawing.step_ends)
     # Simulated durations, which include delays by other tasks.
     usual_s = steady.outcome.end_s - steady.outcome.start_s
-    sizes = np.array([ranks.size for ranks in inputs.classes])
+    counted = np.array(inputs.counted)
     lengths_s: list[_Floats] = []
     for _ in range(_RUNS):
         durations_s = usual_s.copy()
@@ -42,7 +43,7 @@ def spread_of(steady: Steady, ratio: float, random: np.random.Generator) -> Spre
         ended_s = run(steady.graph, durations_s=durations_s).end_s[ends][period - 1 :: period]
         taken_s = np.diff(ended_s, axis=0)[-max(1, len(ended_s) // 2) :] / period
         # For all ranks together: the time in which they process the samples of one step.
-        lengths_s.append(inputs.world_size / (sizes / np.maximum(taken_s, 1e-12)).sum(axis=1))
+        lengths_s.append(inputs.world_size / (counted / np.maximum(taken_s, 1e-12)).sum(axis=1))
     low_s, median_s, high_s = np.quantile(np.concatenate(lengths_s), (0.05, 0.5, 0.95))
     return Spread(low_s=float(low_s), median_s=float(median_s), high_s=float(high_s))
 
@@ -54,6 +55,9 @@ def _factors(inputs: Inputs, num_steps: int, ratio: float, random: np.random.Gen
     apart = max(1, rule.interval // rule.num_parts)
     num_draws = -(-num_steps // apart)
     waits_for = [ranks.size for ranks in inputs.classes]
+    if rule.takes_first:
+        pairs = zip(inputs.counted, waits_for, strict=True)
+        return np.array([_first(ratio, count, size, num_steps, random) for count, size in pairs])
     if not rule.barrier:
         waits_for = [1 for _ in waits_for]
     elif strategy.architecture.scope == "neighbours":
@@ -61,6 +65,13 @@ def _factors(inputs: Inputs, num_steps: int, ratio: float, random: np.random.Gen
         waits_for = [min(size, 1 + around) for size in waits_for]
     drawn = [_slowest(ratio / apart**0.5, count, random.random(num_draws)) for count in waits_for]
     return np.repeat(np.array(drawn), apart, axis=1)[:, :num_steps]
+
+
+def _first(ratio: float, count: int, num_ranks: int, num_steps: int, random: np.random.Generator) -> _Floats:
+    """For each step, the factor of the rank that is number `count` of a class; of any rank if none is waited for."""
+    if not count:
+        return _slowest(ratio, 1, random.random(num_steps))
+    return _slowest(ratio, 1, random.beta(count, num_ranks - count + 1, num_steps))
 
 
 def _slowest(ratio: float, num_ranks: int, uniform: Sequence[float] | _Floats) -> _Floats:

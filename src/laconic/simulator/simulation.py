@@ -193,13 +193,17 @@ def _told(
 
 
 def _compute_s(inputs: Inputs) -> float:
-    """The compute time of the slowest rank where all wait for all; else the same mean as for the step time."""
+    """The compute time of the slowest rank that others wait for; without a barrier, the same mean as for the step."""
     strategy = inputs.strategy
     elsewhere = strategy.architecture.has_servers and strategy.synchronization.optimizer_on_servers
     alone_s = inputs.workload.compute_s + (0.0 if elsewhere else inputs.optimizer_s)
     if strategy.synchronization.barrier:
         return max(ranks.slowdown for ranks in inputs.classes) * alone_s
-    return alone_s * inputs.world_size / sum(ranks.size / ranks.slowdown for ranks in inputs.classes)
+    slowdowns = [ranks.slowdown for ranks in inputs.classes]
+    if strategy.synchronization.takes_first:
+        pace = max(slowdown for slowdown, count in zip(slowdowns, inputs.counted, strict=True) if count)
+        slowdowns = [pace] * len(slowdowns)
+    return alone_s * inputs.world_size / sum(n / slow for n, slow in zip(inputs.counted, slowdowns, strict=True))
 
 
 def _busy(found: Steady) -> Iterator[tuple[str, float]]:

@@ -134,10 +134,13 @@ def _steady(
 
 
 def _together(paces: npt.NDArray[np.float64], inputs: Inputs) -> float:
-    """The pace of all ranks: the slowest, for which the others wait; or, without a barrier, the mean."""
+    """The pace of all ranks: the slowest, for which the others wait; or, without a barrier, the mean.
+
+    Ranks whose gradients are dropped count as standing still.
+    """
     if inputs.strategy.synchronization.barrier:
         return float(paces.min())
-    return float(paces @ [ranks.size for ranks in inputs.classes]) / inputs.world_size
+    return float(paces @ inputs.counted) / inputs.world_size
 
 
 def pace(ended_s: npt.NDArray[np.float64], first_s: float, last_s: float) -> npt.NDArray[np.float64]:

@@ -9,6 +9,7 @@
     residual_norm    of all buckets together, where error feedback keeps residuals
     relative_error   mean over buckets: the norm of what compression left out, relative to that of its input
     staleness        largest over buckets, where a strategy has no barrier
+    dropped          1 if the gradient of the step arrived too late and was dropped, else 0 (backup)
     loss             where an event carries one
 
 A number that no event of the step gives is left out: most strategies keep no residual, and residuals are measured in
@@ -32,6 +33,7 @@ _COMBINED: dict[str, Callable[[Sequence[float]], float]] = {
     "residual_norm": lambda norms: math.hypot(*norms),
     "relative_error": lambda errors: sum(errors) / len(errors),
     "staleness": max,
+    "dropped": max,
     "loss": lambda losses: losses[-1],
 }
 

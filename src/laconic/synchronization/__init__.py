@@ -4,6 +4,7 @@ from laconic.registry import Registry
 from laconic.synchronization.adacomm import AdaComm
 from laconic.synchronization.asp import Asp
 from laconic.synchronization.async_diloco import AsyncDiLoCo
+from laconic.synchronization.backup import Backup
 from laconic.synchronization.bsp import Bsp
 from laconic.synchronization.contract import Asynchronous, LocalUpdates, Pace, Synchronization
 from laconic.synchronization.decoupled_momentum import DecoupledMomentum
@@ -34,6 +35,7 @@ SYNCHRONIZATIONS: Registry[Synchronization] = Registry(
         Ssp,
         Dssp,
         Asp,
+        Backup,
         AsyncDiLoCo,
         LocalSgd,
         AdaComm,
@@ -60,6 +62,7 @@ __all__ = [
     "Asp",
     "AsyncDiLoCo",
     "Asynchronous",
+    "Backup",
     "Bsp",
     "DecoupledMomentum",
     "Delayed",

@@ -8,7 +8,8 @@ bulk-synchronous training as the default. `quantity` and `barrier` say how a rul
                            leaves it where the gradient was, and the optimizer is given it; `begins`: not yet. Where
                            nothing is `due`, replicas make the step alone; `returns`: they come back together
     barrier, "change"      parameters are averaged after some steps; `outer` applies the mean. See `LocalUpdates`
-    no barrier, "gradient" the server applies each gradient with `rate`. See `Asynchronous`
+    no barrier, "gradient" the server applies each gradient with `rate`, or the mean of the first ones of a step where
+                           a rule `takes_first`. See `Asynchronous`
     no barrier, "change"   the server applies each worker's change of parameters by `arrive`
 """
 
@@ -79,6 +80,9 @@ class Synchronization(Method):
     the learning rate of sign methods and an optimizer without momentum."""
     needs_clocks: ClassVar[bool] = False
     """Makes the fastest worker wait for the slowest, so the architecture must keep the step of each worker."""
+    takes_first: ClassVar[bool] = False
+    """An update is the mean of the first gradients of a step and later ones are dropped: see `num_first`. So one server
+    must receive the gradients of all workers."""
     for_servers: ClassVar[tuple[str, ...]] = ()
     """Settings that take effect only where servers apply gradients."""
     server_fields: ClassVar[tuple[str, ...]] = ()
@@ -324,6 +328,13 @@ class Synchronization(Method):
         """Move `values`, which a server holds, by the change that one worker has sent, where changes are sent.
 
         memory: `server_fields` for the same elements. arrival: the number of changes that came before this one.
+        """
+        raise NotImplementedError
+
+    def num_first(self, world_size: int) -> int:
+        """The number of gradients that make one update, where a rule `takes_first`.
+
+        Raises AttachError if there are too few workers.
         """
         raise NotImplementedError
 

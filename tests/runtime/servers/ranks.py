@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -91,6 +91,48 @@ def losses(strategies: list[str], steps: int) -> dict[str, dict]:
             left = [sorted(ended[0] - began[0]), max(0, len(ended[1]) - len(began[1]))]
             found[strategy] = {"before": before, "after": after, "model": met, "left": left}
     return found
+
+
+def beside_a_slow_one(strategy: str, steps: int, pause_s: float) -> dict[str, object]:
+    """Train while rank 1 pauses before each of its steps; the time of this rank's steps, before ranks meet again."""
+    with gloo_group(), servers_in_threads():
+        rank, model = dist.get_rank(), _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with laconic.attach(model, optimizer, strategy, timeout_s=30) as session:
+            dist.barrier()
+            began_s = time.monotonic()
+            for step in range(steps):
+                if rank == 1:
+                    time.sleep(pause_s)
+                _loss(model, step, rank).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            took_s = time.monotonic() - began_s
+            session.average()
+            met = snapshot(model)
+        return {"seconds": took_s, "dropped": session.dropped, "model": met}
+
+
+def after_a_long_pause(strategy: str, steps: int, pause_s: float) -> dict[str, object]:
+    """Train for the same number of steps, with one long pause of rank 1; ranks then meet in a barrier of torch."""
+    with gloo_group(), servers_in_threads():
+        rank, model = dist.get_rank(), _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        began = at_peace()[0]
+        with laconic.attach(model, optimizer, strategy, timeout_s=60) as session:
+            for step in range(steps):
+                if rank == 1 and step == 2:
+                    time.sleep(pause_s)
+                _loss(model, step, rank).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            began_s = time.monotonic()
+            dist.barrier()
+            waited_s = time.monotonic() - began_s
+            session.average()
+            met = snapshot(model)
+        left = sorted(name for name in at_peace()[0] - began if name.startswith("laconic"))
+        return {"seconds": waited_s, "dropped": session.dropped, "model": met, "left": left}
 
 
 def holdings() -> tuple[set[str], list[str], list[int]]:
@@ -231,8 +273,8 @@ def _disturb(step: int, held: list[socket.socket]) -> None:
         send_frame(sock, Frame(1, 0, 0, note="a job of somebody else"), new_token())
 
 
-def stops(strategy: str, victim: int, how: str, timeout_s: float = 4.0) -> dict[str, object]:
-    """Train for ever; then a server or a rank is killed, or a rank stalls or raises."""
+def stops(strategy: str, victim: int, how: str, timeout_s: float = 4.0, also: Sequence[int] = ()) -> dict[str, object]:
+    """Train for ever; then a server or a rank is killed, or a rank, and those in `also`, stalls or raises."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = mlp()
@@ -244,7 +286,7 @@ def stops(strategy: str, victim: int, how: str, timeout_s: float = 4.0) -> dict[
             if rank == victim:
                 print("children", *holdings()[2], flush=True)
             for step in itertools.count():
-                if rank == victim and step == 5:
+                if (rank == victim or rank in also) and step == 5:
                     _strike(how)
                 began_s = time.monotonic()
                 before = snapshot(model)

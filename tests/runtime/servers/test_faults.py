@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,11 +15,13 @@ from tests.runtime.replicas import assert_equal
 pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(120)]
 
 
-def stops(strategy: str, victim: int, how: str, *, kill: bool = False, world_size: int = 2) -> list[RankResult]:
+def stops(
+    strategy: str, victim: int, how: str, *, kill: bool = False, world_size: int = 2, also: Sequence[int] = ()
+) -> list[RankResult]:
     return run_processes(
         "tests.runtime.servers.ranks:stops",
         world_size=world_size,
-        arguments={"strategy": strategy, "victim": victim, "how": how},
+        arguments={"strategy": strategy, "victim": victim, "how": how, "also": list(also)},
         send_signal=SignalAfterLine(rank=victim, line="ready") if kill else None,
         timeout_s=90,
     )
@@ -75,6 +78,23 @@ def test_a_worker_that_is_killed_takes_its_server_along_and_is_named() -> None:
     while not gone(server) and time.monotonic() < deadline_s:
         time.sleep(0.1)
     assert gone(server)
+
+
+def test_a_spare_worker_that_is_killed_is_named() -> None:
+    """It is not waited for, but it is not forgotten: the job ends for all, as with every other rule."""
+    results = stops("backup(spare=1)", 2, "kill", kill=True, world_size=3)
+    assert results[2].exit_code == -signal.SIGKILL
+    for survivor in results[:2]:
+        assert survivor.value["error"].startswith("PeerLost")
+        assert "rank 2" in survivor.value["error"], survivor.value
+        assert survivor.value["seconds"] < 15
+
+
+def test_more_stalled_workers_than_spare_ones_are_named_to_the_one_that_waits() -> None:
+    results = stops("backup(spare=1)", 1, "stall", also=[2], world_size=3)
+    assert "rank 1, 2 stalled at bucket 0" in results[0].value["error"]
+    assert "the limit is 4 s" in results[0].value["error"]
+    assert results[0].value["seconds"] < 8, "only when they continue"
 
 
 def test_a_worker_that_stalls_is_named_to_those_who_wait() -> None:

@@ -55,6 +55,36 @@ def test_ssp_and_asp_train() -> None:
             assert_equal(found["model"], results[0].value[strategy]["model"])
 
 
+def test_no_step_waits_for_a_slow_worker_and_its_gradients_are_counted_as_dropped() -> None:
+    steps, pause_s = 6, 2.0
+    results = run_processes(
+        "tests.runtime.servers.ranks:beside_a_slow_one",
+        world_size=3,
+        arguments={"strategy": "backup(spare=1)", "steps": steps, "pause_s": pause_s},
+        timeout_s=100,
+    )
+    assert results[1].value["seconds"] >= steps * pause_s
+    for fast in (results[0], results[2]):
+        assert fast.value["seconds"] < 0.5 * steps * pause_s, "it waits for the slow one"
+        assert_equal(fast.value["model"], results[1].value["model"])
+    assert results[1].value["dropped"] >= steps - 1
+    assert results[0].value["dropped"] + results[2].value["dropped"] <= 2
+
+
+def test_ranks_meet_after_their_loops_though_one_has_missed_many_updates() -> None:
+    results = run_processes(
+        "tests.runtime.servers.ranks:after_a_long_pause",
+        world_size=3,
+        arguments={"strategy": "backup(spare=1)", "steps": 40, "pause_s": 1.0},
+        timeout_s=100,
+    )
+    for result in results:
+        assert result.value["seconds"] < 30, "the timeout is 60 s"
+        assert result.value["left"] == []
+        assert_equal(result.value["model"], results[1].value["model"])
+    assert results[1].value["dropped"] > 1
+
+
 def test_a_server_in_a_child_process_and_what_it_leaves_behind() -> None:
     results = run_processes("tests.runtime.servers.ranks:with_child_processes", world_size=2, timeout_s=100)
     assert [result.value["children"] for result in results] == [[0, 1, 0], [0, 0, 0]]

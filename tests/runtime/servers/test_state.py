@@ -18,6 +18,7 @@ from tests.runtime.servers.one_worker import alone, close, steps
     "strategy",
     [
         "asp / parameter_server",
+        "backup",
         "ssp(staleness=0) / parameter_server / topk(0.5) + error_feedback",
         "bsp / parameter_server / topk(0.5) + error_feedback",
         "asp / gossip",

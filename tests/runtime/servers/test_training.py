@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import laconic
+from laconic.core.event import Event
 from laconic.core.in_process import InProcessTransport
 from laconic.errors import AttachError, CommunicationError
 from laconic.runtime.servers.protocol import OPTIMIZERS
@@ -139,7 +141,9 @@ def test_bsp_with_servers_is_bsp(world_size: int, shards: int) -> None:
         assert_equal(state, reference(mlp(), world_size=world_size))
 
 
-@pytest.mark.parametrize("strategy", ["asp / parameter_server", "ssp(staleness=2) / parameter_server / int8"])
+@pytest.mark.parametrize(
+    "strategy", ["asp / parameter_server", "ssp(staleness=2) / parameter_server / int8", "backup(spare=1)"]
+)
 def test_ranks_may_make_different_numbers_of_steps(strategy: str) -> None:
     def one(transport: InProcessTransport) -> tuple[dict[str, torch.Tensor], int, int]:
         model = mlp()
@@ -179,6 +183,71 @@ def test_with_one_slow_worker_the_others_lead_by_the_bound_and_no_more() -> None
     assert found[0][0] == found[2][0] == 3
     assert max(ahead) <= 4, "a worker learns of its answer a moment after the slow one has pushed"
     assert max(staleness for _, staleness in found) >= 3
+
+
+class Events:
+    """Keeps all events."""
+
+    def __init__(self) -> None:
+        self.found: list[Event] = []
+
+    def write(self, event: Event) -> None:
+        self.found.append(event)
+
+
+def test_the_gradients_of_a_slow_worker_are_dropped_counted_and_not_waited_for() -> None:
+    """With a bucket per parameter, more than may be in flight elsewhere; the slow worker is stopped until the others
+    have made all their steps."""
+    done = [threading.Event() for _ in range(3)]
+
+    def one(transport: InProcessTransport) -> tuple[int, list[int], dict[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
+        optimizer = sgd(model)
+        events = Events()
+        strategy = "backup(spare=1) / parameter_server(shards=1) / none / wfbp"
+        with laconic.attach(model, optimizer, strategy, transport=transport, events=events) as session:
+            assert len(session.plan.buckets) == 12
+            for step in range(9):
+                if transport.rank == 1 and step == 2:
+                    assert done[0].wait(30)
+                    assert done[2].wait(30)
+                model(data(step, transport.rank, 2, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            done[transport.rank].set()
+        told = {event.step: event.data["dropped"] for event in events.found if "dropped" in event.data}
+        return session.dropped, [int(told[step]) for step in sorted(told)], snapshot(model)
+
+    found = laconic.InProcessCluster(3, timeout_s=30).run(one)
+    for dropped, told, model in found:
+        assert dropped == sum(told)
+        assert len(told) == 9
+        assert_equal(model, found[0][2])
+    assert found[1][1][2:] == [1] * 7, "the others have made their steps and gone"
+    assert found[0][0] + found[2][0] <= 4
+
+
+def test_a_worker_that_missed_updates_comes_to_the_end_of_its_loop() -> None:
+    """All make the same number of steps and then wait for each other without laconic."""
+    timeout_s, num_steps = 60.0, 30
+    met = threading.Barrier(3)
+
+    def one(transport: InProcessTransport) -> tuple[int, float]:
+        model = mlp()
+        optimizer = sgd(model)
+        with laconic.attach(model, optimizer, "backup(spare=1)", transport=transport) as session:
+            for step in range(num_steps):
+                if transport.rank == 1 and step == 2:
+                    time.sleep(0.5)
+                steps(model, optimizer, 1, first=step, rank=transport.rank)
+            began_s = time.monotonic()
+            met.wait(2 * timeout_s)
+            return session.dropped, time.monotonic() - began_s
+
+    found = laconic.InProcessCluster(3, timeout_s=timeout_s).run(one)
+    assert found[1][0] > 1, "it was too early to miss several updates"
+    assert max(waited_s for _, waited_s in found) < 0.5 * timeout_s
 
 
 def test_parameters_with_other_strides() -> None:

@@ -38,10 +38,10 @@ def check(stage: Stage, strategy: Strategy) -> Outcome:
 
 
 def _watch(stage: Stage, strategy: Strategy, bound: int | None, sure: int | None) -> Outcome:
-    """sure: the steps that a worker must make; bound: the most it may make."""
+    """sure: the steps that a worker must make; bound: the most it may make; None: no worker waits for a single one."""
     steps = _FREE if bound is None else bound + _MORE
     may_lead = steps if bound is None else bound
-    must_lead = steps if sure is None else sure
+    must_lead = steps if sure is None or bound is None else sure
     told = ""
     for pause_s in _PAUSES_S:
         race = hold_race(stage, strategy, pause_s=pause_s, steps=steps)

@@ -20,6 +20,9 @@ from laconic.runtime.job import Job
 from laconic.runtime.servers.protocol import GroupSettings
 from laconic.runtime.servers.server_pool import ServerPool
 
+_UNLIMITED_BYTES = 2**62
+"""Where a server answers when it has all buckets of a gradient, no bucket may wait for the answer to another."""
+
 
 class ServerPushes:
     """The buckets that a worker sends, and in which it gets the answers."""
@@ -73,6 +76,7 @@ class ServerPushes:
             device=bucket.device,
             bucket=number,
             metrics=self.buckets.states[number].metrics,
+            credit_bytes=_UNLIMITED_BYTES if self._job.strategy.synchronization.takes_first else 0,
         )
 
     def _exchange(
@@ -94,6 +98,10 @@ class ServerPushes:
         facts = answer.note
         job.staleness, job.lead = max(job.staleness, facts["staleness"]), max(job.lead, facts["lead"])
         state.metrics["staleness"] = torch.tensor(facts["staleness"])
+        if job.strategy.synchronization.takes_first:
+            # The same for all buckets of a gradient.
+            job.dropped += facts["dropped"] if number == 0 else 0
+            state.metrics["dropped"] = torch.tensor(facts["dropped"])
 
 
 class PushingHooks(TrainingHooks):

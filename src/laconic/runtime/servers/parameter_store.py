@@ -13,11 +13,9 @@ import torch
 from laconic.compression import Compressor
 from laconic.core.frames import Frame
 from laconic.core.listener import ReplyTo
-from laconic.core.moment import Moment
-from laconic.core.stateful import BucketState
 from laconic.errors import CommunicationError
-from laconic.runtime.servers.protocol import Configuration, decode_payload, read_note, whole, wholes
-from laconic.runtime.servers.server_optimizer import hold
+from laconic.runtime.servers.protocol import Configuration, read_note, whole, wholes
+from laconic.runtime.servers.stored_bucket import StoredBucket
 from laconic.synchronization import Pace, Synchronization
 
 
@@ -25,10 +23,6 @@ from laconic.synchronization import Pace, Synchronization
 class _Worker:
     """The store's record of one worker."""
 
-    known: torch.Tensor | None
-    """A copy of the parameters it has, where differences are sent."""
-    answers: BucketState
-    """The state of the compressor for its answers."""
     step: int = 0
     """The step of its last push, by its own count."""
     clock: int = 0
@@ -57,7 +51,7 @@ class _Waiting:
 
 
 class ParameterStore:
-    """The parameters of one bucket, and what each worker has of them."""
+    """The parameters of one bucket, and how far each worker is."""
 
     def __init__(
         self,
@@ -70,22 +64,10 @@ class ParameterStore:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now_s = now_s
-        self._bucket = about.buckets[number]
-        self._compression = compression
         self._rule = rule
-        self._world_size = about.world_size
-        self._server = about.server
         self._lock = threading.Lock()
-        self._held = hold(number, about, rule, values)
-        self._read = compression.init(self._bucket)
-        # The difference from a worker's copy is its residual; no other residual is needed.
-        back = compression.back().forgetful()
-        self._back = None if back.traits.lossless or not back.traits.keeps_scale else back
-        remember = self._back is not None or rule.compensation > 0
-        self._workers = [
-            _Worker(values.clone() if remember else None, (self._back or compression).init(self._bucket))
-            for _ in range(about.world_size)
-        ]
+        self._stored = StoredBucket(number, about, compression, rule, values)
+        self._workers = [_Worker() for _ in range(about.world_size)]
         self._version = 0
         self._over: str | None = None
         self._waiting: list[_Waiting] = []
@@ -101,10 +83,10 @@ class ParameterStore:
             if any(waiting.frame.sender == frame.sender for waiting in self._waiting):
                 raise CommunicationError(f"rank {frame.sender} pushes again before its last push was answered.")
             # Everything is checked before anything changes.
-            settings = self._held.read_groups(note.get("groups"))
+            settings = self._stored.read_groups(note.get("groups"))
             staleness = self._version - worker.version
-            sent = self._decoded(frame, step, worker)
-            self._held.apply(sent, settings, unused=unused, staleness=staleness)
+            sent = self._stored.decode(frame, step)
+            self._stored.apply(sent, settings, unused=unused, staleness=staleness)
             self._version += 1
             worker.clock, worker.step = worker.clock + 1, step
             worker.resting = False
@@ -114,15 +96,6 @@ class ParameterStore:
             self._grant_more(worker)
             self._waiting.append(_Waiting(frame, reply, staleness, now_s))
             self._answer_ready()
-
-    def _decoded(self, frame: Frame, step: int, worker: _Worker) -> torch.Tensor:
-        values = self._held.values
-        sent = torch.empty_like(values)
-        self._read.moment = Moment(step, frame.sender, self._world_size, self._rule.round_number(step))
-        decode_payload(frame.tensors, sent, self._compression, self._read)
-        if self._rule.compensation and worker.known is not None:
-            sent.addcmul_(sent * sent, values - worker.known, value=self._rule.compensation)
-        return sent
 
     def _present(self) -> list[_Worker]:
         """The workers still to push."""
@@ -158,49 +131,24 @@ class ParameterStore:
                 continue
             worker.version, worker.answered_s = self._version, self._now_s()
             facts = json.dumps({"staleness": waiting.staleness, "lead": ahead * self._rule.interval})
-            waiting.reply(waiting.frame.answer(self._for(sender), facts))
+            waiting.reply(waiting.frame.answer(self._stored.answer(sender, worker.step), facts))
         self._waiting = still
-
-    def _for(self, sender: int) -> tuple[torch.Tensor, ...]:
-        """The answer for a worker: all parameters, or their difference from its copy."""
-        worker, values = self._workers[sender], self._held.values
-        if self._back is None:
-            if worker.known is not None:
-                worker.known.copy_(values)
-            return (values.clone(),)
-        assert worker.known is not None
-        # The worker's step, which it decodes by; random numbers that differ from those of any worker.
-        rank = self._world_size * (1 + self._server) + sender
-        worker.answers.moment = Moment(worker.step, rank, self._world_size, self._rule.round_number(worker.step))
-        payload = self._back.encode(values - worker.known, worker.answers)
-        sent = torch.empty_like(values)
-        self._back.decode(payload, sent, worker.answers)
-        worker.known += sent
-        return payload.tensors
 
     def pull(self, sender: int) -> torch.Tensor:
         """The current parameters."""
         with self._lock:
-            worker = self._workers[sender]
-            worker.version = self._version
-            if worker.known is not None:
-                worker.known.copy_(self._held.values)
-            return self._held.values.clone()
+            self._workers[sender].version = self._version
+            return self._stored.pull(sender)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The state of updates, keyed "parameter|field|number of dimensions"."""
         with self._lock:
-            return self._held.state()
+            return self._stored.state()
 
     def restore(self, tensors: tuple[torch.Tensor, ...], keys: list[str]) -> None:
         """Continue from saved parameters, the first tensor, and the saved state of their updates."""
-        if len(tensors) != len(keys) + 1:
-            raise CommunicationError(f"a saved state has {len(keys)} fields and {len(tensors)} tensors.")
         with self._lock:
-            self._held.restore(tensors[0], dict(zip(keys, tensors[1:], strict=True)))
-            for worker in self._workers:
-                if worker.known is not None:
-                    worker.known.copy_(self._held.values)
+            self._stored.restore(tensors, keys)
 
     def rest(self, sender: int) -> None:
         """Until it pushes again, no worker has to wait for this one; when all rest, all clocks start anew."""

@@ -20,6 +20,7 @@ from laconic.core.listener import ReplyTo
 from laconic.errors import CommunicationError, one_line
 from laconic.runtime.datagrams import Datagrams
 from laconic.runtime.in_network.aggregator import Aggregator
+from laconic.runtime.servers.first_pushes import FirstPushes, FirstPushStore
 from laconic.runtime.servers.parameter_store import ParameterStore
 from laconic.runtime.servers.preparation import prepare
 from laconic.runtime.servers.protocol import (
@@ -46,6 +47,7 @@ from laconic.strategy import Strategy
 _LOG = logging.getLogger("laconic")
 _STAY_S = 10.0
 """How long a server stays after a rank was lost, to report it to the others."""
+_Store = ParameterStore | FirstPushStore
 MOST_SLOTS = 16384
 """Default number of slots of a server: 47 MB."""
 
@@ -64,7 +66,8 @@ class Server:
         self._job = ""
         self._about: Configuration | None = None
         self._strategy: Strategy | None = None
-        self._parts: dict[int, SumServer | ParameterStore] = {}
+        self._parts: dict[int, SumServer | _Store] = {}
+        self._first_pushes: FirstPushes | None = None
         self._present: set[int] = set()
         self._strangers: Counter[int] = Counter()
         self._goodbyes: set[int] = set()
@@ -152,7 +155,7 @@ class Server:
         if not self._present:
             self.finished.set()
 
-    def _all_parts(self) -> list[tuple[int, SumServer | ParameterStore]]:
+    def _all_parts(self) -> list[tuple[int, SumServer | _Store]]:
         """The sums or parameters it serves, by number of bucket; the table may grow meanwhile."""
         with self._lock:
             return list(self._parts.items())
@@ -179,7 +182,7 @@ class Server:
         rule, compression = strategy.synchronization, strategy.compression
         if rule.optimizer_on_servers != bool(about.optimizer):
             raise CommunicationError(f'the strategy "{one_line(about.strategy)}" is configured as another kind of job.')
-        parts: dict[int, SumServer | ParameterStore] = {}
+        parts: dict[int, SumServer | _Store] = {}
         if rule.barrier:  # else each bucket starts with the RESTORE of its parameters
             for number, bucket in about.buckets.items():
                 codec = NoCompression() if strategy.architecture.adds_only else compression
@@ -192,6 +195,7 @@ class Server:
             if told is not None and (not rule.barrier or about.strategy != told.strategy):
                 raise CommunicationError(f"{self.name} already serves a job.")
             self._about, self._strategy, self._parts = about, strategy, parts
+            self._first_pushes = FirstPushes(about, rule) if rule.takes_first else None
         if told is None:
             self._open_slots(strategy, about.world_size)
             threading.Thread(target=self._watch, name=f"laconic-{self.name}-watch", daemon=True).start()
@@ -213,15 +217,17 @@ class Server:
             self._slots.close()
 
     def _watch(self) -> None:
-        """End waits beyond the timeout, and a job that was lost a while ago."""
+        """End waits beyond the timeout, waits of workers that are behind, and a job that was lost a while ago."""
         assert self._about is not None
         limit_s = self._about.timeout_s
         longest_s = patience_s(limit_s)
-        while not self.finished.wait(min(1.0, limit_s / 50)):
+        while not self.finished.wait(self._look_again_s(limit_s)):
             if self._lost is not None:
                 if time.monotonic() - self._lost_s > _STAY_S:
                     self.finished.set()
                 continue
+            if self._first_pushes is not None:
+                self._first_pushes.release_late()
             waits = [(f"bucket {number}", part.waiting_for()) for number, part in self._all_parts()]
             if self._slots is not None:
                 waits.append(("a sum in slots", self._slots.waiting_for()))
@@ -230,19 +236,24 @@ class Server:
                     who = ", ".join(map(str, ranks))
                     self.lose(f"rank {who} stalled at {where} for {waited_s:.3g} s; the limit is {limit_s:g} s")
 
+    def _look_again_s(self, limit_s: float) -> float:
+        """The period of the watch: short compared with every wait that it ends."""
+        typical_s = None if self._first_pushes is None else self._first_pushes.typical_s
+        return min(1.0, limit_s / 50, typical_s or 1.0)
+
     def _aggregator(self, frame: Frame) -> SumServer:
         part = self._parts.get(frame.key)
         if not isinstance(part, SumServer):
             raise CommunicationError(f"{self.name} forms no sums of bucket {frame.key}.")
         return part
 
-    def _store(self, frame: Frame) -> ParameterStore:
+    def _store(self, frame: Frame) -> _Store:
         part = self._parts.get(frame.key)
-        if not isinstance(part, ParameterStore):
+        if part is None or isinstance(part, SumServer):
             raise CommunicationError(f"{self.name} holds no parameters of bucket {frame.key}.")
         return part
 
-    def _part(self, frame: Frame) -> SumServer | ParameterStore:
+    def _part(self, frame: Frame) -> SumServer | _Store:
         if frame.key not in self._parts:
             raise CommunicationError(f"{self.name} has no bucket {frame.key}.")
         return self._parts[frame.key]
@@ -269,7 +280,7 @@ class Server:
             self._parts[frame.key] = part
         reply(frame.answer())
 
-    def _new_store(self, frame: Frame) -> ParameterStore:
+    def _new_store(self, frame: Frame) -> _Store:
         """The store of a bucket's parameters, made when they arrive."""
         about, strategy = self._about, self._strategy
         assert about is not None
@@ -280,6 +291,8 @@ class Server:
         if not frame.tensors:
             raise CommunicationError(f"bucket {frame.key} comes without its parameters.")
         check_values(about.buckets[frame.key], frame.tensors[0])
+        if self._first_pushes is not None:
+            return FirstPushStore(frame.key, strategy.compression, self._first_pushes, frame.tensors[0])
         return ParameterStore(frame.key, about, strategy.compression, rule, frame.tensors[0])
 
     def _bye(self, frame: Frame, reply: ReplyTo) -> None:

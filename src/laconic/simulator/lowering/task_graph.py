@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from laconic.cluster.fabric import Indices
@@ -93,6 +94,16 @@ class Inputs:
             return 0
         count = servers.num_servers(self.world_size)
         return -count if servers.hosts else count
+
+    @property
+    def counted(self) -> list[int]:
+        """The number of ranks of each class whose gradients are used: those of all ranks, or of the fastest ones."""
+        sizes, rule = [ranks.size for ranks in self.classes], self.strategy.synchronization
+        if not rule.takes_first:
+            return sizes
+        first = rule.num_first(self.world_size)
+        faster = accumulate(sizes, initial=0)
+        return [min(size, max(0, first - before)) for size, before in zip(sizes, faster, strict=False)]
 
     def owners(self, buckets: Sequence[Bucket]) -> list[int]:
         """The server of each bucket; -1 where there are none."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from laconic.core.exchange import Move
 from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
 from laconic.simulator.lowering.task_graph import TaskGraph, Which
-from laconic.simulator.lowering.turns import turns_of_all
+from laconic.simulator.lowering.turns import Turn, turns_of_all
 from laconic.synchronization import Synchronization
 
 
@@ -14,21 +17,29 @@ class AsyncServerSteps:
     """Each class sends gradients, or changes after some steps, and takes parameters; it waits for no other, or only for
     those too far behind.
 
+    Where the first gradients of a step are used, the classes of the fastest ranks wait for each other, and no class
+    waits for those whose gradients are dropped. The server then answers when it has received the whole gradient, so all
+    buckets are one exchange here.
+
     Steps are those of a job that has run for long: the fastest are as many steps ahead as allowed.
     """
 
     def __init__(self, drawing: TaskGraph, plan: Plan, rule: Synchronization, first_step: int) -> None:
         self._drawing = drawing
-        self._plan = plan
         self._rule = rule
         self._first_step = first_step
-        self._lead = rule.lead
+        self._lead = 0 if rule.takes_first else rule.lead
+        self._buckets = plan.buckets
         self._turns = turns_of_all(drawing.inputs, plan.buckets)
+        if rule.takes_first:
+            self._buckets, self._turns = plan.buckets[:1], [_at_once(self._turns)]
         classes = drawing.inputs.classes
+        self._waits = [not rule.takes_first or count > 0 for count in drawing.inputs.counted]
+        """For each class, whether it waits for others and others wait for it, if the rule has a bound."""
         alone = len(classes) > 1
         self._threads = [CommunicationThread(drawing, [number], alone=alone) for number in range(len(classes))]
         slowest = max(ranks.slowdown for ranks in classes)
-        self._ahead = [0 if ranks.slowdown == slowest else rule.lead or 0 for ranks in classes]
+        self._ahead = [0 if ranks.slowdown == slowest else self._lead or 0 for ranks in classes]
         self._arrived: list[dict[int, list[list[int]]]] = []
         """For every step, class and bucket: the tasks after which servers have received it."""
 
@@ -52,26 +63,37 @@ class AsyncServerSteps:
 
     def _exchange(self, number: int, rank_class: int, ready: int) -> list[int]:
         found: list[BucketExchange] = []
-        for index, (bucket, turns) in enumerate(zip(self._plan.buckets, self._turns, strict=True)):
+        for index, (bucket, turns) in enumerate(zip(self._buckets, self._turns, strict=True)):
             held_by = self._held_by(number, rank_class, index)
             found.append(BucketExchange(Which(number, index, bucket), turns, held_by=held_by))
-            is_last = index == len(self._plan.buckets) - 1
+            is_last = index == len(self._buckets) - 1
             self._threads[rank_class].submit(found[-1], [[ready]], last=is_last)
         self._arrived[number][rank_class] = [exchange.arrived for exchange in found]
         return [ready, *(task for exchange in found for task in exchange.done[0])]
 
     def _held_by(self, number: int, rank_class: int, bucket: int) -> list[int]:
         """The pushes of other classes that must arrive before a server answers: c - min_j(c_j) <= lead."""
-        if self._lead is None:
+        if self._lead is None or not self._waits[rank_class]:
             return []
         found: list[int] = []
         for other, ahead in enumerate(self._ahead):
             clock = number + self._ahead[rank_class] - self._lead - ahead
             if clock == number and other not in self._arrived[number]:
                 clock -= 1  # within this lead, faster classes come first anyway
-            if other != rank_class and clock >= 0:
+            if other != rank_class and self._waits[other] and clock >= 0:
                 found += self._arrived[clock][other][bucket]
         return found
+
+
+def _at_once(turns: Sequence[tuple[Turn, ...]]) -> tuple[Turn, ...]:
+    """All buckets in one exchange: everything is sent before anything comes back."""
+    whole = [turn for bucket in turns for turn in bucket]
+    moves = [move for turn in whole for move in turn.moves]
+    if not moves:
+        return ()
+    sizes = tuple(size for move in moves for size in move.sizes)
+    move = replace(moves[0], sizes=sizes, answer_bytes=sum(move.answer_bytes for move in moves))
+    return (Turn((move,), before_s=sum(turn.before_s for turn in whole), after_s=sum(turn.after_s for turn in whole)),)
 
 
 class AsyncPairSteps:

@@ -8,6 +8,9 @@ from laconic.architecture import AllReduce, Choco, Gossip, ParameterServer
 from laconic.compression import NoCompression
 from laconic.strategy.legality.combination import Parts, Refusal
 
+_SEVERAL = 2
+"""A number of workers at which an architecture with one server for each of them has several servers."""
+
 
 def without_a_barrier(parts: Parts) -> Refusal | None:
     """Training without a barrier needs partners that answer at any time, and a bound on the lead needs clocks."""
@@ -47,6 +50,19 @@ def without_a_barrier(parts: Parts) -> Refusal | None:
             dataclasses.replace(parts, synchronization=type(when)()),
         )
     return None
+
+
+def one_server_decides(parts: Parts) -> Refusal | None:
+    """Which gradients of a step came first is decided by one server, which must receive all of them."""
+    when, whom = parts.synchronization, parts.architecture
+    if not when.takes_first or (whom.servers is not None and whom.servers.num_servers(_SEVERAL) == 1):
+        return None
+    has = "has no servers" if whom.servers is None else "has several, each with a part of the model"
+    return Refusal(
+        f"synchronization: {when.name} needs one server that receives the gradients of all workers and decides which "
+        f"came first, and {whom} {has}",
+        dataclasses.replace(parts, architecture=ParameterServer(shards=1)),
+    )
 
 
 def an_outer_step_with_neighbours(parts: Parts) -> Refusal | None:

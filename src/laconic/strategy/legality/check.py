@@ -27,6 +27,7 @@ ALONE: tuple[Rule, ...] = (
 RULES: tuple[Rule, ...] = (
     *ALONE,
     barriers.without_a_barrier,
+    barriers.one_server_decides,
     sums.aggregators_only_add,
     sums.what_may_be_missing_adds_up,
     barriers.an_outer_step_with_neighbours,
