@@ -53,6 +53,8 @@ def test_every_chosen_setting_is_found_however_deep() -> None:
             "overlap",
             [("streaming_diloco(fragments=2, overlap=1)", "streaming_diloco(fragments=2)")],
         ),
+        # One server decides: every other number of servers is refused.
+        ("backup / parameter_server(shards=1)", "shards", []),
     ],
 )
 def test_a_setting_is_compared_with_what_differs_in_it_alone(text: str, key: str, pairs: list[tuple[str, str]]) -> None:

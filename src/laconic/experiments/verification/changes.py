@@ -91,8 +91,8 @@ def comparisons(strategy: Strategy, change: Change) -> Iterator[tuple[Strategy, 
 
     First the strategy itself and the same with the default. Where that is refused because another chosen setting
     requires this one, both without the other; where neither works without the other, the strategy and the same without
-    both; where there is no such pair either, the strategy and the nearest allowed value. A default of "auto" may come
-    to the chosen value by itself, so it is compared with other choices instead.
+    both; where there is no such pair either, the strategy and the nearest allowed value, if there is one. A default of
+    "auto" may come to the chosen value by itself, so it is compared with other choices instead.
     """
     usual = change.undone(strategy)
     setting = change.setting(strategy)

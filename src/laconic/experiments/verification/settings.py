@@ -62,6 +62,8 @@ def check(stage: Stage, strategy: Strategy) -> Outcome:
 def _effect(eye: _Eye, strategy: Strategy, change: Change) -> str | None:
     """The effect of the setting, in words; None if there is none."""
     pairs = list(comparisons(_repeatable(strategy, change), change))
+    if not pairs:
+        return "without it the strategy is refused"
     for world_size in dict.fromkeys((eye.stage.world_size, *_WIDER)):
         for one, other in pairs:
             for look in eye.looks(one, other, change, world_size):
