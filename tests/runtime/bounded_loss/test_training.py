@@ -72,9 +72,14 @@ def test_with_loss_replicas_are_identical_and_training_goes_on(monkeypatch: pyte
         return Faulty(next(seeds), lost=0.1, doubled=0.1, late=0.02)
 
     monkeypatch.setattr(group, "Datagrams", faulty)
-    found = trained("bsp / bounded_loss(tolerate=0.2)", steps=10)
     usual = trained("bsp / all_reduce", steps=10)
-    assert any(lost > 0 for *_, lost, _ in found)
+    for _ in range(5):
+        found = trained("bsp / bounded_loss(tolerate=0.2)", steps=10)
+        # On a busy machine exchanges take long, and what is lost is sent again in time.
+        if any(lost > 0 for *_, lost, _ in found):
+            break
+    else:
+        pytest.fail("nothing was lost in 50 steps")
     for model, *_ in found:
         assert_equal(model, found[0][0])
         # A tenth of the frames is lost, and what is missing is replaced by the others' mean.
