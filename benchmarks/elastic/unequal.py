@@ -20,22 +20,29 @@ from benchmarks.elastic.families import FAMILIES
 from benchmarks.elastic.job import run_job
 from benchmarks.elastic.worker import BATCH, train
 
-_RANKS, _SAMPLE_S = 4, 0.005
+_RANKS = 4
 
 
 def main() -> int:
     """Alternate both ways; print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slower", type=float, default=3.0, help="how much longer the slow rank takes")
+    parser.add_argument("--sample-ms", type=float, default=5.0, help="what a sample takes the other ranks")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--runs", type=int, default=3, help="of each way, in turn")
     arguments = parser.parse_args()
-    possible = (_RANKS - 1 + 1 / arguments.slower) / _SAMPLE_S
+    sample_s = arguments.sample_ms / 1e3
+    possible = (_RANKS - 1 + 1 / arguments.slower) / sample_s
     found: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory(prefix="laconic-elastic-") as temporary:
         for run in range(arguments.runs):
             for balance, rates in found.items():
-                words = {"slower": arguments.slower, "balance": balance, "last_step": arguments.steps}
+                words = {
+                    "slower": arguments.slower,
+                    "sample_s": sample_s,
+                    "balance": balance,
+                    "last_step": arguments.steps,
+                }
                 outcome = run_job(
                     FAMILIES["fusion"],
                     Path(temporary) / f"{run}-{balance}",
@@ -57,7 +64,7 @@ def main() -> int:
     return 0
 
 
-def train_unequal(strategy: str, folder: str, slower: float, balance: bool, last_step: int) -> None:
+def train_unequal(strategy: str, folder: str, slower: float, sample_s: float, balance: bool, last_step: int) -> None:
     """What each worker runs."""
     slow = os.environ["LOCAL_RANK"] == "0"
     train(
@@ -65,7 +72,7 @@ def train_unequal(strategy: str, folder: str, slower: float, balance: bool, last
         folder,
         sleep_s=0.0,
         last_step=last_step,
-        sample_s=_SAMPLE_S * (slower if slow else 1.0),
+        sample_s=sample_s * (slower if slow else 1.0),
         balance=balance,
     )
 
