@@ -64,7 +64,7 @@ def main() -> int:
     return 0
 
 
-def train_unequal(strategy: str, folder: str, slower: float, sample_s: float, balance: bool, last_step: int) -> None:
+def train_unequal(strategy: str, folder: str, *, slower: float, sample_s: float, balance: bool, last_step: int) -> None:
     """What each worker runs."""
     slow = os.environ["LOCAL_RANK"] == "0"
     train(
