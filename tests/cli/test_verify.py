@@ -51,7 +51,7 @@ def test_a_document_and_exit_code_1_if_a_check_fails(
     (finding,) = document["findings"]
     assert finding["strategy"] == "bsp / all_reduce / none / fusion"
     assert (finding["workers"], finding["where"], finding["passed"]) == (2, "threads", False)
-    assert finding["checks"][1] == {"check": "bytes", "verdict": "failed", "words": "rank 0 does not like it"}
+    assert {"check": "bytes", "verdict": "failed", "words": "rank 0 does not like it"} in finding["checks"]
     assert main(["verify", "ddp"]) == 1
     assert "1 checks failed." in capsys.readouterr().out
 
