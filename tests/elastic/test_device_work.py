@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from laconic.errors import CommunicationError
+from laconic.membership.group import _errors_left_to_us
 from laconic.membership.transport import _DeviceWork
 from laconic.membership.view import ViewBroken
 
@@ -88,3 +91,16 @@ def test_an_operation_that_fails_breaks_the_view(monkeypatch: pytest.MonkeyPatch
 def test_a_device_that_never_ends_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommunicationError, match="did not finish"):
         wait(monkeypatch, looks=10**9, broken=False)
+
+
+@pytest.mark.parametrize("before", [None, "3"])
+def test_only_groups_of_elastic_jobs_survive_errors(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    if before is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, before)
+    with pytest.raises(RuntimeError), _errors_left_to_us():
+        assert os.environ[name] == "0"
+        raise RuntimeError("no group could be made")
+    assert os.environ.get(name) == before
