@@ -59,7 +59,7 @@ class Coding:
     """What one rank codes for one block in one step."""
 
     def __init__(self, block: nn.Module, text: str, shards: int, gradients: torch.dtype) -> None:
-        self._strategy = strategy = Strategy.parse(text)
+        strategy = Strategy.parse(text)
         self._sharded = cast(Sharded, strategy.architecture)
         self._wire = Wire(cast(Transport, Nowhere(shards)), "a block")
         specs = [TensorSpec.of(name, parameter) for name, parameter in block.named_parameters()]
@@ -68,7 +68,8 @@ class Coding:
         passed = [TensorSpec(spec.name, spec.shape, torch.bfloat16, device) for spec in specs]
         self._state = strategy.init(by_owner(summed, shards))
         weights = by_owner(passed, shards)
-        self._weights = self._sharded.init_weights(strategy.weights_codec, weights, shards)
+        self._codec, self._weights_codec = strategy.codec, strategy.weights_codec
+        self._weights = self._sharded.init_weights(self._weights_codec, weights, shards)
         width = row_of(weights, shards).numel
         for state in (self._state, self._weights):
             state.moment, state.measure = Moment.steady(shards), False
@@ -79,12 +80,9 @@ class Coding:
 
     def step(self) -> None:
         """Weights for the forward and for the backward pass, then the gradient."""
-        codec = self._strategy.codec
         for _ in range(2):
-            _run(
-                self._sharded.gather(self._row, self._weights, self._strategy.weights_codec, self._wire, self._gathered)
-            )
-        _run(self._sharded.scatter(self._rows, self._state, codec, self._wire, self._sum))
+            _run(self._sharded.gather(self._row, self._weights, self._weights_codec, self._wire, self._gathered))
+        _run(self._sharded.scatter(self._rows, self._state, self._codec, self._wire, self._sum))
 
 
 def _run(exchange: Exchange) -> None:

@@ -235,6 +235,38 @@ def test_a_decoded_payload_is_added_as_it_is_written(compressor: Compressor) -> 
             assert [bits(tensor) for tensor in payload.tensors] == before
 
 
+@every_single_round_compressor
+def test_rows_are_encoded_as_one_by_one(compressor: Compressor) -> None:
+    for dtype in compressor.traits.dtypes:
+        for numel in SIZES:
+            alone, together = ([compressor.init(one_bucket(numel, dtype)) for _ in range(2)] for _ in range(2))
+            for step in range(2):
+                rows = torch.stack([values(0, step, numel, dtype), values(1, step, numel, dtype)])
+                expected = [compressor.encode(row.clone(), state) for row, state in zip(rows, alone, strict=True)]
+                stacked = compressor.encode_rows(rows.clone(), together)
+                for number, payload in enumerate(expected):
+                    found = stacked.row(number).tensors
+                    assert [bits(tensor) for tensor in found] == [bits(tensor) for tensor in payload.tensors]
+            for first, second in zip(alone, together, strict=True):
+                assert same_state(first.by_parameter(), second.by_parameter())
+
+
+@every_single_round_compressor
+def test_what_an_encoding_loses_is_kept(compressor: Compressor) -> None:
+    for dtype in compressor.traits.dtypes:
+        for numel in SIZES:
+            states = [compressor.init(one_bucket(numel, dtype)) for _ in range(2)]
+            flat, residual = values(0, 0, numel, dtype), values(1, 1, numel, dtype)
+            due = residual + flat
+            expected = compressor.encode(due.clone(), states[0])
+            sent = torch.empty_like(flat)
+            before = [tensor.clone() for tensor in expected.tensors]
+            compressor.decode(expected, sent, states[0])
+            payload = compressor.encode_keeping(flat, residual, states[1])
+            assert [bits(tensor) for tensor in payload.tensors] == [bits(tensor) for tensor in before]
+            assert bits(residual) == bits((due - sent).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+
+
 @every_compressor
 def test_init_depends_on_the_bucket_alone(compressor: Compressor) -> None:
     bucket = one_bucket(101, torch.float32)

@@ -102,6 +102,10 @@ class Codec(Protocol):
         """The payload of this rank for `flat`."""
         ...
 
+    def encode_rows(self, rows: torch.Tensor, states: Sequence[BucketState]) -> Payload:
+        """Stacked payloads, one for each row; the states, one for each row too, are of tensors with the same shapes."""
+        ...
+
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Decode `payload` into `out`."""
         ...

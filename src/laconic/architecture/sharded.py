@@ -13,10 +13,10 @@ from laconic.architecture.shards.coded_rows import (
     AllRanks,
     added_up,
     coded_rows,
+    packed_row,
     read_payloads,
     row_batches,
     rows_bytes,
-    write_payloads,
 )
 from laconic.collectives.members import Members
 from laconic.core.exchange import Exchange, Move, Wire
@@ -175,8 +175,7 @@ class Sharded(Architecture):
             return
         (coded,) = coded_rows(state, compression, 1)
         mine = [compression.encode(taken, part) for taken, part in coded.values(row)]
-        packed = torch.empty(sum(payload.nbytes for payload in mine), dtype=torch.uint8, device=row.device)
-        write_payloads(packed, mine)
+        packed = packed_row(mine, row.device)
         received = packed.new_empty((transport.world_size, packed.numel()))
         yield transport.all_gather(received, packed, what=wire.what)
         coded.write_to(rows, iter(read_payloads(received, mine)), compression)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -50,10 +51,24 @@ class Cast(Compressor):
         packed = encode(self.name, flat, chunks, moment_seed(state.moment))
         return Payload((packed[: 2 * flat.numel()].view(self.wire_dtype),))
 
+    def encode_rows(self, rows: torch.Tensor, states: Sequence[BucketState]) -> Payload:
+        """In one pass, if each value is rounded to the nearest."""
+        if self.rounding == "nearest" or rows.dtype == self.wire_dtype:
+            return Payload((rows.to(self.wire_dtype).contiguous(),))
+        return super().encode_rows(rows, states)
+
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Widen again."""
         if payload.tensors[0] is not out:
             out.copy_(payload.tensors[0])
+
+    def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Without a copy, where widening is exact."""
+        (values,) = payload.tensors
+        if torch.promote_types(values.dtype, out.dtype) == out.dtype:
+            out += values
+        else:
+            super().add_decoded(payload, out, state)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """One sum of two bytes per element."""

@@ -63,6 +63,36 @@ class Compressor(Method):
         """The payload of this rank for `flat`; may update `state`, must not change `flat` unless it is the payload."""
         raise NotImplementedError
 
+    def encode_rows(self, rows: torch.Tensor, states: Sequence[BucketState]) -> Payload:
+        """Stacked payloads, one for each row; the states, one for each row too, are of tensors with the same shapes."""
+        payloads = [self.encode(row, state).tensors for row, state in zip(rows, states, strict=True)]
+        return Payload(tuple(torch.stack(tensors) for tensors in zip(*payloads, strict=True)))
+
+    def encode_keeping(self, flat: torch.Tensor, residual: torch.Tensor, state: BucketState) -> Payload:
+        """The payload for `flat` + `residual`, which is replaced by what was lost; 0 where that is not finite."""
+        due = residual
+        if residual.dtype == flat.dtype:
+            residual += flat
+        else:
+            due = residual + flat
+        payload = _apart(self.encode(due.to(flat.dtype), state), due)
+        sent = torch.empty_like(flat)
+        self.decode(payload, sent, state)
+        due -= sent
+        if due is not residual:
+            residual.copy_(due)
+        # An infinity has been sent, so all ranks have it; keeping it would spoil all later steps.
+        residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        return payload
+
+    def encode_rows_keeping(
+        self, rows: torch.Tensor, residuals: Sequence[torch.Tensor], states: Sequence[BucketState]
+    ) -> Payload:
+        """Stacked payloads as of `encode_keeping`; each row has a residual and a state of its own."""
+        each = zip(rows, residuals, states, strict=True)
+        payloads = [self.encode_keeping(row, residual, state).tensors for row, residual, state in each]
+        return Payload(tuple(torch.stack(tensors) for tensors in zip(*payloads, strict=True)))
+
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Write the decoded `payload` into `out`."""
         raise NotImplementedError
@@ -131,6 +161,14 @@ class Compressor(Method):
         yield self
 
 
+def _apart(payload: Payload, due: torch.Tensor) -> Payload:
+    """The payload in memory of its own: that of `due` is written to before it is sent."""
+    memory = due.untyped_storage().data_ptr()
+    shared = [tensor.untyped_storage().data_ptr() == memory for tensor in payload.tensors]
+    tensors = zip(payload.tensors, shared, strict=True)
+    return Payload(tuple(tensor.clone() if is_shared else tensor for tensor, is_shared in tensors))
+
+
 def uncompressed(flat: torch.Tensor, group: Group, own: torch.Tensor | None = None) -> Exchange:
     """Replace `flat` by its sum over the group, uncompressed."""
     if own is not None:
@@ -168,6 +206,7 @@ class Uncompressed(Compressor):
 
 
 Route = Literal["gather", "scatter"]
+_DUE = "packed bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +230,10 @@ class Packed(Compressor):
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
         """`packed_bytes` bytes that represent `flat`, which is not changed."""
         raise NotImplementedError
+
+    def pack_rows(self, rows: torch.Tensor, states: Sequence[BucketState]) -> torch.Tensor:
+        """The packed bytes of each row; the states, one for each row too, are of tensors with the same shapes."""
+        return torch.stack([self.pack(row, state) for row, state in zip(rows, states, strict=True)])
 
     def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
         """Unpack `packed` into `out`."""
@@ -223,6 +266,10 @@ class Packed(Compressor):
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The packed bytes."""
         return Payload((self._packed(flat, state),))
+
+    def encode_rows(self, rows: torch.Tensor, states: Sequence[BucketState]) -> Payload:
+        """The packed bytes of each row."""
+        return Payload((self._checked(self.pack_rows(rows, states), (len(rows),), states[0]),))
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
         """Unpack them."""
@@ -277,11 +324,16 @@ class Packed(Compressor):
         flat.copy_(self._sum(rows, flat, state))
 
     def _packed(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
-        """The result of `pack`, if it has the size that all other ranks expect."""
-        packed, due = self.pack(flat, state), self.packed_bytes(state.bucket)
-        if packed.dtype != torch.uint8 or packed.shape != (due,):
+        return self._checked(self.pack(flat, state), (), state)
+
+    def _checked(self, packed: torch.Tensor, count: tuple[int, ...], state: BucketState) -> torch.Tensor:
+        """The result of `pack`, or of so many, if it has the size that all other ranks expect."""
+        # Hashing a bucket of many tensors takes as long as a kernel.
+        key = (_DUE, self.name)
+        due: int = state.tables.get(key) or state.tables.setdefault(key, self.packed_bytes(state.bucket))
+        if packed.dtype != torch.uint8 or packed.shape != (*count, due):
             raise MethodError(
-                f"compression.{self.name}: pack must return {due} bytes, as packed_bytes says for {flat.numel()} "
+                f"compression.{self.name}: pack must return {due} bytes, as packed_bytes says for {state.bucket.numel} "
                 f"elements, but returned {packed.dtype} of shape {tuple(packed.shape)}."
             )
         return packed

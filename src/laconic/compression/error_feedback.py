@@ -83,12 +83,18 @@ class ErrorFeedback(Wrapper):
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The inner compressor's payload for the corrected gradient; the new error is kept."""
-        due = _due(state, flat)
-        payload = _apart(self.inner.encode(due.to(flat.dtype), state), due)
-        sent = torch.empty_like(flat)
-        self.inner.decode(payload, sent, state)
-        _keep(state, due.sub_(sent))
+        if _RESIDUAL not in state.packed:
+            return self.inner.encode_keeping(flat, state.flat[_RESIDUAL], state)
+        residual = state.packed[_RESIDUAL].read()
+        payload = self.inner.encode_keeping(flat, residual, state)
+        state.packed[_RESIDUAL].write(residual)
         return payload
+
+    def encode_rows(self, rows: torch.Tensor, states: Sequence[BucketState]) -> Payload:
+        """The inner compressor's payloads for the corrected rows."""
+        if any(_RESIDUAL in state.packed for state in states):
+            return super().encode_rows(rows, states)
+        return self.inner.encode_rows_keeping(rows, [state.flat[_RESIDUAL] for state in states], states)
 
     def decode_rows(self, payloads: Payload, outs: torch.Tensor, state: BucketState) -> None:
         """As the inner compressor."""
@@ -128,14 +134,6 @@ def _due(state: BucketState, flat: torch.Tensor) -> torch.Tensor:
         residual += flat
         return residual
     return residual + flat
-
-
-def _apart(payload: Payload, due: torch.Tensor) -> Payload:
-    """The payload in memory of its own: that of `due`, where the error is kept, is written before it is sent."""
-    memory = due.untyped_storage().data_ptr()
-    shared = [tensor.untyped_storage().data_ptr() == memory for tensor in payload.tensors]
-    tensors = zip(payload.tensors, shared, strict=True)
-    return Payload(tuple(tensor.clone() if is_shared else tensor for tensor, is_shared in tensors))
 
 
 def _keep(state: BucketState, error: torch.Tensor) -> None:

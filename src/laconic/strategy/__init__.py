@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -142,7 +143,7 @@ class Strategy:
             lines.append("")
         return "\n".join(lines)
 
-    @property
+    @cached_property
     def codec(self) -> Compressor:
         """The compressor over the whole training, including that of the first steps, or of the sums between hosts."""
         when = self.synchronization
@@ -158,7 +159,7 @@ class Strategy:
         sums = self.codec.between_hosts
         return (self.compression, self.weights_codec, *(() if sums is None else (sums,)))
 
-    @property
+    @cached_property
     def weights_codec(self) -> Compressor:
         """The compressor of weights, where each rank holds a shard of them."""
         return cast(Compressor, _from_value("compression", self.architecture.weights_by))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -64,6 +65,9 @@ def assert_agreement(case: Case, flat: torch.Tensor, bucket: Bucket, block: int)
         assert_same_but_for_the_last_bit_of_scales(fused, plain, chunks)
     else:
         assert bits(fused.cpu()) == bits(plain.cpu())
+    assert_encoded_rows_agree(encoder, encoder_settings, flat, chunks)
+    if decoder == "levels":
+        assert_residuals_agree(encoder, encoder_settings, decoder_settings, flat, chunks)
     if decoder:
         outs = [torch.full_like(flat, 7.0), torch.full_like(flat, 8.0)]
         for out, plainly in zip(outs, (False, True), strict=True):
@@ -75,6 +79,39 @@ def assert_agreement(case: Case, flat: torch.Tensor, bucket: Bucket, block: int)
             quantizers.decode(decoder, plain, chunks, total, add=True, reference=plainly, **decoder_settings)
             assert bits(total.cpu().nan_to_num(nan=1e4)) == bits((begun + outs[1]).cpu().nan_to_num(nan=1e4))
         assert_rows_agree(plain, begun, outs[1], partial(quantizers.decode_rows, decoder, **decoder_settings), chunks)
+
+
+def assert_encoded_rows_agree(encoder: str, settings: dict[str, float], flat: torch.Tensor, chunks: Chunks) -> None:
+    """Two rows with other random numbers, with other values between them, are encoded at once."""
+    renamed = tuple(replace(tensor, name=f"q {tensor.name}") for tensor in chunks.bucket.tensors)
+    both = [chunks, replace(chunks, bucket=Bucket(renamed))]
+    wide = torch.full((2, flat.numel() + 3), 7.0, dtype=flat.dtype, device=flat.device)
+    rows = wide[:, 1:-2]
+    rows[0], rows[1] = flat, flat.flip(0)
+    packed = quantizers.encode_rows(encoder, rows, both, SEED, **settings)
+    for row, of_row, found in zip(rows, both, packed, strict=True):
+        assert bits(found.cpu()) == bits(quantizers.encode(encoder, row, of_row, SEED, **settings).cpu())
+
+
+def assert_residuals_agree(
+    encoder: str, settings: dict[str, float], decoder_settings: dict[str, float], flat: torch.Tensor, chunks: Chunks
+) -> None:
+    """What is encoded and what is kept of two rows, where a kernel does both at once."""
+    rows = torch.stack([flat, flat.flip(0)])
+    for dtype in (torch.float32, flat.dtype):
+        begun = torch.linspace(-0.5, 0.25, flat.numel(), device=flat.device).to(dtype)
+        residuals = [begun.clone(), -begun]
+        dues = [residual + row for row, residual in zip(rows, residuals, strict=True)]
+        packed = quantizers.encode_keeping(encoder, rows, residuals, [chunks, chunks], SEED, **settings)
+        if packed is None:
+            continue
+        for found, residual, due in zip(packed, residuals, dues, strict=True):
+            plainly = quantizers.encode(encoder, due.to(flat.dtype), chunks, SEED, **settings)
+            assert bits(found.cpu()) == bits(plainly.cpu())
+            sent = torch.empty_like(flat)
+            quantizers.decode("levels", found, chunks, sent, **decoder_settings)
+            lost = (due - sent).to(dtype).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            assert bits(residual.cpu()) == bits(lost.cpu())
 
 
 def assert_rows_agree(

@@ -50,6 +50,13 @@ class CodedRow:
     def _parts(self) -> Iterator[tuple[Batch, BucketState]]:
         return ((batch, self._state.part(self._first + number)) for number, batch in enumerate(self._batches))
 
+    @property
+    def whole(self) -> tuple[slice, BucketState] | None:
+        """The one range of the row that is encoded, with its state; None: there are several, or none."""
+        if len(self._batches) != 1 or len(self._batches[0].places) != 1:
+            return None
+        return self._batches[0].places[0], self._state.part(self._first)
+
     def values(self, row: torch.Tensor) -> list[tuple[torch.Tensor, BucketState]]:
         """The parts of a row that are encoded, each with its state."""
         return [(batch.taken_from(row), part) for batch, part in self._parts()]
@@ -130,31 +137,62 @@ def added_up(
 
     shares: for each member the rows that it adds up.
     """
+    packed, mine = _encoded_at_once(rows, shares, compression, group.rank) or _encoded(
+        rows, shares, compression, group.rank, out[0].device
+    )
+    work, received = group.scatter(packed)
+    yield work
+    for total in out:
+        total.zero_()
+    found = iter(read_payloads(received, mine))
+    for row, total in zip(shares[group.rank], out, strict=True):
+        row.add_to(total, found, compression)
+
+
+def _encoded_at_once(
+    rows: Rows, shares: Sequence[Sequence[CodedRow]], compression: Codec, rank: int
+) -> tuple[torch.Tensor, list[Payload]] | None:
+    """A row of bytes for each member, and this rank's payload; None unless all rows are encoded whole and are alike."""
+    coded = [row for share in shares for row in share]
+    if not isinstance(rows, torch.Tensor) or [row.owner for row in coded] != list(range(len(shares))):
+        return None
+    found = [whole for row in coded if (whole := row.whole) is not None]
+    if len(found) < len(coded) or compression.traits.by_name:
+        return None
+    (place, first), parts = found[0], [part for _, part in found]
+    if any(other != place or part.bucket.layout != first.bucket.layout for other, part in found):
+        return None
+    stacked = compression.encode_rows(rows[:, place], parts)
+    return _bytes_of(stacked, len(coded)), [stacked.row(rank)]
+
+
+def _encoded(
+    rows: Rows, shares: Sequence[Sequence[CodedRow]], compression: Codec, rank: int, device: torch.device
+) -> tuple[torch.Tensor, list[Payload]]:
+    """The same, piece by piece."""
     payloads = [
         [compression.encode(taken, part) for row in share for taken, part in row.values(rows[row.owner])]
         for share in shares
     ]
     # Of the longest share: every rank has pieces of the same lengths.
     width = max(sum(payload.nbytes for payload in share) for share in payloads)
-    packed = torch.zeros((len(shares), width), dtype=torch.uint8, device=out[0].device)
+    packed = torch.zeros((len(shares), width), dtype=torch.uint8, device=device)
     for filled, share in zip(packed, payloads, strict=True):
-        write_payloads(filled, share)
-    work, received = group.scatter(packed)
-    yield work
-    for total in out:
-        total.zero_()
-    found = iter(read_payloads(received, payloads[group.rank]))
-    for row, total in zip(shares[group.rank], out, strict=True):
-        row.add_to(total, found, compression)
+        found = packed_row(share, device)
+        filled[: len(found)] = found
+    return packed, payloads[rank]
 
 
-def write_payloads(row: torch.Tensor, payloads: Sequence[Payload]) -> None:
-    """Concatenate payloads into a row of bytes."""
-    at = 0
-    for payload in payloads:
-        for tensor in payload.tensors:
-            row[at : at + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
-            at += tensor.nbytes
+def packed_row(payloads: Sequence[Payload], device: torch.device) -> torch.Tensor:
+    """The bytes of payloads, one after the other; without a copy, if there is one tensor."""
+    parts = [_bytes_of(payload, 1)[0] for payload in payloads]
+    return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *parts])
+
+
+def _bytes_of(stacked: Payload, count: int) -> torch.Tensor:
+    """The bytes of `count` stacked payloads, a row for each; without a copy, if they have one tensor."""
+    parts = [tensor.contiguous().view(count, -1).view(torch.uint8) for tensor in stacked.tensors]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def read_payloads(rows: torch.Tensor, like: Sequence[Payload]) -> list[Payload]:

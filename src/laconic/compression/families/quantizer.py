@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -9,10 +10,11 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Packed
-from laconic.compression.kernels.quantizers import decode, decode_rows, encode
+from laconic.compression.kernels.quantizers import decode, decode_rows, encode, encode_keeping, encode_rows
 from laconic.compression.traits import Traits
 from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.compression.wire.seeds import moment_seed
+from laconic.core.payload import Payload
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.settings import count
@@ -64,6 +66,30 @@ class Quantizer(Packed):
         seed = moment_seed(state.moment)
         # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
         return encode(self.encoder, flat, self.chunks(state), seed, **self.encoder_settings())
+
+    def pack_rows(self, rows: torch.Tensor, states: Sequence[BucketState]) -> torch.Tensor:
+        """With one launch of a kernel on a GPU."""
+        chunks, seed = [self.chunks(state) for state in states], moment_seed(states[0].moment)
+        # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
+        return encode_rows(self.encoder, rows, chunks, seed, **self.encoder_settings())
+
+    def encode_keeping(self, flat: torch.Tensor, residual: torch.Tensor, state: BucketState) -> Payload:
+        """In one pass on a GPU."""
+        packed = self._pack_keeping(flat[None], [residual], [state])
+        return super().encode_keeping(flat, residual, state) if packed is None else Payload((packed[0],))
+
+    def encode_rows_keeping(
+        self, rows: torch.Tensor, residuals: Sequence[torch.Tensor], states: Sequence[BucketState]
+    ) -> Payload:
+        """In one pass, with one launch of a kernel, on a GPU."""
+        packed = self._pack_keeping(rows, residuals, states)
+        return super().encode_rows_keeping(rows, residuals, states) if packed is None else Payload((packed,))
+
+    def _pack_keeping(
+        self, rows: torch.Tensor, residuals: Sequence[torch.Tensor], states: Sequence[BucketState]
+    ) -> torch.Tensor | None:
+        chunks, seed = [self.chunks(state) for state in states], moment_seed(states[0].moment)
+        return encode_keeping(self.encoder, rows, residuals, chunks, seed, **self.encoder_settings())
 
     def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
         """Decode them."""

@@ -1,13 +1,20 @@
 """Pack a bucket into codes and scales, and unpack it again.
 
-A family of quantizers has two tables, and a third on devices where a launch takes long:
+A family of quantizers has two tables, and more on devices where a launch takes long:
 
     ENCODERS[name](flat, chunks, packed, moment_seed, **settings)     fills `packed` except for its padding
     DECODERS[name](packed, chunks, out, add, **settings)              fills `out`, or adds to it
+    ROW_ENCODERS[name](rows, chunks, packed, moment_seed, **settings) the same for rows, of chunks[i] each
     ROW_DECODERS[name](rows, chunks, out, add, **settings)            fills each row of `out`, or adds all rows to it
+    KEEPING_ENCODERS[name](rows, residuals, chunks, packed, moment_seed, **settings)
+                                                                      encodes sums, whose losses replace the residuals
+
+The last three may lack a name; of their encoders, `can_encode(name, chunks)` says whether they can encode these chunks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -26,13 +33,65 @@ def encode(
 ) -> torch.Tensor:
     """The packed bytes of `flat`; reference: by plain torch, even where there is something faster."""
     assert flat.numel() == chunks.bucket.numel, f"{flat.numel()} values for a bucket of {chunks.bucket.numel}"
-    packed = torch.empty(chunks.packed_bytes, dtype=torch.uint8, device=flat.device)
-    used = chunks.scale_bytes + int(chunks.code_starts[-1])
-    if used < len(packed):
-        packed[used:] = 0
+    packed = _packed((), chunks, flat.device)
     if len(packed):
         kernels = load_kernels("quantizers", flat.device.type, reference=reference)
         kernels.ENCODERS[name](flat, chunks, packed, moment_seed, **settings)
+    return packed
+
+
+def encode_rows(
+    name: str,
+    rows: torch.Tensor,
+    chunks: Sequence[Chunks],
+    moment_seed: int,
+    *,
+    reference: bool = False,
+    **settings: float,
+) -> torch.Tensor:
+    """The packed bytes of each of `rows`, which have chunks of the same lengths, and other random numbers."""
+    packed = _packed((len(rows),), chunks[0], rows.device)
+    if not packed.numel():
+        return packed
+    kernels = load_kernels("quantizers", rows.device.type, reference=reference)
+    together = getattr(kernels, "ROW_ENCODERS", {}).get(name)
+    if together is not None and kernels.can_encode(name, chunks[0]) and rows.stride(1) == 1:
+        together(rows, chunks, packed, moment_seed, **settings)
+        return packed
+    for row, of_row, filled in zip(rows, chunks, packed, strict=True):
+        kernels.ENCODERS[name](row, of_row, filled, moment_seed, **settings)
+    return packed
+
+
+def encode_keeping(
+    name: str,
+    rows: torch.Tensor,
+    residuals: Sequence[torch.Tensor],
+    chunks: Sequence[Chunks],
+    moment_seed: int,
+    **settings: float,
+) -> torch.Tensor | None:
+    """The packed bytes of each row + its residual, which what was lost replaces; None: no kernel does this at once."""
+    kernels = load_kernels("quantizers", rows.device.type)
+    at_once = getattr(kernels, "KEEPING_ENCODERS", {}).get(name)
+    if at_once is None or not kernels.can_encode(name, chunks[0]):
+        return None
+    if rows.stride(1) != 1 or torch.float64 in (rows.dtype, residuals[0].dtype):
+        return None
+    if any(residual.data_ptr() % 16 or not residual.is_contiguous() for residual in residuals):
+        return None
+    packed = _packed((len(rows),), chunks[0], rows.device)
+    if packed.numel():
+        at_once(rows, residuals, chunks, packed, moment_seed, **settings)
+    return packed
+
+
+def _packed(count: tuple[int, ...], chunks: Chunks, device: torch.device) -> torch.Tensor:
+    """Memory for what is packed, with zeros for padding."""
+    packed = torch.empty((*count, chunks.packed_bytes), dtype=torch.uint8, device=device)
+    used = chunks.scale_bytes + chunks.code_bytes
+    if used < chunks.packed_bytes:
+        packed[..., used:] = 0
     return packed
 
 

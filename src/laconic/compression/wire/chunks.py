@@ -60,12 +60,12 @@ class Chunks:
         """Whether every chunk begins and ends at a multiple of sixteen values."""
         return not (self.starts % 16).any()
 
-    @property
+    @cached_property
     def num_chunks(self) -> int:
         """How many there are."""
         return sum(-(-tensor.numel // self.block) for tensor in self.bucket.tensors)
 
-    @property
+    @cached_property
     def code_bytes(self) -> int:
         """Bytes of all codes: the last entry of `code_starts`, without making the others."""
         whole, total = (self.block * self.bits + 7) // 8, 0
@@ -74,12 +74,12 @@ class Chunks:
             total += full * whole + (rest * self.bits + 7) // 8
         return total
 
-    @property
+    @cached_property
     def scale_bytes(self) -> int:
         """Bytes before the first code."""
         return 4 * self.num_scales * self.num_chunks
 
-    @property
+    @cached_property
     def packed_bytes(self) -> int:
         """Bytes of the whole."""
         return -(-(self.scale_bytes + self.code_bytes) // 4) * 4

@@ -7,7 +7,8 @@ where Triton is installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 import triton  # pyrefly: ignore - absent where there is no GPU
@@ -29,11 +30,11 @@ from laconic.compression.kernels.triton_gpu.codes import (
 )
 from laconic.compression.wire.chunks import Chunks
 
-_TILE = 512
+_TILE = 1024
 """Elements of one program, if chunks are not longer."""
 _MOST = 2048
 """Elements of one program at most."""
-_PER_WARP = 1024
+_PER_WARP = 512
 """Elements; these by measurement on an H200, for all kernels together."""
 
 
@@ -65,10 +66,14 @@ def _bytes_of_words(length, code_start, part, BITS: tl.constexpr, BLOCK: tl.cons
 @triton.jit
 def _encode(
     flat,
+    flat_stride,
+    residuals,
     starts,
     code_starts,
     seeds,
+    seeds_stride,
     packed,
+    packed_stride,
     scale_bytes,
     num_chunks,
     moment_seed,
@@ -81,7 +86,17 @@ def _encode(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     ALIGNED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    DUE: tl.constexpr,
 ):
+    """The second axis of programs: rows, each of which has a payload of its own.
+
+    residuals: where the residual of each row is, which is added to it and replaced by what is lost; their dtype is
+    RESIDUAL, DUE that of both together, or None where there are no residuals.
+    """
+    flat += tl.program_id(1).to(tl.int64) * flat_stride
+    seeds += tl.program_id(1).to(tl.int64) * seeds_stride
+    packed += tl.program_id(1).to(tl.int64) * packed_stride
     scales = packed.to(tl.pointer_type(tl.float32), bitcast=True)
     codes_at = packed + scale_bytes
     row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)
@@ -90,7 +105,15 @@ def _encode(
     start, length, code_start = _places(starts, code_starts, row, there, BITS, ALIGNED)
     column = part * BLOCK + tl.arange(0, BLOCK)
     inside = column[None, :] < length[:, None]
-    x = tl.load(flat + start[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    at = start[:, None] + column[None, :]
+    x = tl.load(flat + at, mask=inside, other=0.0).to(tl.float32)
+    due, residual = x, residuals
+    if DUE is not None:
+        # Rounded wherever two operations of torch would round.
+        residual = tl.load(residuals + tl.program_id(1)).to(tl.pointer_type(RESIDUAL))
+        residual = tl.multiple_of(residual, 16)
+        due = (tl.load(residual + at, mask=inside, other=0.0).to(tl.float32) + x).to(DUE).to(tl.float32)
+        x = due.to(flat.dtype.element_ty).to(tl.float32)
     if STOCHASTIC:
         seed = mix((tl.load(seeds + row, mask=there, other=0) ^ moment_seed).to(tl.uint32))
         numbers = mix(column[None, :].to(tl.uint32) + seed[:, None])
@@ -109,6 +132,13 @@ def _encode(
     elif KIND == "integer" or KIND == "qsgd" or KIND == "terngrad":
         scale, codes = level_codes(x, length, largest, clip, numbers, KIND, STOCHASTIC)
         tl.store(scales + row, scale, mask=there)
+        if DUE is not None:
+            values = (codes - largest.to(tl.int32)).to(tl.float32) * scale[:, None]
+            sent = values.to(flat.dtype.element_ty).to(tl.float32)
+            lost = (due - sent).to(DUE).to(RESIDUAL)
+            # Neither NaN nor infinity.
+            known = tl.abs(lost.to(tl.float32)) <= 3.4028234663852886e38
+            tl.store(residual + at, tl.where(known, lost, 0.0), mask=inside)
     else:
         codes = ((x >= 0) & inside).to(tl.int32)
         largest_here = absmax(x)
@@ -267,39 +297,101 @@ def _shape(chunks: Chunks) -> tuple[tuple[int], dict[str, int]]:
     return (triton.cdiv(chunks.num_chunks, rows) * parts,), constants | {"num_warps": max(1, tile // _PER_WARP)}
 
 
+_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _WITHOUT_SCALE = ("sign", "bf16", "fp16")
 """These need nothing that all programs of a chunk would have to agree on first."""
 
 
-def _encoder(kind: str, *, largest: str | int = 1, always_random: bool = False) -> Callable[..., None]:
-    def encode(flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int, **settings: float) -> None:
-        if not chunks.num_chunks:
+@lru_cache(maxsize=1024)
+def _addresses(pointers: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """The same numbers on the device; residuals stay where they are, so they are sent there once."""
+    return torch.tensor(pointers, dtype=torch.int64, device=device)
+
+
+def can_encode(kind: str, chunks: Chunks) -> bool:
+    """Whether a program sees all that it needs of these chunks."""
+    return kind in _WITHOUT_SCALE or _shape(chunks)[1]["PARTS"] == 1
+
+
+class _Encoder:
+    """One kind of codes, for one payload, for several, or with a residual."""
+
+    def __init__(self, kind: str, *, largest: str | int = 1, always_random: bool = False) -> None:
+        self._kind = kind
+        self._largest = largest
+        self._always_random = always_random
+
+    def one(
+        self, flat: torch.Tensor, chunks: Chunks, packed: torch.Tensor, moment_seed: int, **settings: float
+    ) -> None:
+        if can_encode(self._kind, chunks):
+            self._launch(flat[None], (), [chunks], packed[None], moment_seed, settings)
+        else:
+            reference.ENCODERS[self._kind](flat, chunks, packed, moment_seed, **settings)
+
+    def rows(
+        self, rows: torch.Tensor, chunks: Sequence[Chunks], packed: torch.Tensor, moment_seed: int, **settings: float
+    ) -> None:
+        self._launch(rows, (), chunks, packed, moment_seed, settings)
+
+    def keeping(
+        self,
+        rows: torch.Tensor,
+        residuals: Sequence[torch.Tensor],
+        chunks: Sequence[Chunks],
+        packed: torch.Tensor,
+        moment_seed: int,
+        **settings: float,
+    ) -> None:
+        self._launch(rows, residuals, chunks, packed, moment_seed, settings)
+
+    def _launch(
+        self,
+        rows: torch.Tensor,
+        residuals: Sequence[torch.Tensor],
+        chunks: Sequence[Chunks],
+        packed: torch.Tensor,
+        moment_seed: int,
+        settings: Mapping[str, float],
+    ) -> None:
+        first = chunks[0]
+        if not first.num_chunks:
             return
-        grid, constants = _shape(chunks)
-        if constants["PARTS"] > 1 and kind not in _WITHOUT_SCALE:
-            reference.ENCODERS[kind](flat, chunks, packed, moment_seed, **settings)
-            return
-        if kind == "sign":
-            packed[: chunks.scale_bytes].view(torch.float32).fill_(1.0)
-        _encode[grid](
-            flat,
-            chunks.starts_tensor,
-            chunks.code_starts_tensor,
-            chunks.seeds_tensor,
+        (programs,), constants = _shape(first)
+        if self._kind == "sign":
+            packed[:, : first.scale_bytes].view(torch.float32).fill_(1.0)
+        random = self._always_random or bool(settings.get("stochastic", False))
+        several = len(rows) > 1
+        seeds = torch.stack([each.seeds_tensor for each in chunks]) if random and several else first.seeds_tensor[None]
+        # Residuals of several rows are tensors of their own: the kernel gets their addresses.
+        kept = (
+            _addresses(tuple(each.data_ptr() for each in residuals), rows.device) if residuals else first.seeds_tensor
+        )
+        residual = residuals[0].dtype if residuals else rows.dtype
+        _encode[programs, len(rows)](
+            rows,
+            # Zero is a multiple of sixteen: the compiler may move sixteen values of a single row at a time.
+            rows.stride(0) if several else 0,
+            kept,
+            first.starts_tensor,
+            first.code_starts_tensor,
+            seeds,
+            seeds.stride(0) if len(seeds) > 1 else 0,
             packed,
-            chunks.scale_bytes,
-            chunks.num_chunks,
+            packed.stride(0) if several else 0,
+            first.scale_bytes,
+            first.num_chunks,
             moment_seed,
-            float(settings[largest] if isinstance(largest, str) else largest),
+            float(settings[self._largest] if isinstance(self._largest, str) else self._largest),
             float(settings.get("clip", 0.0)),
-            KIND=kind,
-            STOCHASTIC=always_random or bool(settings.get("stochastic", False)),
+            KIND=self._kind,
+            STOCHASTIC=random,
+            RESIDUAL=_DTYPES.get(residual),
+            DUE=_DTYPES[torch.promote_types(rows.dtype, residual)] if residuals else None,
             **constants,
             # A product that is added must be rounded first, as everywhere else.
             enable_fp_fusion=False,
         )
-
-    return encode
 
 
 def _row_decoder(kind: str) -> Callable[..., None]:
@@ -338,18 +430,28 @@ def _decoder(kind: str) -> Callable[..., None]:
     return decode
 
 
+_ENCODERS = {
+    "integer": _Encoder("integer", largest="largest"),
+    "qsgd": _Encoder("qsgd", largest="levels", always_random=True),
+    "terngrad": _Encoder("terngrad", always_random=True),
+    "fp8": _Encoder("fp8", largest=LARGEST_FP8),
+    "natural": _Encoder("natural", always_random=True),
+    "sign": _Encoder("sign"),
+    "scaled_sign": _Encoder("scaled_sign"),
+    "onebit": _Encoder("onebit"),
+    "bf16": _Encoder("bf16", always_random=True),
+    "fp16": _Encoder("fp16", always_random=True),
+}
+
 ENCODERS: dict[str, Callable[..., None]] = {
-    "integer": _encoder("integer", largest="largest"),
-    "qsgd": _encoder("qsgd", largest="levels", always_random=True),
+    **{name: encoder.one for name, encoder in _ENCODERS.items()},
     "nuqsgd": reference.ENCODERS["nuqsgd"],  # no kernel of its own yet
-    "terngrad": _encoder("terngrad", always_random=True),
-    "fp8": _encoder("fp8", largest=LARGEST_FP8),
-    "natural": _encoder("natural", always_random=True),
-    "sign": _encoder("sign"),
-    "scaled_sign": _encoder("scaled_sign"),
-    "onebit": _encoder("onebit"),
-    "bf16": _encoder("bf16", always_random=True),
-    "fp16": _encoder("fp16", always_random=True),
+}
+
+ROW_ENCODERS: dict[str, Callable[..., None]] = {name: encoder.rows for name, encoder in _ENCODERS.items()}
+
+KEEPING_ENCODERS: dict[str, Callable[..., None]] = {
+    name: _ENCODERS[name].keeping for name in ("integer", "qsgd", "terngrad")
 }
 
 DECODERS: dict[str, Callable[..., None]] = {
