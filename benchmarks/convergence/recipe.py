@@ -10,18 +10,18 @@ from typing import Literal
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-_WARMUP_SHARE = 0.05
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One optimizer with one schedule: 5% of the steps linear warm-up, then half a cosine down to zero."""
+    """One optimizer with one schedule: linear warm-up, then half a cosine down to zero."""
 
     optimizer: Literal["adamw", "sgd"]
     learning_rate: float
     """The highest one, at the end of warm-up."""
     momentum: float = 0.0
     """Of SGD; AdamW has torch's defaults."""
+    warmup: float = 0.05
+    """Its share of the steps."""
 
     def make(self, model: nn.Module) -> Optimizer:
         """The optimizer for `model`."""
@@ -31,7 +31,7 @@ class Recipe:
 
     def rates(self, steps: int) -> Iterator[float]:
         """The learning rate of each step."""
-        warmup = max(1, round(_WARMUP_SHARE * steps))
+        warmup = max(1, round(self.warmup * steps))
         for step in range(steps):
             fallen = max(0, step - warmup) / max(1, steps - warmup)
             yield self.learning_rate * min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * fallen))

@@ -2,14 +2,14 @@
 
     python -m benchmarks.time_to_loss.gpt2 [--steps 600] [--rates 0.0006] [--bandwidth 1gbit] [--strategies ...]
                                            [--strategy-steps 750] [--times-only ...] [--seeds 1] [--mps auto]
-                                           [--compile model] [--out FOLDER]
+                                           [--warmup 0.05] [--compile model] [--out FOLDER]
 
 Four ranks share the GPU and talk through NCCL over links of virtual hosts. Text is the source of the Python packages on
 this machine, in 50257 byte pairs that are learned from it; one file in fifty is held out. Losses are compared on the
-same text only. AdamW, or SGD for what gives directions of length one; the rate rises for 5% of the steps and falls to
-zero along a cosine. Losses do not depend on the link, so torch DDP's curve comes from one process that adds up the
-gradients of all ranks, and its step time from a few steps behind each link. What was trained before is kept in FOLDER
-and not trained again.
+same text only. AdamW, or SGD for what gives directions of length one; the rate rises for 5% of the steps (--warmup) and
+falls to zero along a cosine. Losses do not depend on the link, so torch DDP's curve comes from one process that adds up
+the gradients of all ranks, and its step time from a few steps behind each link. What was trained before is kept in
+FOLDER and not trained again.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def _jobs(options: argparse.Namespace, text: str) -> list[Job]:
         steps=options.steps,
         made=options.steps,
         rate=0.0,
+        warmup=options.warmup,
         size=options.size,
         context=options.context,
         batch=options.batch,
@@ -109,7 +110,7 @@ def _jobs(options: argparse.Namespace, text: str) -> list[Job]:
     ours = replace(plain, compiled=options.compile)
     longer = options.strategy_steps or options.steps
     jobs: list[Job] = []
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         for rate in options.rates:
             jobs.append(replace(plain, rate=rate, seed=seed, text=text))
             mine = replace(ours, link=options.bandwidth[0], rate=rate, seed=seed, steps=longer, made=longer, text=text)
@@ -147,7 +148,8 @@ def _run(job: Job, tokens: Path, options: argparse.Namespace) -> Outcome:
 
 def _about(job: Job) -> str:
     where = f"behind {job.link}" if job.link else "in one process"
-    return f"{job.contender} {where}, {job.made} of {job.steps} steps, rate {job.rate:g}, seed {job.seed}"
+    rate = f"rate {job.rate:g}, warm-up {job.warmup:.0%}"
+    return f"{job.contender} {where}, {job.made} of {job.steps} steps, {rate}, seed {job.seed}"
 
 
 def _say(text: str) -> None:
@@ -166,7 +168,9 @@ def _options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=600, help="of torch DDP, and of strategies unless told otherwise")
     parser.add_argument("--strategy-steps", type=int, help="of strategies: the time that they save buys more steps")
     parser.add_argument("--rates", type=float, nargs="+", default=[6e-4])
+    parser.add_argument("--warmup", type=float, default=0.05, help="share of the steps in which the rate rises")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--timed-steps", type=int, default=20)
     parser.add_argument("--ddp-steps", type=int, default=4, help="timed steps of torch DDP and its hooks")
     parser.add_argument("--mps", choices=["auto", "on", "off"], default="auto", help="whether ranks share the GPU so")

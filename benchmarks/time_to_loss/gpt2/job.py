@@ -27,6 +27,8 @@ class Job:
     made: int
     """Steps really made; fewer than `steps`: only times are wanted."""
     rate: float
+    warmup: float = 0.05
+    """The share of the steps in which the rate rises."""
     seed: int = 0
     ranks: int = 4
     size: str = "gpt2"

@@ -46,7 +46,7 @@ class Training:
         if job.contender not in (DDP, DILOCO_BY_HAND, *HOOKS):
             strategy = laconic.Strategy.parse(job.contender)
         directions = strategy is not None and not strategy.synchronization.keeps_scale
-        recipe = Recipe(optimizer="sgd" if directions else "adamw", learning_rate=job.rate)
+        recipe = Recipe(optimizer="sgd" if directions else "adamw", learning_rate=job.rate, warmup=job.warmup)
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=job.rate,

@@ -13,8 +13,8 @@ def table(outcomes: Sequence[Outcome], steps: int) -> Iterator[str]:
     timed = {found.job.link: found for found in outcomes if found.job.contender == DDP and found.job.link}
     width = max((len(found.job.contender) for found in outcomes), default=0)
     yield (
-        f"{'link':8} {'contender':{width}} {'rate':>7} {'steps':>5} {'seed':>4} {'text':8} {'loss':>7} {'change':>7} "
-        f"{'ms/step':>9} {'MB/step':>8} {'fewer':>7} {'memory':>9}  DDP's loss after"
+        f"{'link':8} {'contender':{width}} {'rate':>7} {'warm-up':>7} {'steps':>5} {'seed':>4} {'text':8} "
+        f"{'loss':>7} {'change':>7} {'ms/step':>9} {'MB/step':>8} {'fewer':>7} {'memory':>9}  DDP's loss after"
     )
     for found in outcomes:
         job = found.job
@@ -31,8 +31,9 @@ def table(outcomes: Sequence[Outcome], steps: int) -> Iterator[str]:
                 sooner = _sooner(found, target, ddp, steps)
         fewer = f"{ddp.sent_bytes / found.sent_bytes:.1f}x" if ddp and found.sent_bytes else ""
         memory = f"{found.memory_bytes / 2**30:.1f} GiB"
+        how = f"{job.rate:7.4g} {job.warmup:7.0%} {job.steps:5} {job.seed:4} {job.text:8}"
         yield (
-            f"{job.link or '-':8} {job.contender:{width}} {job.rate:7.4g} {job.steps:5} {job.seed:4} {job.text:8} "
+            f"{job.link or '-':8} {job.contender:{width}} {how} "
             f"{loss:>7} {change:>7} {1e3 * found.step_s:9.1f} {found.sent_bytes / 1e6:8.1f} {fewer:>7} {memory:>9}  "
             f"{sooner}"
         )
