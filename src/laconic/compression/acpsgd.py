@@ -18,7 +18,7 @@ from laconic.compression.families.low_rank import (
     random_matrix,
 )
 from laconic.compression.kernels.lowrank import orthonormal, product, times_left, times_right
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.seeds import base_seed
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
@@ -52,6 +52,7 @@ class AcpSgd(LowRank):
     on_resize: ClassVar[Mapping[str, Resize]] = {_P: "copy", _Q: "copy"}
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, gives_factors=True, loss_gap=0.068)

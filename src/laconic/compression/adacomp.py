@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.counted import CountedEntries
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.chunks import chunks_of
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
@@ -45,6 +45,7 @@ class AdaComp(CountedEntries):
     """Adjacent entries that are compared with their largest; the paper uses 50 for convolutions, 500 for the rest."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Unsent entries are sent later."""
         return replace(super().traits, keeps_residual=True, loss_gap=0.103)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.low_rank import LowRank, Matrix, computed_in, copy_all, layout_of
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.seeds import base_seed, mix, moment_seed
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
@@ -38,6 +38,7 @@ class Atomo(LowRank):
     good_for: ClassVar[str] = "low rank without bias or state, if there is time for a decomposition"
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Unbiased; a payload is decoded by itself."""
         return replace(

@@ -10,7 +10,7 @@ import torch
 
 from laconic.compression.contract import Compressor
 from laconic.compression.kernels.quantizers import encode
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.chunks import chunks_of
 from laconic.compression.wire.seeds import moment_seed
 from laconic.core.exchange import Round
@@ -39,6 +39,7 @@ class Cast(Compressor):
     """nearest: the smallest error. stochastic: up or down at random, so that errors cancel out on average."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Each value is rounded by itself."""
         return replace(super().traits, tensor_by_tensor=True)
@@ -87,6 +88,7 @@ class Fp16(Cast):
     wire_dtype: ClassVar[torch.dtype] = torch.float16
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=0.007)
@@ -104,6 +106,7 @@ class Bf16(Cast):
     wire_dtype: ClassVar[torch.dtype] = torch.bfloat16
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=-0.003)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.sparsifier import Sparsifier
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.draw import draw_of
 from laconic.compression.wire.entries import Entries, num_kept
 from laconic.core.plan import Bucket
@@ -48,6 +48,7 @@ class Cocktail(Sparsifier):
             )
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, at_random=True, loss_gap=0.227)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from laconic.compression.traits import REAL_DTYPES, Traits
+from laconic.compression.traits import REAL_DTYPES, Traits, computed_once
 from laconic.compression.wire.shards import Shard, shards_of
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
@@ -40,6 +40,7 @@ class Compressor(Method):
     can add them to its next gradients."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """The facts about this compressor, with its settings and with everything that it wraps."""
         return Traits()
@@ -186,6 +187,7 @@ class Uncompressed(Compressor):
     """Every value in its own precision."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Lossless, and complex numbers can be sent too."""
         dtypes = (*REAL_DTYPES, torch.complex64, torch.complex128)
@@ -223,6 +225,7 @@ class Packed(Compressor):
     """How payloads are combined; auto takes the route that sends fewer bytes."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Payloads must be unpacked before they can be added up."""
         return replace(super().traits, payloads_add_up=False, sends_sums_back=self.route != "gather")
@@ -415,6 +418,7 @@ class Wrapper(Compressor):
         return inner
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """The traits of the inner compressor, as far as the wrapper does not change them."""
         # Both are stated for a method by itself.

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.sparsifier import Sparsifier
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.entries import (
     Entries,
     entries_of_chunks,
@@ -44,6 +44,7 @@ class DctTopK(Sparsifier):
     """Adjacent entries that are transformed together."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=0.141)

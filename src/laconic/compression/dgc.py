@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor, Uncompressed
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.entries import Entries, num_kept
 from laconic.compression.wire.indices import CODINGS
 from laconic.core.exchange import Exchange, Group, Round
@@ -61,6 +61,7 @@ class Dgc(Compressor):
     """How the indices of the entries are coded; auto takes the coding with the fewest bytes."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Unsent entries stay in the sum; clip_norm is an absolute magnitude."""
         return replace(

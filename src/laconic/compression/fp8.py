@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from laconic.compression.families.quantizer import Quantizer
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.settings import choice
 
 
@@ -30,6 +30,7 @@ class Fp8(Quantizer):
     """nearest: the smallest error. stochastic: up or down at random, so that errors cancel out on average."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Rounding at random is unbiased."""
         return replace(super().traits, unbiased=self.rounding == "stochastic", loss_gap=0.004)

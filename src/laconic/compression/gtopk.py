@@ -10,7 +10,7 @@ import torch
 
 from laconic.compression.contract import Compressor
 from laconic.compression.kernels.topk import topk_indices
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.bits import bits_of, write_bits
 from laconic.compression.wire.entries import Entries, num_kept
 from laconic.compression.wire.indices import CODINGS
@@ -46,6 +46,7 @@ class GTopK(Compressor):
     """How the indices of the entries are coded; auto takes the coding with the fewest bytes."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Pairs of ranks merge their entries, so no payload can be decoded alone."""
         return replace(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from laconic.compression.families.quantizer import Levels
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.settings import choice
 
 
@@ -21,6 +21,7 @@ class Integer(Levels):
     """nearest: the smallest error. stochastic: up or down at random, so that errors cancel out on average."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Rounding at random is unbiased."""
         return replace(super().traits, unbiased=self.rounding == "stochastic")
@@ -49,6 +50,7 @@ class Int8(Integer):
     largest: ClassVar[int] = 127
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=-0.009)
@@ -68,6 +70,7 @@ class Int4(Integer):
     largest: ClassVar[int] = 7
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=0.021)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor, uncompressed, uncompressed_rounds
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.chunks import chunks_of
 from laconic.compression.wire.lanes import Lanes
 from laconic.compression.wire.seeds import moment_seed
@@ -58,6 +58,7 @@ class IntSgd(Compressor):
     """The share of the squared norm of earlier means that is kept."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Every round is a sum; the unit depends on earlier means. Unbiased except for clipping."""
         return replace(

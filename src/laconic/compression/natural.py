@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from laconic.compression.families.quantizer import Quantizer
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.settings import count
 
 
@@ -32,6 +32,7 @@ class Natural(Quantizer):
     """Values whose exponents have the same base; no block holds values of two parameters."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Rounding at random is unbiased."""
         return replace(super().traits, unbiased=True, loss_gap=0.014)

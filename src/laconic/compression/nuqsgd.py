@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from laconic.compression.families.quantizer import Quantizer
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.settings import count
 
 
@@ -36,6 +36,7 @@ class NuqSgd(Quantizer):
     """Values that share a norm; no block holds values of two parameters."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """It amplifies where the noise may exceed the signal."""
         return replace(super().traits, unbiased=True, amplifies=8 * self.block > 7 * 4**self.levels, loss_gap=-0.019)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.entries import Entries, num_kept
 from laconic.compression.wire.indices import decode_indices, encode_indices, indices_bytes
 from laconic.core.exchange import Exchange, Group, Round
@@ -55,6 +55,7 @@ class OkTopK(Compressor):
     """Share of the entries of each tensor that a rank sends, and that is in the result; at least one of each."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """The number of entries that a rank sends depends on their positions; no payload can be decoded alone."""
         return replace(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from laconic.compression.families.quantizer import Quantizer
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.settings import count
 
 
@@ -31,6 +31,7 @@ class OneBit(Quantizer):
     """Values that share the two means; no block holds values of two parameters."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """One bit per value loses most of it."""
         return replace(super().traits, wants_error_feedback=True, loss_gap=0.177)

@@ -10,7 +10,7 @@ import torch
 
 from laconic.compression.families.low_rank import Layout, LowRank, computed_in, copy_all, layout_of, random_matrix
 from laconic.compression.kernels.lowrank import orthonormal, product, times_left, times_right
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.seeds import base_seed
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
@@ -53,6 +53,7 @@ class PowerSgd(LowRank):
         return BucketState(bucket, whole={_Q: start} if start else {})
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, gives_factors=True, loss_gap=0.094)

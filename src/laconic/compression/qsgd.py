@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from laconic.compression.families.quantizer import Levels
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.settings import count
 
 
@@ -35,6 +35,7 @@ class Qsgd(Levels):
     """Values that share a norm; no block holds values of two parameters."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """It amplifies where the noise may exceed the signal."""
         return replace(super().traits, unbiased=True, amplifies=4 * self.levels**2 < self.block, loss_gap=0.008)

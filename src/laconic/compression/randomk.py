@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.draw import Draw, draw_of
 from laconic.compression.wire.entries import num_kept
 from laconic.core.exchange import Round
@@ -43,6 +43,7 @@ class RandomK(Compressor):
     would take the factor for an error and send it back."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """With `scale` it is unbiased and needs no residual; without, unsent entries are lost."""
         return replace(

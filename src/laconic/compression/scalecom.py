@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.common_places import Agreement, CommonPlaces
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.core.exchange import Group, Round
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -35,6 +35,7 @@ class ScaleCom(CommonPlaces):
     good_for: ClassVar[str] = "sparse sums over many workers: bytes do not grow with them"
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=0.199)

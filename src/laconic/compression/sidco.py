@@ -9,7 +9,7 @@ import torch
 
 from laconic.compression.families.sparsifier import Sparsifier
 from laconic.compression.kernels.approximate_topk import approximate_topk
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.seeds import base_seed, mix, moment_seed
 from laconic.core.stateful import BucketState
 
@@ -33,6 +33,7 @@ class Sidco(Sparsifier):
     good_for: ClassVar[str] = "about topk on a GPU, without a sort"
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=0.173)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.quantizer import Quantizer
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.core.stateful import BucketState
 from laconic.settings import count
 
@@ -35,6 +35,7 @@ class SignSgd(Quantizer):
     """Values that arrive as NaN together when one of them is not finite; no block holds values of two parameters."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """A vote is +1 or -1, however large gradients are."""
         return replace(super().traits, keeps_scale=False, scale_equivariant=False, loss_gap=0.032)

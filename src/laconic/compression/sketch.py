@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.common_places import Agreement, CommonPlaces
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.seeds import base_seed, mix, mix_tensor, moment_seed
 from laconic.core.exchange import Group, Round
 from laconic.core.plan import Bucket
@@ -43,6 +43,7 @@ class Sketch(CommonPlaces):
     """Rows of a sketch: more rows make the median more reliable."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=0.24)

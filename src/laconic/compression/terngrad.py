@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from laconic.compression.families.quantizer import Levels
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.settings import count, number
 
 
@@ -33,6 +33,7 @@ class TernGrad(Levels):
     """Values that are clipped and scaled together; no block holds values of two parameters."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Biased by clipping."""
         return replace(super().traits, loss_gap=0.018)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.lanes import Lanes
 from laconic.compression.wire.rotation import Rotation, rotation_of
 from laconic.compression.wire.seeds import moment_seed
@@ -51,6 +51,7 @@ class Thc(Compressor):
     """Values that are rotated together, rounded down to a power of two; the rest of a parameter in shorter blocks."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Both rounds are sums; codes cannot be decoded without the scale. Unbiased except for clipping."""
         return replace(super().traits, decodes_alone=False, sums_only=True, payloads_add_up=False, loss_gap=-0.006)

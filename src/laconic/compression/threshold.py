@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.counted import CountedEntries
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.core.stateful import BucketState
 from laconic.settings import number
 
@@ -34,6 +34,7 @@ class Threshold(CountedEntries):
     """Magnitudes above this are sent."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Unsent entries are lost; tau is an absolute magnitude."""
         return replace(super().traits, wants_error_feedback=True, scale_equivariant=False, loss_gap=0.107)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.sparsifier import Sparsifier
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.entries import Entries, entries_of_chunks, largest_of_chunks, num_kept_of_chunks
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -34,6 +34,7 @@ class TopK(Sparsifier):
     """Adjacent entries of which the largest are taken; 0: the whole tensor."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
         return replace(super().traits, loss_gap=0.188)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import TypeVar
 
 import torch
+
+Owner = TypeVar("Owner")
+Value = TypeVar("Value")
 
 REAL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -68,3 +74,21 @@ class Traits:
     loss_gap: float | None = None
     """The share by which the tiny GPT's loss ends above the uncompressed one, with the method's default settings and
     error feedback where it is wanted, as docs/results/convergence.md prints it; None: not measured, or lossless."""
+
+
+def computed_once(method: Callable[[Owner], Value]) -> Callable[[Owner], Value]:
+    """A method without arguments of an object that never changes: exchanges ask for traits in every step.
+
+    Each class that has such a method keeps its own result, so `super().traits` is what the base class computes.
+    """
+    key = f"computed once: {method.__module__}.{method.__qualname__}"
+
+    @wraps(method)
+    def found(self: Owner) -> Value:
+        kept = vars(self)
+        if key not in kept:
+            kept[key] = method(self)
+        value: Value = kept[key]
+        return value
+
+    return found

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Packed
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.bits import bits_of, write_bits
 from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.core.plan import Bucket
@@ -36,6 +36,7 @@ class TwoBit(Packed):
     """Values that share the two magnitudes; no block holds values of two parameters."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Two bits per value lose much of it."""
         return replace(super().traits, wants_error_feedback=True, loss_gap=0.047)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.entries import Entries, num_kept
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
@@ -35,6 +35,7 @@ class CommonPlaces(Compressor):
     """Share of the entries of each tensor that is sent; at least one of each."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Every round is a sum, but the positions are known only after the first."""
         return replace(

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.indices import CODINGS, decode_indices, encode_indices, indices_bytes
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
@@ -31,6 +31,7 @@ class CountedEntries(Compressor):
     """How the positions of the entries are coded; auto takes the coding with the fewest bytes."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """The number of bytes depends on the values of all ranks."""
         return replace(super().traits, decodes_alone=False, payloads_add_up=False, exact_bytes=False)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.seeds import mix_tensor, uniform
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.plan import Bucket
@@ -36,6 +36,7 @@ class LowRank(Compressor):
     """Columns of the two thin matrices: more of them keep more and send more."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Every round is a sum; payloads depend on earlier sums, which every rank keeps."""
         return replace(

@@ -11,7 +11,7 @@ import torch
 
 from laconic.compression.contract import Packed
 from laconic.compression.kernels.quantizers import decode, decode_rows, encode, encode_keeping, encode_rows
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.compression.wire.seeds import moment_seed
 from laconic.core.payload import Payload
@@ -40,6 +40,7 @@ class Quantizer(Packed):
     """Values that share a scale; no block holds values of two parameters."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """No block holds values of two tensors."""
         return replace(super().traits, tensor_by_tensor=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Packed
-from laconic.compression.traits import Traits
+from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.entries import Entries, num_kept
 from laconic.compression.wire.indices import CODINGS
 from laconic.core.plan import Bucket
@@ -37,6 +37,7 @@ class Sparsifier(Packed):
     """How the indices of the entries are coded; auto takes the coding with the fewest bytes."""
 
     @property
+    @computed_once
     def traits(self) -> Traits:
         """Entries that are not sent are lost."""
         return replace(super().traits, wants_error_feedback=True, density=self.density)
