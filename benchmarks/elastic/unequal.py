@@ -64,7 +64,9 @@ def main() -> int:
     return 0
 
 
-def train_unequal(strategy: str, folder: str, *, slower: float, sample_s: float, balance: bool, last_step: int) -> None:
+def train_unequal(
+    strategy: str, folder: str, *, slower: float, sample_s: float, balance: bool, last_step: int, seed: int = 0
+) -> None:
     """What each worker runs."""
     slow = os.environ["LOCAL_RANK"] == "0"
     train(
@@ -74,6 +76,7 @@ def train_unequal(strategy: str, folder: str, *, slower: float, sample_s: float,
         last_step=last_step,
         sample_s=sample_s * (slower if slow else 1.0),
         balance=balance,
+        seed=seed,
     )
 
 

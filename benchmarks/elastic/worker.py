@@ -17,26 +17,26 @@ from torch.utils.data import DataLoader, Dataset
 import laconic
 from laconic.core.stateful import BucketState
 
-INPUTS, CLASSES, SAMPLES, BATCH, SEED = 32, 8, 960, 96, 7
+INPUTS, CLASSES, SAMPLES, HELD_OUT, BATCH, SEED = 32, 8, 960, 2000, 96, 7
 
 
 class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Random inputs whose class is the position of the largest of the first few."""
 
-    def __init__(self) -> None:
-        self.inputs = torch.randn(SAMPLES, INPUTS, generator=torch.Generator().manual_seed(1))
+    def __init__(self, count: int = SAMPLES, seed: int = 1) -> None:
+        self.inputs = torch.randn(count, INPUTS, generator=torch.Generator().manual_seed(seed))
         self.targets = self.inputs[:, :CLASSES].argmax(1)
 
     def __len__(self) -> int:
-        return SAMPLES
+        return len(self.inputs)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.inputs[index], self.targets[index]
 
 
-def make_model(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
+def make_model(device: str = "cpu", seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The same in every process."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(INPUTS, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
     model = model.to(device)
     return model, torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -65,10 +65,12 @@ def train(
     sample_s: float = 0.0,
     balance: bool = False,
     device: str = "cpu",
+    seed: int = 0,
 ) -> None:
     """Train until the file "stop" in `folder` names a step that has been made, or until `last_step`.
 
-    sample_s: how much longer a sample takes than this small model needs.
+    sample_s: how much longer a sample takes than this small model needs. The loss that the first rank ends with, on
+    samples never trained on, is in the file "loss".
     """
     torch.set_num_threads(1)
     if device == "cuda":
@@ -77,7 +79,7 @@ def train(
         os.environ |= {"NCCL_HOSTID": worker, "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
         torch.cuda.set_device(0)
     faulthandler.register(signal.SIGUSR1)  # a worker that hangs can be asked where
-    model, optimizer = make_model(device)
+    model, optimizer = make_model(device, seed)
     place = Path(folder)
     loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
     elastic = laconic.Elastic(min_ranks=1, max_ranks=8, balance=balance)
@@ -85,7 +87,7 @@ def train(
     session = laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log)
     every = session.strategy.synchronization.interval
     with session:
-        for inputs, targets in session.batches(loader, epochs=10**6, seed=SEED):
+        for inputs, targets in session.batches(loader, epochs=10**6, seed=SEED + seed):
             time.sleep(sample_s * len(inputs))
             nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device)).backward()
             optimizer.step()
@@ -105,3 +107,11 @@ def train(
                 last_step = int((place / "stop").read_text())
             if last_step is not None and session.step >= last_step:
                 break
+        if session.rank == 0:
+            (place / "loss").write_text(str(_held_out(model, device)))
+
+
+def _held_out(model: nn.Module, device: str) -> float:
+    samples = Samples(HELD_OUT, seed=2)
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(samples.inputs.to(device)), samples.targets.to(device)))

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 import laconic
 from laconic.auto.controller import Controller
-from laconic.auto.planning import Decision, Findings
+from laconic.auto.planning import Decision, Findings, Option
 from laconic.errors import AttachError
 from tests.processes import gloo_group
 from tests.runtime.replicas import data, snapshot
@@ -57,7 +57,7 @@ class Scripted:
 
 def chosen(strategy: str, *, steps_ratio: float) -> Decision:
     """steps_ratio: 0 for one that gains whatever it takes."""
-    return Decision(strategy=strategy, reason="Because.", step_s=0.1, ddp_step_s=0.2, steps_ratio=steps_ratio)
+    return Decision(best=Option(strategy, 0.1, steps_ratio), reason="Because.", ddp_step_s=0.2)
 
 
 def adopts_a_plan(strategy: str, keeps: bool) -> dict[str, object]:

@@ -14,13 +14,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from laconic.auto.planning import Decision
+from laconic.auto.planning import Decision, Option
 from laconic.cluster import Cluster
 from laconic.cluster.link import usual_link
 from laconic.cluster.place import Setting
 from laconic.planner import Limits, Question, answer
 from laconic.planner.candidates import DDP, first_candidates, other_forms
-from laconic.planner.choice import Judge
+from laconic.planner.choice import Choice, Judge
 from laconic.planner.question import USUAL_STEPS, rated_bps
 from laconic.planner.words import verdict
 from laconic.runtime.change import why_not_changed
@@ -30,7 +30,7 @@ from laconic.workload.devices import device
 
 _NICE = 10
 _TRUSTED = 0.25
-"""By so much the predicted step of DDP may be off: more than predictions on probed links ever were in the lab."""
+"""By so much a predicted step may be off: more than predictions on probed links ever were in the lab."""
 _RANGE, _HALVINGS = 100.0, 12
 """Links may be so many times as fast or slow as they were probed to be; found to 0.1%."""
 _FEWEST_ROUNDS = 4
@@ -42,18 +42,29 @@ _MEMORY_SHARE = 0.8
 def choose(given: Mapping[str, Any]) -> Decision:
     """The strategy for what was found out."""
     question = read_question(given)
-    if given["ddp_step_s"] is not None:
-        question = as_ddp_says(question, given["ddp_step_s"])
+    if given["seen"] is not None:
+        text, step_s = given["seen"]
+        question = as_steps_say(question, Strategy.parse(text), step_s)
     among = candidates(question, given["given_up"], steps_left=given["steps_left"], free_bytes=given["free_bytes"])
     found = answer(question, among=among, shard=False)
-    best, ddp = found.best, found.baseline
+    alone = not found.best.strategy.exchanges_gradients()
+    others = [
+        choice
+        for choice in found.top
+        if choice is not found.best
+        and choice.strategy != found.baseline.strategy
+        and alone == (not choice.strategy.exchanges_gradients())
+    ]
     return Decision(
-        strategy=str(best.strategy),
+        best=_option(found.best),
         reason=verdict(found),
-        step_s=best.step_s,
-        ddp_step_s=ddp.step_s,
-        steps_ratio=1.0 if best.loss is None else best.loss.ratio,
+        ddp_step_s=found.baseline.step_s,
+        others=tuple(map(_option, others)),
     )
+
+
+def _option(choice: Choice) -> Option:
+    return Option(str(choice.strategy), choice.step_s, 1.0 if choice.loss is None else choice.loss.ratio)
 
 
 def candidates(
@@ -98,24 +109,25 @@ def read_question(given: Mapping[str, Any]) -> Question:
     )
 
 
-def as_ddp_says(question: Question, ddp_step_s: float) -> Question:
-    """The same with links on which DDP's step would take as long as it was measured to take.
+def as_steps_say(question: Question, strategy: Strategy, step_s: float) -> Question:
+    """The same with links on which a step under `strategy` would take as long as it was measured to take.
 
     The links were probed for a short while and with small messages, of which a token bucket or a busy processor may
-    give a wrong idea. Where DDP's own steps disagree with that, they say how fast links are.
+    give a wrong idea. Where the steps of training disagree with that, they say how fast links are.
     """
 
     def predicted_s(asked: Question) -> float:
-        found = Judge(asked).choice(DDP)
+        found = Judge(asked).choice(strategy)
         return math.inf if isinstance(found, str) else found.step_s
 
-    if abs(predicted_s(question) / ddp_step_s - 1) <= _TRUSTED:
+    probed_s = predicted_s(question)
+    if math.isinf(probed_s) or abs(probed_s / step_s - 1) <= _TRUSTED:
         return question
     probed_bps = rated_bps(question.setting, inside=question.is_one_host)
     slowest, fastest = probed_bps / _RANGE, probed_bps * _RANGE
     for _ in range(_HALVINGS):
         middle = math.sqrt(slowest * fastest)
-        if predicted_s(question.at_bandwidth(middle)) > ddp_step_s:
+        if predicted_s(question.at_bandwidth(middle)) > step_s:
             slowest = middle
         else:
             fastest = middle

@@ -85,7 +85,10 @@ class Controller:
             order = self._lead.next(self._window_s(job), self._session.strategy)
         order = _told(job, order)
         if order.do == "watch":
+            self._unwatch()
             self._watch = LayerTimes(job)
+        elif order.do == "unwatch":
+            self._unwatch()
         elif order.do == "measure":
             self._measure(job)
         elif order.do == "use":
@@ -126,7 +129,7 @@ class Controller:
             workload=workload_of(passes, job.parameters),
             cluster=cluster,
             device=device_name(next(iter(job.parameters.values())).device),
-            ddp_step_s=self._lead.ddp_s,
+            seen=self._lead.seen,
             given_up=self._lead.given_up,
             steps_left=None if self._total_steps is None else self._total_steps - job.step,
             free_bytes=None if math.isinf(free_bytes) else int(free_bytes),
@@ -160,6 +163,9 @@ class Controller:
 
     def _close(self) -> None:
         self._lead.stop()
+        self._unwatch()
+
+    def _unwatch(self) -> None:
         if self._watch is not None:
             self._watch.detach()
             self._watch = None

@@ -1,8 +1,9 @@
 """What rank 0 decides by what it sees: when to watch, when to plan, which strategy to use, and when to leave it again.
 
 It first sees nothing (steps that warm up), then DDP's steps, then the layers, then a search. A strategy is tried, after
-EVERY steps that do not count, and left if it is not faster than DDP by GAIN. Later, steps that take DRIFT longer or
-shorter than they did make it begin again with the layers.
+EVERY steps that do not count; if another is predicted to be faster by GAIN than it was measured to be, that is tried,
+too. The fastest as measured is used, or left if it is not faster than DDP by GAIN. Later, steps that take DRIFT longer or
+shorter than they did make it begin again with the layers, which are watched from the first sign of it.
 
 Steps are judged by the median of EVERY of them. Where replicas exchange something only after some steps, most steps are
 short and a few are long, so there the mean counts, over whole cycles of that.
@@ -15,7 +16,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from laconic.auto.planning import Decision, Findings, Planner, Search
+from laconic.auto.planning import Decision, Findings, Option, Planner, Search
 from laconic.runtime.change import owes_gradients
 from laconic.strategy import Strategy
 from laconic.units import human_seconds
@@ -64,7 +65,9 @@ class Lead:
         """Of the steps since the last look."""
         self._ddp_s = 0.0
         self._usual_s = 0.0
-        """What a step took when the last decision was made."""
+        """What a step took when the last decision was made, or when the steps were found to have changed."""
+        self._at_work = str(Strategy())
+        """The strategy under which the steps were found to have changed."""
         self._search: Search | None = None
         self._decision: Decision | None = None
         self._given_up: list[str] = []
@@ -72,7 +75,16 @@ class Lead:
         self._rested = 0
         self._drifted = 0
         """Steps running that took longer or shorter."""
+        self._suspects = False
+        """Whether layers are watched because the last steps did."""
         self._tried_s: list[float] = []
+        """Of the strategy that is being tried."""
+        self._option = Option(str(Strategy()), 0.0)
+        """That strategy, as predicted."""
+        self._others: list[Option] = []
+        """That may be tried after it, as predicted."""
+        self._tried: list[Option] = []
+        """Those that were tried after the last search, as measured."""
 
     def next(self, times_s: Sequence[float], strategy: Strategy) -> Order:
         """What all ranks do now; `times_s`: what each step took since the last meeting."""
@@ -104,9 +116,11 @@ class Lead:
         self._search = self._planner.start(findings)
 
     @property
-    def ddp_s(self) -> float | None:
-        """A step under DDP's strategy as last measured; None: that was before something changed."""
-        return self._ddp_s or None
+    def seen(self) -> tuple[str, float] | None:
+        """A step under DDP's strategy; where that was not measured since something changed, under the one at work."""
+        if self._ddp_s:
+            return str(Strategy()), self._ddp_s
+        return (self._at_work, self._usual_s) if self._usual_s else None
 
     @property
     def given_up(self) -> tuple[str, ...]:
@@ -145,24 +159,25 @@ class Lead:
         if isinstance(found, str):
             return self._stay(strategy, f"Nothing was planned: {found}.")
         self._decision, self._ddp_s = found, self._ddp_s or found.ddp_step_s
-        if found.strategy == str(strategy):
+        best, self._others, self._tried = found.best, list(found.others), []
+        if best.strategy == str(strategy):
             return self._stay(strategy, found.reason)
-        if found.strategy == str(Strategy()):
+        if best.strategy == str(Strategy()):
             return self._leave(found.reason)
-        if owes_gradients(strategy) and not Strategy.parse(found.strategy).exchanges_gradients():
+        if owes_gradients(strategy) and not Strategy.parse(best.strategy).exchanges_gradients():
             self._next = self._on_the_way
-            reason = f'On the way to "{found.strategy}": first, gradients that are still owed are sent.'
+            reason = f'On the way to "{best.strategy}": first, gradients that are still owed are sent.'
             return Order("use", str(Strategy()), reason)
-        return self._try(found)
+        return self._try(best, found.reason)
 
     def _on_the_way(self, step_s: float, strategy: Strategy) -> Order:
         assert self._decision is not None
         self._ddp_s = step_s
-        return self._try(self._decision)
+        return self._try(self._decision.best, self._decision.reason)
 
-    def _try(self, found: Decision) -> Order:
-        self._tried_s, self._next = [], self._settling
-        return Order("use", found.strategy, found.reason)
+    def _try(self, option: Option, reason: str) -> Order:
+        self._option, self._tried_s, self._next = option, [], self._settling
+        return Order("use", option.strategy, reason)
 
     def _settling(self, step_s: float, strategy: Strategy) -> Order:
         self._next = self._trying  # the first steps after a change also pay for it
@@ -172,16 +187,24 @@ class Lead:
         self._tried_s.append(step_s)
         if len(self._tried_s) * look_steps(strategy) < TRIED * EVERY:
             return Order()
-        assert self._decision is not None
-        took_s = self._usual_s = min(self._tried_s)
+        self._tried.append(self._option._replace(strategy=str(strategy), step_s=min(self._tried_s)))
+        best = min(self._tried, key=lambda one: one.cost_s)
+        while self._others:
+            other = self._others.pop(0)
+            if other.cost_s < (1 - GAIN) * best.cost_s:
+                took, due = human_seconds(self._tried[-1].step_s), human_seconds(other.step_s)
+                return self._try(other, f"The last one takes {took} a step; this one is predicted to take {due}.")
+        self._usual_s = best.step_s
         self._decided()
-        if took_s * self._decision.steps_ratio <= (1 - GAIN) * self._ddp_s:
+        if best.cost_s > (1 - GAIN) * self._ddp_s:
+            self._given_up += [one.strategy for one in self._tried]
+            told = f"{human_seconds(best.step_s)} a step, not {GAIN:.0%} less than DDP's {human_seconds(self._ddp_s)}"
+            if best.steps_ratio > 1:
+                told += f", and {best.steps_ratio:.3g} times the steps for DDP's loss"
+            return self._leave(f"As measured it gains nothing clear: {told}.")
+        if best.strategy == str(strategy):
             return Order()
-        self._given_up.append(str(strategy))
-        told = f"{human_seconds(took_s)} a step, not {GAIN:.0%} less than DDP's {human_seconds(self._ddp_s)}"
-        if self._decision.steps_ratio > 1:
-            told += f", and {self._decision.steps_ratio:.3g} times the steps for DDP's loss"
-        return self._leave(f"As measured it gains nothing clear: {told}.")
+        return Order("use", best.strategy, f"Of those tried it takes least: {human_seconds(best.step_s)} a step.")
 
     def _leave(self, reason: str) -> Order:
         """Back to DDP's strategy; its step is looked at once it has warmed up."""
@@ -208,14 +231,23 @@ class Lead:
         self._rested, self._drifted, self._next = 0, 0, self._steady
 
     def _steady(self, step_s: float, strategy: Strategy) -> Order:
-        self._drifted = self._drifted + look_steps(strategy) if _differ(step_s, self._usual_s) else 0
-        if self._drifted < DRIFTED_STEPS or self._rested < REST_STEPS:
+        differs = _differ(step_s, self._usual_s)
+        self._drifted = self._drifted + look_steps(strategy) if differs else 0
+        if self._rested < REST_STEPS:
             return Order()
-        return self._anew(step_s, strategy)
+        if self._drifted >= DRIFTED_STEPS:
+            watched, self._suspects = self._suspects, False
+            order = self._anew(step_s, strategy)
+            return self._watched(step_s, strategy) if watched else order
+        if differs == self._suspects:
+            return Order()
+        self._suspects = differs
+        return Order("watch" if differs else "unwatch")
 
     def _anew(self, step_s: float, strategy: Strategy) -> Order:
         """Nothing that was found out holds any more."""
         # DDP's own step is not seen now, unless it is the one at work: as predicted, it will do.
+        self._at_work = str(strategy)
         self._ddp_s = step_s if strategy == Strategy() else 0.0
         self._given_up, self._usual_s = [], step_s
         return self._again(step_s, strategy)

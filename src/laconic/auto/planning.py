@@ -15,7 +15,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -39,8 +39,8 @@ class Findings:
     cluster: Cluster
     device: str
     """A GPU by its name in laconic.workload.devices, "cpu", or "" if it is none of these."""
-    ddp_step_s: float | None = None
-    """A step under DDP's strategy, as measured; None: not known."""
+    seen: tuple[str, float] | None = None
+    """A strategy, and what a step takes under it, as measured; None: not known."""
     given_up: tuple[str, ...] = ()
     """Strategies that were tried here and not faster, or that could not be used."""
     steps_left: int | None = None
@@ -54,29 +54,49 @@ class Findings:
             "workload": self.workload.to_json(),
             "cluster": self.cluster.to_toml(),
             "device": self.device,
-            "ddp_step_s": self.ddp_step_s,
+            "seen": self.seen,
             "given_up": list(self.given_up),
             "steps_left": self.steps_left,
             "free_bytes": self.free_bytes,
         }
 
 
+class Option(NamedTuple):
+    """A strategy, and what a step takes under it, as predicted or as measured."""
+
+    strategy: str
+    step_s: float
+    steps_ratio: float = 1.0
+    """Steps it needs for DDP's loss, as a multiple of DDP's."""
+
+    @property
+    def cost_s(self) -> float:
+        """Time for as much progress as one step of DDP makes."""
+        return self.step_s * self.steps_ratio
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """The strategy to use."""
 
-    strategy: str
+    best: Option
+    """As predicted."""
     reason: str
-    step_s: float
-    """The predicted step time of this strategy."""
     ddp_step_s: float
     """The predicted step time of DDP's strategy."""
-    steps_ratio: float = 1.0
-    """Steps it needs for DDP's loss, as a multiple of DDP's."""
+    others: tuple[Option, ...] = ()
+    """The next best, for the case that steps of the best take longer than predicted."""
 
     def to_json(self) -> str:
         """One line."""
         return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Decision:
+        """From that line."""
+        table = json.loads(text)
+        best, others = Option(*table.pop("best")), tuple(Option(*one) for one in table.pop("others"))
+        return cls(best=best, others=others, **table)
 
 
 class Search(Protocol):
@@ -139,7 +159,7 @@ class _Child:
         if code:
             said = self._errors.read_text(encoding="utf-8", errors="replace").strip()
             return f"the planner has ended with {code}: {one_line(said[-_SHOWN:], _SHOWN)}"
-        return Decision(**json.loads(self._answer.read_text(encoding="utf-8")))
+        return Decision.from_json(self._answer.read_text(encoding="utf-8"))
 
     def stop(self) -> None:
         """Kill it if it still runs, and remove its files."""

@@ -68,7 +68,7 @@ def probe(
     for number, nbytes in enumerate(sorted(set(sizes))):
         if number >= _ALWAYS:
             # All ranks have the same numbers here, so all continue or all stop.
-            alive = _affordable(alive, found, nbytes, limit_s - spent_s)
+            alive = _affordable(alive, found, nbytes, limit_s - spent_s, quick=quick)
         ready = [(operation.kind, made) for operation in alive if (made := operation.prepare(nbytes)) is not None]
         if not ready:
             break
@@ -149,11 +149,17 @@ def _check_sizes(sizes: Sequence[int]) -> None:
 
 
 def _affordable(
-    operations: Sequence[Operation], found: Mapping[str, list[tuple[int, float]]], nbytes: int, left_s: float
+    operations: Sequence[Operation],
+    found: Mapping[str, list[tuple[int, float]]],
+    nbytes: int,
+    left_s: float,
+    *,
+    quick: bool,
 ) -> list[Operation]:
     """The kinds without the slowest ones, so that the others fit into the remaining time."""
+    times = 1 + _REPEATS_OF_QUICK if quick else _times(nbytes)
     expected = {
-        operation.kind: _times(nbytes) * _expected_s(found[operation.kind], nbytes)
+        operation.kind: times * _expected_s(found[operation.kind], nbytes)
         for operation in operations
         if len(found[operation.kind]) > 1
     }
@@ -168,7 +174,7 @@ def _repeats(nbytes: int) -> int:
 
 
 def _times(nbytes: int) -> int:
-    """The number of repeats for a size."""
+    """The number of repeats for a size, with those in flight at once."""
     at_once = (1 + _REPEATS_AT_ONCE) * (_FEW + _MORE) if nbytes <= _FURTHER_BYTES else 0
     return 1 + _repeats(nbytes) + at_once
 
