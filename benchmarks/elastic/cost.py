@@ -1,7 +1,7 @@
 """`python -m benchmarks.elastic.cost`: what it costs to be elastic while nothing fails.
 
-Four Gloo ranks train the same model under the same strategy, with and without elastic=..., in turns. A step waits as long
-as a larger model would compute (--step). Printed are medians of all steps but the first ones.
+Four Gloo ranks train the same model under the same strategy, with and without elastic=..., in turns. A step waits as
+long as a larger model would compute (--step). Printed are medians of all steps but the first ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import torch
@@ -73,9 +73,7 @@ def _run(options: argparse.Namespace, out: Path, kind: str) -> float:
     else:
         run_ranks(command, places_here(_RANKS), timeout_s=600.0)
     ended: list[float] = json.loads(out.read_text(encoding="utf-8"))
-    return statistics.median(
-        later - earlier for earlier, later in zip(ended[_FIRST:], ended[_FIRST + 1 :], strict=False)
-    )
+    return statistics.median(later - earlier for earlier, later in pairwise(ended[_FIRST:]))
 
 
 def _train(options: argparse.Namespace, out: Path, *, elastic: bool) -> None:

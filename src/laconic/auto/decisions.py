@@ -2,8 +2,8 @@
 
 It first sees nothing (steps that warm up), then DDP's steps, then the layers, then a search. A strategy is tried, after
 EVERY steps that do not count; if another is predicted to be faster by GAIN than it was measured to be, that is tried,
-too. The fastest as measured is used, or left if it is not faster than DDP by GAIN. Later, steps that take DRIFT longer or
-shorter than they did make it begin again with the layers, which are watched from the first sign of it.
+too. The fastest as measured is used, or left if it is not faster than DDP by GAIN. Later, steps that take DRIFT longer
+or shorter than they did make it begin again with the layers, which are watched from the first sign of it.
 
 Steps are judged by the median of EVERY of them. Where replicas exchange something only after some steps, most steps are
 short and a few are long, so there the mean counts, over whole cycles of that.
