@@ -58,8 +58,9 @@ class Usage:
     def used_by_nobody(self, used_here: Mapping[str, bool], exchanges: Sequence[Task], *, missing: bool) -> set[str]:
         """Names of the parameters that got no gradient on any rank; `exchanges` are those of this pass."""
         if self._always:
-            nobody = _Question(self._job, used_here, used_all=not missing).used_by_nobody()
-            return nobody if missing else set()
+            question = _Question(self._job, used_here, used_all=not missing)
+            # A rank that used everything knows the answer; the vote that ends the unit comes after the question.
+            return question.used_by_nobody() if missing else set()
         if self._alone:
             return {name for name, used in used_here.items() if not used}
         if not self._asking:
