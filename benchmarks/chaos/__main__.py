@@ -51,8 +51,11 @@ def main() -> int:
     chaos = Chaos([draw(number, options.seed, options.only) for number in numbers], options)
     try:
         chaos.run()
-    finally:
+    except KeyboardInterrupt:
         chaos.print()
+        print("stopped" + ("; what was done is kept." if options.out is not None else "."), file=sys.stderr)
+        return 130
+    chaos.print()
     return 1 if chaos.wrong else 0
 
 
