@@ -55,12 +55,17 @@ class Usage:
             self._counter = f"unused/{self._session}/{self._passes}"
             self._job.transport.tally(self._counter, 1)
 
+    def ask(self, used_here: Mapping[str, bool], *, missing: bool) -> None:
+        """All exchanges of this pass are launched: what is asked in every pass travels behind them."""
+        if self._always:
+            self._asked = _Question(self._job, used_here, used_all=not missing)
+
     def used_by_nobody(self, used_here: Mapping[str, bool], exchanges: Sequence[Task], *, missing: bool) -> set[str]:
         """Names of the parameters that got no gradient on any rank; `exchanges` are those of this pass."""
         if self._always:
-            question = _Question(self._job, used_here, used_all=not missing)
+            assert self._asked is not None, "ask() comes first"
             # A rank that used everything knows the answer; the vote that ends the unit comes after the question.
-            return question.used_by_nobody() if missing else set()
+            return self._asked.used_by_nobody() if missing else set()
         if self._alone:
             return {name for name, used in used_here.items() if not used}
         if not self._asking:

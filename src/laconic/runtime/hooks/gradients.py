@@ -265,6 +265,8 @@ class GradientHooks(TrainingHooks):
 
             def exchanged() -> set[str]:
                 """Wait for the means; return the parameters that no rank used."""
+                if usage is not None:
+                    usage.ask(self._used, missing=missing)
                 if not deferred:
                     self._sending.wait()
                 return set() if usage is None else usage.used_by_nobody(self._used, tasks, missing=missing)
