@@ -175,7 +175,8 @@ def test_steps_that_change_make_it_plan_again_and_noise_does_not() -> None:
     assert course.strategy == Strategy()
     assert EVERY * (len(found) + 1) <= 30
     assert course.windows(0.9, 0.9) == ["", ""]
-    assert set(course.windows(*[1.8] * (REST_STEPS // EVERY - 1))) == {""}, "not again at once"
+    assert set(course.windows(*[1.3] * (REST_STEPS // EVERY - 1))) == {""}, "not again at once"
+    assert course.windows(9.0, 9.0) == ["watch", "measure"], "unless it is clear"
 
 
 def test_links_that_change_while_a_plan_is_made_or_tried_make_it_plan_again() -> None:

@@ -28,7 +28,8 @@ DRIFT = 0.25
 DRIFTED_STEPS = 20
 """In so many steps running it must be seen: a few may be chance."""
 REST_STEPS = 50
-"""After a decision, in which nothing is decided again."""
+"""After a decision, in which nothing is decided again unless steps take CLEAR longer or shorter."""
+CLEAR = 0.5
 TRIED = 2
 """Looks after which a strategy is judged; one where a look is a whole cycle of rounds."""
 
@@ -233,7 +234,7 @@ class Lead:
     def _steady(self, step_s: float, strategy: Strategy) -> Order:
         differs = _differ(step_s, self._usual_s)
         self._drifted = self._drifted + look_steps(strategy) if differs else 0
-        if self._rested < REST_STEPS:
+        if self._rested < REST_STEPS and not _differ(step_s, self._usual_s, CLEAR):
             return Order()
         if self._drifted >= DRIFTED_STEPS:
             watched, self._suspects = self._suspects, False
@@ -253,6 +254,6 @@ class Lead:
         return self._again(step_s, strategy)
 
 
-def _differ(step_s: float, other_s: float) -> bool:
-    """Whether one of both is longer by DRIFT; nothing differs from what is not known."""
-    return other_s > 0 and max(step_s, other_s) > (1 + DRIFT) * min(step_s, other_s)
+def _differ(step_s: float, other_s: float, by: float = DRIFT) -> bool:
+    """Whether one of both is longer by that share; nothing differs from what is not known."""
+    return other_s > 0 and max(step_s, other_s) > (1 + by) * min(step_s, other_s)
