@@ -193,8 +193,9 @@ class Lead:
         while self._others:
             other = self._others.pop(0)
             if other.cost_s < (1 - GAIN) * best.cost_s:
-                took, due = human_seconds(self._tried[-1].step_s), human_seconds(other.step_s)
-                return self._try(other, f"The last one takes {took} a step; this one is predicted to take {due}.")
+                took, due = human_seconds(self._tried[-1].cost_s), human_seconds(other.cost_s)
+                told = f"The last one takes {took} for the progress of one step of DDP"
+                return self._try(other, f"{told}; this one is predicted to take {due}.")
         self._usual_s = best.step_s
         self._decided()
         if best.cost_s > (1 - GAIN) * self._ddp_s:
