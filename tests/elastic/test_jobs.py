@@ -120,3 +120,13 @@ def test_deaths_of_a_joiner_and_of_its_source_cost_nothing_else(tmp_path: Path) 
     died = (tmp_path / "source-died").read_text()
     later = [members for number, members in outcome.log.views.items() if died not in members and number > 2]
     assert any(len(members) >= 3 for members in later)  # others have joined since
+
+
+@pytest.mark.parametrize("strategy", [RING, FUSION])
+def test_what_no_rank_has_used_stays_without_gradient(strategy: str, tmp_path: Path) -> None:
+    outcome = run_job(strategy, tmp_path, target="tests.elastic.workers:branches_are_left_out")
+    assert not outcome.error, "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.out")))
+    assert not outcome.log.conflicts
+    assert not outcome.log.differing
+    assert max(outcome.log.digests) == 24
+    assert len(outcome.log.views) > 1

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import torch
-from benchmarks.elastic.worker import BATCH, SEED, Samples, digest, make_model, train
+from benchmarks.elastic.worker import BATCH, CLASSES, INPUTS, SEED, Samples, digest, make_model, train
 from torch.utils.data import DataLoader
 
 import laconic
@@ -146,3 +146,38 @@ def scaled_loss_and_two_optimizers(strategy: str, folder: str) -> None:
             joined = any(change.view.number and change.view.fresh for change in session.views)
             if joined and last >= 12 + max(change.step for change in session.views):
                 break
+
+
+def branches_are_left_out(strategy: str, folder: str) -> None:
+    """No rank uses one branch, one rank another, but not in every step; a worker dies before a forward pass."""
+    place = Path(folder)
+    model, _ = make_model()
+    model.add_module("rare", torch.nn.Linear(INPUTS, CLASSES))
+    model.add_module("never", torch.nn.Linear(INPUTS, CLASSES))
+    trunk = torch.nn.Sequential(*[layer for name, layer in model.named_children() if name.isdigit()])
+    rare, never = model.get_submodule("rare"), model.get_submodule("never")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
+    before = digest(never.parameters())
+    loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
+    log = laconic.EventLog(place / f"{os.environ['LACONIC_WORKER']}.jsonl")
+    elastic = laconic.Elastic(min_ranks=1, max_ranks=8)
+    with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log) as session:
+        for number, (inputs, targets) in enumerate(session.batches(loader, epochs=10**6, seed=SEED)):
+            if number == 8 and session.rank == 2 and session.views[-1].view.number == 0:
+                os.kill(os.getpid(), 9)
+            uses_it = session.rank == 0 and session.step % 3 != 2
+            outputs = trunk(inputs) + rare(inputs) if uses_it else trunk(inputs)
+            torch.nn.functional.cross_entropy(outputs, targets).backward()
+            assert all(parameter.grad is None for parameter in never.parameters())
+            nobody_used_it = session.step % 3 == 2
+            if not nobody_used_it or "error_feedback" not in strategy:  # which may still owe it something
+                assert all((parameter.grad is None) == nobody_used_it for parameter in rare.parameters()), session.step
+            optimizer.step()
+            optimizer.zero_grad()
+            said = digest([*model.parameters(), *(optimizer.state[p]["exp_avg"] for p in optimizer.state)])
+            data = {"digest": said, "wall_s": time.time(), "view": session.views[-1].view.number}
+            log.write(laconic.Event("digest", time.monotonic(), session.rank, session.step, 0.0, {**data}))
+            time.sleep(0.02)
+            if session.step >= 24:
+                break
+    assert digest(never.parameters()) == before, "weight decay must not touch what nobody used"
