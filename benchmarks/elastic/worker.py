@@ -108,10 +108,11 @@ def train(
             if last_step is not None and session.step >= last_step:
                 break
         if session.rank == 0:
-            (place / "loss").write_text(str(_held_out(model, device)))
+            (place / "loss").write_text(str(held_out(model, device)))
 
 
-def _held_out(model: nn.Module, device: str) -> float:
+def held_out(model: nn.Module, device: str = "cpu") -> float:
+    """The loss on samples never trained on."""
     samples = Samples(HELD_OUT, seed=2)
     with torch.no_grad():
         return float(nn.functional.cross_entropy(model(samples.inputs.to(device)), samples.targets.to(device)))

@@ -167,19 +167,19 @@ def test_halves_are_the_bytes_declared(architecture: Architecture) -> None:
                     continue
                 moment = Moment.steady(world_size)
                 for bucket in BUCKETS:
-                    moves = known.moves(bucket, compression, moment, halves=True)
+                    moves = known.moves(bucket, compression, moment, decoupled=True)
                     kinds = [move.kind for move in moves]
                     assert kinds == ["serve"] or kinds == ["scatter_sum"] * (len(kinds) // 2) + ["gather"] * (
                         len(kinds) // 2
                     )
                     assert sum(sent(move, 0, world_size, hosts) for move in moves) == (
-                        known.halves_bytes(bucket, compression, moment)
+                        known.decoupled_bytes(bucket, compression, moment)
                     )
 
 
 def test_halves_of_all_reduce_are_two_moves_of_shares() -> None:
     bucket = Bucket((TensorSpec("a", (1000,)),))
-    first, second = AllReduce().moves(bucket, NoCompression(), Moment.steady(4), halves=True)
+    first, second = AllReduce().moves(bucket, NoCompression(), Moment.steady(4), decoupled=True)
     assert (first.kind, second.kind) == ("scatter_sum", "gather")
     assert first.nbytes == 4 * second.nbytes == 4000
 

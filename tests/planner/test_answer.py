@@ -13,10 +13,10 @@ from laconic.errors import UsageError
 from laconic.planner import Answer, Limits, Question, answer
 from laconic.planner.candidates import DDP, FSDP, first_candidates, short_name
 from laconic.planner.choice import FORMULA_ERROR, Judge, beginning
-from laconic.planner.crossovers import cells, stretches
+from laconic.planner.crossovers import cells, ranges
 from laconic.planner.islands import as_islands, between_islands
 from laconic.planner.verdict_of_rows import verdict_of_rows
-from laconic.planner.words import grounds, reasons, stretches_in_words, verdict
+from laconic.planner.words import grounds, ranges_in_words, reasons, verdict
 from laconic.simulator import simulate
 from laconic.simulator.sweep import Sweep
 from laconic.strategy import Strategy
@@ -169,7 +169,7 @@ def test_contradictions_are_refused() -> None:
 
 
 def test_from_slow_links_to_fast_ones_the_best_loses_ever_less(slow: Answer) -> None:
-    bands = stretches(slow, lambda *_: None)
+    bands = ranges(slow, lambda *_: None)
     assert bands[0].from_bps == 0
     assert math.isinf(bands[-1].to_bps)
     assert bands[-1].choice.strategy == DDP, "on links that are fast enough nothing is gained"
@@ -182,7 +182,7 @@ def test_from_slow_links_to_fast_ones_the_best_loses_ever_less(slow: Answer) -> 
     judge = Judge(slow.question.at_bandwidth(border))
     first, second = (judge.choice(band.choice.strategy).seconds for band in bands[-2:])
     assert first == pytest.approx(second, rel=0.15)
-    told = stretches_in_words(bands, inside=False)
+    told = ranges_in_words(bands, inside=False)
     assert told[0].startswith("below ")
     assert told[-1].startswith("above ")
 
@@ -219,12 +219,12 @@ def test_following_drawn_steps_gives_the_bands_that_drawing_everything_gives(
 ) -> None:
     """The crossovers and the map, with islands, against simulating each strategy at each bandwidth from nothing."""
     islands = answer(question(10e9, hosts=2, devices=4), among=FEW)
-    quick = [(stretches(found, _quiet), cells(found, [2, 4], _quiet)) for found in (slow, islands)]
+    quick = [(ranges(found, _quiet), cells(found, [2, 4], _quiet)) for found in (slow, islands)]
     monkeypatch.setattr("laconic.planner.crossovers.Judge", lambda question, drawn: Judge(question))
     monkeypatch.setattr("laconic.planner.crossovers.as_islands", lambda question, drawn: as_islands(question))
     monkeypatch.setattr("laconic.planner.crossovers.between_islands", lambda hosts, drawn: between_islands(hosts))
     for (bands, mapped), found in zip(quick, (slow, islands), strict=True):
-        assert bands == stretches(found, _quiet)
+        assert bands == ranges(found, _quiet)
         assert mapped == cells(found, [2, 4], _quiet)
 
 

@@ -20,8 +20,8 @@ from laconic.runtime.engine import Engine, Task
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.simulator.engine import run
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
+from laconic.simulator.lowering.phases import Phase
 from laconic.simulator.lowering.task_graph import Inputs, RankClass, TaskGraph, Which
-from laconic.simulator.lowering.turns import Turn
 from laconic.strategy import Strategy
 from tests.simulator.jobs import Line, job
 
@@ -38,13 +38,13 @@ steps = st.lists(st.lists(st.builds(Asked, st.integers(1, 4), st.integers(1, 9))
 credits_bytes = st.sampled_from([0, 0, 5, 12, 1000])
 
 
-def issued_by_the_runtime(asked: list[list[Asked]], credit_bytes: int, *, halves: bool) -> list[tuple[int, int]]:
+def issued_by_the_runtime(asked: list[list[Asked]], credit_bytes: int, *, decoupled: bool) -> list[tuple[int, int]]:
     """(number of the exchange, round) in the order in which the communication thread issues them."""
     log: list[tuple[int, int]] = []
 
     def exchange(number: int, rounds: int) -> Exchange:
-        for turn in range(rounds):
-            log.append((number, turn))
+        for phase in range(rounds):
+            log.append((number, phase))
             yield DoneWork()
 
     def rank(transport: InProcessTransport) -> None:
@@ -57,16 +57,16 @@ def issued_by_the_runtime(asked: list[list[Asked]], credit_bytes: int, *, halves
                     Task(
                         f"exchange {number}",
                         lambda number=number, rounds=one.rounds: exchange(number, rounds),
-                        None if halves else one.rounds,
-                        last=place == len(step) - 1 and not halves,
+                        None if decoupled else one.rounds,
+                        last=place == len(step) - 1 and not decoupled,
                         nbytes=one.nbytes,
                         credit_bytes=credit_bytes,
-                        in_halves=halves,
+                        decoupled=decoupled,
                     )
                 )
                 engine.submit(tasks[-1])
                 number += 1
-            if halves:
+            if decoupled:
                 for task in reversed(tasks):
                     engine.submit_second_half(task, last=task is tasks[0])
             for task in tasks:
@@ -77,8 +77,8 @@ def issued_by_the_runtime(asked: list[list[Asked]], credit_bytes: int, *, halves
     return log
 
 
-def issued_by_the_simulator(asked: list[list[Asked]], credit_bytes: int, *, halves: bool) -> list[tuple[int, int]]:
-    drawing = TaskGraph(
+def issued_by_the_simulator(asked: list[list[Asked]], credit_bytes: int, *, decoupled: bool) -> list[tuple[int, int]]:
+    task_graph = TaskGraph(
         Inputs(
             strategy=Strategy(),
             workload=job((0, 0, 4)),
@@ -88,46 +88,46 @@ def issued_by_the_simulator(asked: list[list[Asked]], credit_bytes: int, *, halv
             codec=None,
         )
     )
-    thread = CommunicationThread(drawing, [0])
+    thread = CommunicationThread(task_graph, [0])
     number = 0
     for step in asked:
         exchanges: list[BucketExchange] = []
         for place, one in enumerate(step):
             which = Which(0, number, Bucket((TensorSpec("w", (1,)),)))
-            turns = [Turn((Move("sum", (8,), algorithm=str(turn)),)) for turn in range(one.rounds)]
-            exchanges.append(BucketExchange(which, turns, one.nbytes, credit_bytes, halves))
-            thread.submit(exchanges[-1], [[]], last=place == len(step) - 1 and not halves)
+            phases = [Phase((Move("sum", (8,), algorithm=str(phase)),)) for phase in range(one.rounds)]
+            exchanges.append(BucketExchange(which, phases, one.nbytes, credit_bytes, decoupled))
+            thread.submit(exchanges[-1], [[]], last=place == len(step) - 1 and not decoupled)
             number += 1
-        if halves:
+        if decoupled:
             for exchange in reversed(exchanges):
                 thread.submit_second_half(exchange, last=exchange is exchanges[0])
         assert all(exchange.done for exchange in exchanges), "nothing is left over"
-    outcome = run(drawing.builder.build())
-    moved = [task for task, label in enumerate(drawing.labels) if label.kind == "exchange"]
+    outcome = run(task_graph.builder.build())
+    moved = [task for task, label in enumerate(task_graph.labels) if label.kind == "exchange"]
     assert all(outcome.end_s[a] <= outcome.start_s[b] + 1e-18 for a, b in pairwise(moved))
-    return [(drawing.labels[task].of, int(drawing.labels[task].move.split()[1])) for task in moved]
+    return [(task_graph.labels[task].of, int(task_graph.labels[task].move.split()[1])) for task in moved]
 
 
 @settings(max_examples=60)
 @given(asked=steps, credit_bytes=credits_bytes)
 def test_exchanges_are_issued_in_the_order_of_the_runtime(asked: list[list[Asked]], credit_bytes: int) -> None:
     with torch.no_grad():
-        expected = issued_by_the_runtime(asked, credit_bytes, halves=False)
-    assert issued_by_the_simulator(asked, credit_bytes, halves=False) == expected
+        expected = issued_by_the_runtime(asked, credit_bytes, decoupled=False)
+    assert issued_by_the_simulator(asked, credit_bytes, decoupled=False) == expected
 
 
 @settings(max_examples=40)
 @given(asked=steps, credit_bytes=credits_bytes)
 def test_second_halves_are_issued_in_the_order_of_the_runtime(asked: list[list[Asked]], credit_bytes: int) -> None:
     two = [[Asked(2, one.nbytes) for one in step] for step in asked]
-    assert issued_by_the_simulator(two, credit_bytes, halves=True) == issued_by_the_runtime(
-        two, credit_bytes, halves=True
+    assert issued_by_the_simulator(two, credit_bytes, decoupled=True) == issued_by_the_runtime(
+        two, credit_bytes, decoupled=True
     )
 
 
 def test_a_round_that_is_not_the_last_waits_until_the_last_exchange_has_come() -> None:
     """As in the runtime: with few buckets second rounds do not begin before the backward pass has ended."""
     two_rounds = [[Asked(2, 1)] * 3]
-    assert issued_by_the_simulator(two_rounds, 0, halves=False) == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
-    many = issued_by_the_simulator([[Asked(2, 1)] * 10], 0, halves=False)
+    assert issued_by_the_simulator(two_rounds, 0, decoupled=False) == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+    many = issued_by_the_simulator([[Asked(2, 1)] * 10], 0, decoupled=False)
     assert many[:17] == [*((number, 0) for number in range(8)), *((number, 1) for number in range(8)), (8, 0)]

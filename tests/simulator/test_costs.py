@@ -22,8 +22,8 @@ from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
 from laconic.errors import UsageError
+from laconic.simulator.lowering.phases import phases_of
 from laconic.simulator.lowering.task_graph import Inputs, RankClass
-from laconic.simulator.lowering.turns import turns_of
 from laconic.simulator.network import LINK, Network
 from laconic.simulator.network.analytic import AnalyticNetwork
 from laconic.simulator.network.contract import INSIDE, seconds
@@ -111,7 +111,7 @@ def exchange_s(network: Network, strategy: Strategy, nbytes: int, size: int) -> 
         moment=Moment.steady(size),
     )
     bucket = Bucket((TensorSpec("w", (nbytes // 4,)),))
-    return sum(turn.portion * inputs.seconds(move) for turn in turns_of(inputs, bucket) for move in turn.moves)
+    return sum(phase.portion * inputs.seconds(move) for phase in phases_of(inputs, bucket) for move in phase.moves)
 
 
 @both

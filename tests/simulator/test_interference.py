@@ -51,10 +51,10 @@ def check_consistent(found: Simulation, ratio: float) -> None:
     """Every compute task of the outcome takes what it takes alone, and more for what is under way meanwhile."""
     moving = [
         (float(found.outcome.end_s[task]) - label.moving_s, label.moving_s)
-        for task, label in enumerate(found.drawing.labels)
+        for task, label in enumerate(found.task_graph.labels)
         if label.moving_s
     ]
-    for task in found.drawing.compute_tasks:
+    for task in found.task_graph.compute_tasks:
         start_s, end_s = float(found.outcome.start_s[task]), float(found.outcome.end_s[task])
         alone_s = float(found.graph.duration_s[task])
         assert end_s - start_s == pytest.approx(alone_s + ratio * overlap_s(start_s, end_s, moving), rel=1e-3, abs=1e-4)
@@ -109,7 +109,7 @@ def test_an_exchange_waits_for_a_kernel_while_the_device_computes() -> None:
     found = simulate("wfbp-a2a", workload, hosts(4), network=Launching(byte_s=1e-3))
     took = {
         round(float(found.outcome.end_s[task] - found.outcome.start_s[task]), 6)
-        for task, label in enumerate(found.drawing.labels)
+        for task, label in enumerate(found.task_graph.labels)
         if label.kind == "exchange"
     }
     assert took == {0.4, 0.65}

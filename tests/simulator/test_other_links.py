@@ -70,7 +70,7 @@ def test_equal_to_drawing_anew(strategy: str) -> None:
 
 def test_tasks_are_drawn_once_unless_something_else_differs() -> None:
     first = simulate("ddp", WORKLOAD, cluster(1e9))
-    assert simulate("ddp", WORKLOAD, cluster(1e8), like=first).drawing.labels is first.drawing.labels
+    assert simulate("ddp", WORKLOAD, cluster(1e8), like=first).task_graph.labels is first.task_graph.labels
     slower = WORKLOAD.scaled(compute_s=1.0)
     others = [
         (WORKLOAD, cluster(1e8, slow=0.5), Conditions()),
@@ -81,7 +81,7 @@ def test_tasks_are_drawn_once_unless_something_else_differs() -> None:
     ]
     for workload, there, conditions in others:
         found = simulate("ddp", workload, there, conditions=conditions, like=first)
-        assert found.drawing.labels is not first.drawing.labels
+        assert found.task_graph.labels is not first.task_graph.labels
         assert found.prediction == simulate("ddp", workload, there, conditions=conditions).prediction
     coded = simulate("bsp / all_reduce / int8", WORKLOAD, cluster(1e9))
     free = replace(WORKLOAD, codecs=())

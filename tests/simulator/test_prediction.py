@@ -78,8 +78,8 @@ def test_json_has_everything_but_the_plans() -> None:
 
 def test_a_simulation_has_what_it_was_read_off_from() -> None:
     found = simulate("ddp", JOB, hosts(4), network=SLOW)
-    assert found.graph.num_tasks == len(found.drawing.labels) == len(found.outcome.end_s)
-    ends = [float(found.outcome.end_s[step[0]]) for step in found.drawing.step_ends]
+    assert found.graph.num_tasks == len(found.task_graph.labels) == len(found.outcome.end_s)
+    ends = [float(found.outcome.end_s[step[0]]) for step in found.task_graph.step_ends]
     assert ends[-1] - ends[-2] == pytest.approx(found.prediction.step_s)
 
 

@@ -130,10 +130,10 @@ def clocks(staleness: int, factor: float, network: Line) -> tuple[list[list[floa
         network=network,
         conditions=Conditions(slow={0: factor}),
     )
-    ends = [[float(found.outcome.end_s[step[number]]) for step in found.drawing.step_ends] for number in (0, 1)]
+    ends = [[float(found.outcome.end_s[step[number]]) for step in found.task_graph.step_ends] for number in (0, 1)]
     arrived: list[list[float]] = [[], []]
     owners = {}
-    for task, label in enumerate(found.drawing.labels):
+    for task, label in enumerate(found.task_graph.labels):
         if label.kind == "backward":
             owners[label.step, label.of] = float(found.outcome.end_s[task])
     for (step, number), end_s in sorted(owners.items()):
@@ -166,7 +166,7 @@ def test_speeds_of_hosts_are_those_of_their_ranks() -> None:
         speeds=(1.0, 0.25),
     )
     found = simulate("ddp", JOB, boxes, conditions=Conditions(slow={0: 3.0}))
-    classes = found.drawing.inputs.classes
+    classes = found.task_graph.inputs.classes
     assert [(ranks.size, ranks.slowdown) for ranks in classes] == [(1, 1.0), (1, 3.0), (2, 4.0)]
 
 
@@ -176,7 +176,7 @@ def test_equal_hosts_listed_one_by_one_are_folded_like_a_uniform_cluster() -> No
     for strategy in ("ddp", "dear", "ssp", "d-psgd", "bsp-ps"):
         found = simulate(strategy, JOB, listed)
         assert found.prediction == simulate(strategy, JOB, Cluster.uniform(16, link)).prediction
-        assert len(found.drawing.inputs.classes) == 1
+        assert len(found.task_graph.inputs.classes) == 1
 
 
 def test_plans_are_made_from_the_times_of_rank_0() -> None:

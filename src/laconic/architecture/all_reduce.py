@@ -11,8 +11,8 @@ import torch
 from laconic.architecture.contract import Architecture, Codec, Measure, Scope
 from laconic.collectives import ALGORITHMS, Collective
 from laconic.collectives.choice import NATIVE, Costs, fastest, in_words
+from laconic.collectives.decoupled import DecoupledSums, decoupled_sent, share_bytes
 from laconic.collectives.execution import WholeExchange, idle, run, unrolled
-from laconic.collectives.halves import Halves, halves_sent, share_bytes
 from laconic.collectives.hierarchical import from_leaders, to_leaders
 from laconic.collectives.members import Members, messages_among
 from laconic.collectives.placement import groups_in_words, placed
@@ -140,9 +140,9 @@ class AllReduce(Architecture):
         if self.compresses_sums() and transport.world_size > 1:
             assert own is None, "refused by the rules of legality: what a rank has sent is lost in the sum of its host"
             return here._between_hosts(flat, state, compression, wire)
-        group = Everyone(transport, wire.what, here._chosen(moment), halves=wire.halves)
+        group = Everyone(transport, wire.what, here._chosen(moment), decoupled=wire.decoupled)
         exchange = compression.exchange(flat, state, group, own)
-        if wire.halves or not self.forms_sums():
+        if wire.decoupled or not self.forms_sums():
             return exchange
         return unrolled(exchange, here.num_waits(state.bucket, compression, moment))
 
@@ -181,17 +181,17 @@ class AllReduce(Architecture):
         rounds = compression.rounds(bucket, among)
         return sum(inside) + sum(_sent(round, among, _around_hosts(hosts)) for round in rounds)
 
-    def halves_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+    def decoupled_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """All rounds of the compressor, which are sums."""
         rounds, chosen = compression.rounds(bucket, moment), self._chosen(moment)
         return sum(
-            sum(halves_sent(size, moment.world_size) for size in round.sizes)
+            sum(decoupled_sent(size, moment.world_size) for size in round.sizes)
             if chosen(sum(round.sizes)) is None
             else _sent(round, moment, chosen)
             for round in rounds
         )
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """The rounds of the compressor, with steps inside hosts where only traffic between hosts is compressed."""
         if self.compresses_sums():
             among = self._among_leaders(moment)
@@ -212,16 +212,16 @@ class AllReduce(Architecture):
         for round in compression.rounds(bucket, moment):
             if round.kind != "sum":
                 found.append(Move(round.kind, round.sizes))
-            elif halves:
-                found += self._halves(round.sizes, moment.world_size)
+            elif decoupled:
+                found += self._decoupled(round.sizes, moment.world_size)
             else:
                 algorithm = self._named(sum(round.sizes))
                 found.append(Move("sum", round.sizes, algorithm, groups=self._groups(algorithm)))
         # Sums that are made side by side are all begun before the second half of any of them.
-        return tuple(sorted(found, key=lambda move: move.kind != "scatter_sum")) if halves else tuple(found)
+        return tuple(sorted(found, key=lambda move: move.kind != "scatter_sum")) if decoupled else tuple(found)
 
-    def _halves(self, sizes: tuple[int, ...], world_size: int) -> tuple[Move, Move]:
-        """A sum in two halves: every rank first gets its share, later the other shares."""
+    def _decoupled(self, sizes: tuple[int, ...], world_size: int) -> tuple[Move, Move]:
+        """A decoupled sum: every rank first gets its share, later the other shares."""
         algorithm = self._named(sum(sizes))
         if algorithm == NATIVE:
             shares = tuple(share_bytes(size, world_size) for size in sizes)
@@ -305,14 +305,14 @@ def _native(nbytes: int) -> None:
 class Everyone:
     """All ranks of a transport, as a Group.
 
-    halves: `summed` makes two rounds, of which the second can wait.
+    decoupled: `summed` makes two rounds, of which the second can wait.
     """
 
-    def __init__(self, transport: Transport, what: str, chosen: Chosen = _native, *, halves: bool = False) -> None:
+    def __init__(self, transport: Transport, what: str, chosen: Chosen = _native, *, decoupled: bool = False) -> None:
         self._transport = transport
         self._what = what
         self._chosen = chosen
-        self._halves = halves
+        self._is_decoupled = decoupled
 
     @property
     def size(self) -> int:
@@ -331,10 +331,10 @@ class Everyone:
 
     def summed(self, tensors: tuple[torch.Tensor, ...]) -> Exchange:
         collective = self._chosen(sum(tensor.nbytes for tensor in tensors))
-        if not self._halves:
+        if not self._is_decoupled:
             yield self.sum(tensors)
         elif collective is None:
-            yield from Halves(self._transport, self, self._what).summed(tensors)
+            yield from DecoupledSums(self._transport, self, self._what).summed(tensors)
         else:
             first, second = halves_of(collective)
             yield WholeExchange(run(first, self._transport, tensors, what=self._what))

@@ -58,7 +58,7 @@ class BoundedLoss(Architecture):
         """Rows that others own, and the means of this rank's rows to each of them."""
         return sum(rows.sent_bytes for rows in self._rows(bucket, compression, moment))
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """To the owners, and from them to all, for each sum."""
         found: list[Move] = []
         for rows in self._rows(bucket, compression, moment):

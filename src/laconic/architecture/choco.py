@@ -93,7 +93,7 @@ class Choco(Architecture):
         """One payload per neighbour."""
         return len(self.neighbours(moment).sends) * compression.payload_bytes(bucket, moment)
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """A correction, to every neighbour."""
         sizes, peers = (compression.payload_bytes(bucket, moment),), len(self.neighbours(moment).sends)
         return (Move("mix", sizes, peers=peers, topology=self.topology),)

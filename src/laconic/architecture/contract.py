@@ -290,10 +290,10 @@ class Architecture(Method):
         """The part of `sent_bytes` that goes to other hosts, where ranks of a host add up first; None: unknown."""
         return None
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """The moves of one exchange of `bucket` on the network, in order.
 
-        With `halves`, a sum is a "scatter_sum" and a "gather", and all that gathers may wait.
+        If decoupled, a sum is a "scatter_sum" and a "gather", and all that gathers may wait.
         """
         raise NotImplementedError
 
@@ -321,7 +321,7 @@ class Architecture(Method):
         """The moves of that gather."""
         raise NotImplementedError
 
-    def halves_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
+    def decoupled_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """The same where sums are formed in two rounds."""
         return self.sent_bytes(bucket, compression, moment)
 

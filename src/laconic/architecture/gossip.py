@@ -123,7 +123,7 @@ class Gossip(Architecture):
         """Once per neighbour."""
         return len(self.neighbours(moment).sends) * bucket.nbytes
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """Parameters, to every neighbour."""
         peers = len(self.neighbours(moment).sends)
         return (

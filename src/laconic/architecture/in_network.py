@@ -67,7 +67,7 @@ class InNetwork(Architecture):
             return 0
         return sum(size for round in compression.rounds(bucket, moment) for size in round.sizes)
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """To the aggregator and back, as often as the compressor has rounds."""
         rounds = compression.rounds(bucket, moment)
         return tuple(Move("aggregate", round.sizes, slots=self.slots) for round in rounds)

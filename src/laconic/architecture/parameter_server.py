@@ -77,7 +77,7 @@ class ParameterServer(Architecture):
         """One payload, or the bytes that each round sums."""
         return bytes_to_server(bucket, compression, moment)
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """To the server and back, once or as often as the compressor has rounds."""
         return moves_to_server(bucket, compression, moment)
 

@@ -90,7 +90,7 @@ class PowerGossip(Architecture):
         """The bytes of the compressor, once per neighbour."""
         return len(self.neighbours(moment).sends) * sum(map(sum, self._sizes(bucket, compression, moment)))
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """Every round of the compressor, to every neighbour."""
         peers = len(self.neighbours(moment).sends)
         sizes = self._sizes(bucket, compression, moment)

@@ -94,7 +94,7 @@ class PushSum(Architecture):
         """The parameters and one weight, once per neighbour."""
         return len(self.neighbours(moment).sends) * (bucket.nbytes + 8)
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """Parameters and a weight, to every neighbour."""
         peers = len(self.neighbours(moment).sends)
         return (Move("mix", (bucket.nbytes + 8,), peers=peers, topology=self.topology),)

@@ -201,7 +201,7 @@ class Sharded(Architecture):
         found = [shard_exchange_sent(move.nbytes, count) for move in moves if move.kind == "scatter_between"]
         return sum(found) if found else None
 
-    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, halves: bool = False) -> tuple[Move, ...]:
+    def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """Sums of shards by the backend, or rows of payloads that the owners add up, at once or on two levels."""
         layout, between = layout_of(bucket, moment.world_size), compression.between_hosts
         if compression.traits.lossless and between is None:

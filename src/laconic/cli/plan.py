@@ -35,7 +35,7 @@ from laconic.cluster import parse_bandwidth
 from laconic.cluster.place import Place, Setting
 from laconic.errors import UsageError
 from laconic.planner import Answer, Limits, Question, answer
-from laconic.planner.crossovers import Cell, Stretch, cells, stretches
+from laconic.planner.crossovers import BandwidthRange, Cell, cells, ranges
 from laconic.planner.question import USUAL_STEPS, likely_steps
 from laconic.units import human_rate, human_seconds, parse_quantity
 from laconic.workload import DTYPES, IMAGE_WORKLOADS, WORKLOADS, Workload, workload
@@ -59,7 +59,7 @@ def run(arguments: Arguments) -> int:
     question = _question(arguments)
     with watching() as progress:
         found = answer(question, progress)
-        bands = stretches(found, progress)
+        bands = ranges(found, progress)
         mapped = [] if arguments.output is None else cells(found, _map_hosts(question), progress)
     if arguments.output is not None:
         write_text(arguments.output, _page(found, bands, mapped))
@@ -72,7 +72,7 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def _page(found: Answer, bands: Sequence[Stretch], mapped: Sequence[Cell]) -> str:
+def _page(found: Answer, bands: Sequence[BandwidthRange], mapped: Sequence[Cell]) -> str:
     try:
         from laconic.report.plan_page import render
     except ModuleNotFoundError as exc:

@@ -14,8 +14,8 @@ from rich.text import Text
 from laconic.cli.terminal import plain_table, printable
 from laconic.planner import Answer, Choice
 from laconic.planner.answer import Progress as Tell
-from laconic.planner.crossovers import Stretch
-from laconic.planner.words import choice_name, grounds, reasons, stretches_in_words, verdict
+from laconic.planner.crossovers import BandwidthRange
+from laconic.planner.words import choice_name, grounds, ranges_in_words, reasons, verdict
 from laconic.units import human_bytes, human_count, human_duration, human_seconds
 
 _SHOWN = 12
@@ -39,14 +39,14 @@ def watching() -> Generator[Tell, None, None]:
         yield tell
 
 
-def sections(answer: Answer, bands: Sequence[Stretch]) -> list[RenderableType]:
+def sections(answer: Answer, bands: Sequence[BandwidthRange]) -> list[RenderableType]:
     """The verdict first, then the reasons."""
     found: list[RenderableType] = [_headline(answer), Text(printable(verdict(answer)), style="bold green")]
     for number, choice in enumerate(answer.top, 1):
         title = Text(printable(f"{number}. {choice_name(choice)}"), style="bold")
         found.append(Group(title, *map(_indented, reasons(choice, answer))))
     found.append(_table(answer))
-    told = stretches_in_words(bands, inside=answer.question.is_one_host)
+    told = ranges_in_words(bands, inside=answer.question.is_one_host)
     found.append(_listed("Best by bandwidth, everything else as here", told))
     if answer.unknown:
         found.append(_listed("Not enough is known", _unknown(answer)))
@@ -120,7 +120,7 @@ def _indented(line: str) -> RenderableType:
 # -- JSON ------------------------------------------------------------------------------------------------------
 
 
-def as_json(answer: Answer, bands: Sequence[Stretch]) -> dict[str, object]:
+def as_json(answer: Answer, bands: Sequence[BandwidthRange]) -> dict[str, object]:
     """What laconic.cli.plan says that --json prints."""
     question = answer.question
     workload = question.workload

@@ -54,7 +54,7 @@ class Traits:
     """Decodes parameters as products of two thin matrices, which all ranks have and which it puts into
     `BucketState.factors` where that is requested."""
     payloads_add_up: bool = True
-    """The sum of the payloads decodes to the sum of the inputs, so one all-reduce, even in two halves, carries them."""
+    """The sum of payloads decodes to the sum of the inputs, so one all-reduce carries them, even a decoupled one."""
     density: float = 1.0
     """The share of values of which a payload tells anything; 1 where it is all, or depends on the values."""
     at_random: bool = False

@@ -156,7 +156,7 @@ class Wire:
     """The number of the bucket in the plan."""
     servers: Servers | None = None
     """The servers, where the architecture has any."""
-    halves: bool = False
+    decoupled: bool = False
     """Sums are formed in two rounds: every rank gets its share of the sum, then all get all."""
     partial_means: PartialMeans | None = None
     """Where the architecture tolerates that something is lost."""

@@ -7,7 +7,7 @@ follow that order without running anything.
     start the next exchange while fewer than WINDOW are open and the last one of the step has not been submitted;
     otherwise wait for the oldest open exchange, resume it, and queue it again if it has issued another round.
 
-An exchange in two halves is parked after its first round, until its second half is submitted.
+A decoupled exchange is parked after its first round, until its second half is submitted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ordered(Protocol):
         ...
 
     @property
-    def in_halves(self) -> bool:
+    def decoupled(self) -> bool:
         """Whether it is parked after its first round until its second half is submitted."""
         ...
 
@@ -43,7 +43,7 @@ E = TypeVar("E", bound=Ordered)
 
 Kind = Literal["start", "resume", "park", "second_half"]
 """start: issue the first round. resume: wait for the round in flight, then issue the next one or finish. park: wait for
-the first round of an exchange in halves. second_half: issue the second half of a parked exchange."""
+the first round of a decoupled exchange. second_half: issue the second half of a parked exchange."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class ExchangeOrder(Generic[E]):
         exchange = self._open.popleft()
         if id(exchange) not in self._unfinished:
             return None
-        if exchange.in_halves and id(exchange) not in self._second_half:
+        if exchange.decoupled and id(exchange) not in self._second_half:
             self._parked.add(id(exchange))
             return Action("park", exchange)
         return Action("resume", exchange)
@@ -142,7 +142,7 @@ class ExchangeOrder(Generic[E]):
 
     def in_last_part(self, exchange: E) -> bool:
         """Whether no further submission is needed to finish this exchange."""
-        return not exchange.in_halves or id(exchange) in self._second_half
+        return not exchange.decoupled or id(exchange) in self._second_half
 
     def open(self) -> list[E]:
         """Exchanges with a round in flight, oldest first."""

@@ -73,8 +73,8 @@ class Plan:
     deferred: bool = False
     """Whether updates are deferred: results are needed when a layer is used next, not at the end of the backward
     pass."""
-    halves: bool = False
-    """Sums are formed in two halves: each rank gets its share of the sum when the bucket is exchanged, and all get the
+    decoupled: bool = False
+    """Sums are decoupled: each rank gets its share of the sum when the bucket is exchanged, and all get the
     rest after the backward pass, last bucket first."""
     credit_bytes: int = 0
     """Bytes that may be in flight at a time; 0: a few buckets, whatever their size."""

@@ -49,7 +49,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class BandwidthRange:
     """A range of bandwidths with one best strategy."""
 
     from_bps: float
@@ -81,7 +81,7 @@ def bandwidths(question: Question) -> list[float]:
     return sorted({*grid, own_bps})
 
 
-def stretches(answer: Answer, progress: Progress) -> list[Stretch]:
+def ranges(answer: Answer, progress: Progress) -> list[BandwidthRange]:
     """The best strategy from the slowest links to the fastest."""
     strategies, rates, drawn = finalists(answer), bandwidths(answer.question), dict[str, Simulation]()
     rows = [
@@ -89,14 +89,14 @@ def stretches(answer: Answer, progress: Progress) -> list[Stretch]:
         for number, rate in enumerate(rates)
     ]
     best = [_best(row, answer) for row in rows]
-    found: list[Stretch] = []
+    found: list[BandwidthRange] = []
     begins_bps = 0.0
     for (low_bps, here), (high_bps, there) in pairwise(zip(rates, range(len(rates)), strict=True)):
         if best[here] != best[there]:
             ends_bps = _crossing((rows[here], rows[there]), (best[here], best[there]), (low_bps, high_bps))
-            found.append(Stretch(from_bps=begins_bps, to_bps=ends_bps, choice=rows[here][best[here]]))
+            found.append(BandwidthRange(from_bps=begins_bps, to_bps=ends_bps, choice=rows[here][best[here]]))
             begins_bps = ends_bps
-    return [*found, Stretch(from_bps=begins_bps, to_bps=math.inf, choice=rows[-1][best[-1]])]
+    return [*found, BandwidthRange(from_bps=begins_bps, to_bps=math.inf, choice=rows[-1][best[-1]])]
 
 
 def cells(answer: Answer, hosts: Sequence[int], progress: Progress) -> list[Cell]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from laconic.planner.answer import Answer
 from laconic.planner.candidates import DDP, FSDP, short_name
 from laconic.planner.choice import FORMULA_ERROR, PROBED_ERROR, Choice
-from laconic.planner.crossovers import Stretch
+from laconic.planner.crossovers import BandwidthRange
 from laconic.strategy import Strategy
 from laconic.units import human_bytes, human_count, human_duration, human_rate, human_seconds
 
@@ -108,20 +108,20 @@ def demands(strategy: Strategy) -> list[str]:
     return found
 
 
-def stretches_in_words(stretches: Sequence[Stretch], *, inside: bool) -> list[str]:
+def ranges_in_words(ranges: Sequence[BandwidthRange], *, inside: bool) -> list[str]:
     """From slow links to fast ones, a line for each range of bandwidths."""
     where = " between the devices of a host" if inside else ""
     found: list[str] = []
-    for stretch in stretches:
-        if len(stretches) == 1:
+    for band in ranges:
+        if len(ranges) == 1:
             place = f"at every simulated bandwidth{where}"
-        elif not stretch.from_bps:
-            place = f"below {human_rate(stretch.to_bps)}{where}"
-        elif math.isinf(stretch.to_bps):
-            place = f"above {human_rate(stretch.from_bps)}{where}"
+        elif not band.from_bps:
+            place = f"below {human_rate(band.to_bps)}{where}"
+        elif math.isinf(band.to_bps):
+            place = f"above {human_rate(band.from_bps)}{where}"
         else:
-            place = f"{human_rate(stretch.from_bps)} to {human_rate(stretch.to_bps)}{where}"
-        found.append(f"{place}: {choice_name(stretch.choice)}")
+            place = f"{human_rate(band.from_bps)} to {human_rate(band.to_bps)}{where}"
+        found.append(f"{place}: {choice_name(band.choice)}")
     return found
 
 

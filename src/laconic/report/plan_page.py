@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from laconic.planner import Answer, Choice
-from laconic.planner.crossovers import Cell, Stretch
+from laconic.planner.crossovers import BandwidthRange, Cell
 from laconic.planner.question import rated_bps
-from laconic.planner.words import choice_name, grounds, loss_in_words, reasons, stretches_in_words, verdict
+from laconic.planner.words import choice_name, grounds, loss_in_words, ranges_in_words, reasons, verdict
 from laconic.report.ink import Ink, looks
 from laconic.report.standalone_html import render_page
 from laconic.units import human_bytes, human_duration, human_rate, human_seconds
@@ -26,7 +26,7 @@ _MOST_POINTS = 14
 """Strategies in the figure of time against loss."""
 
 
-def render(answer: Answer, bands: Sequence[Stretch], cells: Sequence[Cell]) -> str:
+def render(answer: Answer, bands: Sequence[BandwidthRange], cells: Sequence[Cell]) -> str:
     """The page as text."""
     shown = _shown(answer)
     names = {_text(choice): choice_name(choice) for choice in [*shown, *(cell.choice for cell in cells)]}
@@ -40,7 +40,7 @@ def render(answer: Answer, bands: Sequence[Stretch], cells: Sequence[Cell]) -> s
         "inks": list(inks.values()),
         "lines": [(choice, inks[_text(choice)]) for choice in shown],
         "best": [(choice_name(choice), reasons(choice, answer)) for choice in answer.top],
-        "bands": stretches_in_words(bands, inside=question.is_one_host),
+        "bands": ranges_in_words(bands, inside=question.is_one_host),
         "unknown": [(choice_name(choice), choice.step_s, choice.reason) for choice in answer.unknown],
         "grounds": grounds(answer),
         "has_map": len(cells) > 1,

@@ -45,7 +45,7 @@ class Task:
     """Its bytes in flight until it is finished, where those are limited."""
     credit_bytes: int = 0
     """Bytes that may be in flight when the next one starts; 0: the number of exchanges is limited instead."""
-    in_halves: bool = False
+    decoupled: bool = False
     """After its first round it waits for `Engine.submit_second_half`."""
     bucket: int | None = None
     """Its number in the plan, if the event log should show it."""
@@ -127,7 +127,7 @@ class Engine:
         return task
 
     def submit_second_half(self, task: Task, *, last: bool) -> None:
-        """Let a task that is split in halves issue the second one; `last`: no further task belongs to this step."""
+        """Let a decoupled task issue its second half; `last`: no further task belongs to this step."""
         self._queue.put(_Submission(task, last, second_half=True))
 
     def wait(self, task: Task) -> None:
@@ -300,7 +300,7 @@ class Engine:
     def _finish(self, task: Task, began: Mark, sent_bytes: int) -> None:
         """Hand over the result; called with the task's stream as the current one."""
         data: dict[str, Scalar | torch.Tensor] = {"wire_bytes": sent_bytes, **task.metrics}
-        if task.in_halves:
+        if task.decoupled:
             data["half"] = 2
         if task.device.type == "cuda":
             task.outputs_ready = torch.cuda.Event()

@@ -222,7 +222,7 @@ class Job:
 
         def start() -> Exchange:
             where = f"{what} in step {moment.step}"
-            wire = Wire(self.transport, where, number, self.servers, plan.halves, self.partial_means)
+            wire = Wire(self.transport, where, number, self.servers, plan.decoupled, self.partial_means)
             state.moment, state.measure = moment, measure
             state.metrics.clear()
             if (carried := state.flat.pop(CARRIED, None)) is not None:
@@ -232,13 +232,13 @@ class Job:
         return Task(
             what,
             start,
-            None if plan.halves else self._num_waits(bucket, moment),
+            None if plan.decoupled else self._num_waits(bucket, moment),
             last=last,
             step=self.step,
             device=bucket.device,
             nbytes=bucket.nbytes,
             credit_bytes=plan.credit_bytes,
-            in_halves=plan.halves,
+            decoupled=plan.decoupled,
             bucket=number,
             metrics=state.metrics,
         )

@@ -24,8 +24,8 @@ class Schedule(Method):
     """Uses measured times."""
     defers: ClassVar[bool] = False
     """Defers updates to the next use of a layer; for gradients that all ranks average."""
-    halves: ClassVar[bool] = False
-    """Forms sums in two halves."""
+    decoupled: ClassVar[bool] = False
+    """Splits an all-reduce into a reduce-scatter and an all-gather that may wait."""
     cuts_tensors: ClassVar[bool] = False
     """Sends tensors in pieces."""
     settles_after: ClassVar[int] = 2

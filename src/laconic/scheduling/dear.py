@@ -30,7 +30,7 @@ class Dear(Schedule):
 
     name: ClassVar[str] = "dear"
     defers: ClassVar[bool] = True
-    halves: ClassVar[bool] = True
+    decoupled: ClassVar[bool] = True
     cuts_tensors: ClassVar[bool] = True
     candidates: ClassVar[int] = len(_TRIED)
     settles_after: ClassVar[int] = 1 + 6 * len(_TRIED)
@@ -55,5 +55,8 @@ class Dear(Schedule):
         limit = self.bytes or _TRIED[candidate]
         layout = tuple(tensor.name for tensor in tensors)
         return Plan(
-            tuple(partitions(tensors, max(limit, MIB), merged_bytes=limit)), deferred=True, halves=True, layout=layout
+            tuple(partitions(tensors, max(limit, MIB), merged_bytes=limit)),
+            deferred=True,
+            decoupled=True,
+            layout=layout,
         )

@@ -25,14 +25,14 @@ _WORDS = {
 }
 
 
-def because(drawing: TaskGraph, outcome: Outcome, first_s: float, end: int) -> tuple[tuple[str, float], ...]:
+def because(task_graph: TaskGraph, outcome: Outcome, first_s: float, end: int) -> tuple[tuple[str, float], ...]:
     """How the time from `first_s` to the end of task `end` is spent: words and share, the largest first."""
     groups: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     sizes: dict[int, int] = {}
     for task in outcome.critical_path(end):
         began_s = max(first_s, float(outcome.start_s[task]))
         if (took_s := float(outcome.end_s[task]) - began_s) > 0:
-            label = drawing.labels[task]
+            label = task_graph.labels[task]
             groups[_words(label)][label.of] += took_s
             sizes[label.of] = max(label.nbytes, sizes.get(label.of, 0))  # decoding is labelled without bytes
     total_s = float(outcome.end_s[end]) - first_s

@@ -23,16 +23,16 @@ _GAP_S = 1e-9
 """Gaps below this are rounding: a task that begins when another ends leaves no gap."""
 
 
-def slowed(drawing: TaskGraph, graph: Graph, ratio: float) -> Outcome:
+def slowed(task_graph: TaskGraph, graph: Graph, ratio: float) -> Outcome:
     """Run the graph with compute slowed by bytes that move at the same time, and exchanges delayed by compute."""
     outcome = run(graph)
-    launches = np.array([number for number, label in enumerate(drawing.labels) if label.launch_s], dtype=np.int64)
+    launches = np.array([number for number, label in enumerate(task_graph.labels) if label.launch_s], dtype=np.int64)
     if not ratio and not len(launches):
         return outcome
-    launch_s = np.array([drawing.labels[number].launch_s for number in launches])
-    compute = np.array(drawing.compute_tasks, dtype=np.int64)
-    moving = np.array([number for number, label in enumerate(drawing.labels) if label.moving_s], dtype=np.int64)
-    moving_s = np.array([drawing.labels[number].moving_s for number in moving])
+    launch_s = np.array([task_graph.labels[number].launch_s for number in launches])
+    compute = np.array(task_graph.compute_tasks, dtype=np.int64)
+    moving = np.array([number for number, label in enumerate(task_graph.labels) if label.moving_s], dtype=np.int64)
+    moving_s = np.array([task_graph.labels[number].moving_s for number in moving])
     durations_s = graph.duration_s.copy()
     for _ in range(_MOST_ROUNDS):
         ends_s = outcome.end_s[moving]

@@ -28,11 +28,11 @@ _RUNS = 60
 
 def spread_of(steady: Steady, ratio: float, random: np.random.Generator) -> Spread:
     """The spread of step times over many runs of the graph with random compute times."""
-    drawing, inputs, period = steady.drawing, steady.drawing.inputs, steady.period
-    tasks = np.array(drawing.compute_tasks, dtype=np.int64)
-    labels = [drawing.labels[task] for task in drawing.compute_tasks]
+    task_graph, inputs, period = steady.task_graph, steady.task_graph.inputs, steady.period
+    tasks = np.array(task_graph.compute_tasks, dtype=np.int64)
+    labels = [task_graph.labels[task] for task in task_graph.compute_tasks]
     steps, classes = np.array([label.step for label in labels]), np.array([label.of for label in labels])
-    ends = np.array(drawing.step_ends)
+    ends = np.array(task_graph.step_ends)
     # Simulated durations, which include delays by other tasks.
     usual_s = steady.outcome.end_s - steady.outcome.start_s
     counted = np.array(inputs.counted)

@@ -62,7 +62,7 @@ class Simulation:
     """A prediction with the tasks and times behind it."""
 
     prediction: Prediction
-    drawing: TaskGraph
+    task_graph: TaskGraph
     graph: Graph
     outcome: Outcome
     tried: tuple[Steady, ...] = ()
@@ -108,8 +108,8 @@ def simulate(
         first_slowdown=slowdowns[0],
     )
 
-    def run(drawing: TaskGraph, graph: Graph) -> Outcome:
-        return slowed(drawing, graph, conditions.interference_ratio)
+    def run(task_graph: TaskGraph, graph: Graph) -> Outcome:
+        return slowed(task_graph, graph, conditions.interference_ratio)
 
     # Where bytes slow compute down, tasks depend on the speed of links.
     found = None if like is None or conditions.interference_ratio else _on_other_links(like, inputs, run)
@@ -120,7 +120,7 @@ def simulate(
 
 def _on_other_links(like: Simulation, inputs: Inputs, run: Run) -> list[Steady] | None:
     """The steps of another simulation at the speed of these links; None if the tasks differ."""
-    before, strategy = like.drawing.inputs, inputs.strategy
+    before, strategy = like.task_graph.inputs, inputs.strategy
     same = replace(before, network=inputs.network, workload=inputs.workload) == inputs
     if not same or before.workload.layers != inputs.workload.layers:
         return None
@@ -172,8 +172,8 @@ def _told(
     asked: Strategy, cluster: Cluster, conditions: Conditions, tried: Sequence[Steady], like: Simulation | None
 ) -> Simulation:
     found = min(tried, key=lambda steady: steady.step_s)
-    drawing, outcome, inputs = found.drawing, found.outcome, found.drawing.inputs
-    end, first = drawing.step_ends[-1][0], drawing.step_ends[-1 - found.period][0]
+    task_graph, outcome, inputs = found.task_graph, found.outcome, found.task_graph.inputs
+    end, first = task_graph.step_ends[-1][0], task_graph.step_ends[-1 - found.period][0]
     prediction = Prediction(
         strategy=str(asked),
         workload=inputs.workload.name,
@@ -184,12 +184,12 @@ def _told(
         samples_per_s=inputs.world_size * inputs.workload.batch / found.step_s if found.step_s else 0.0,
         wire_bytes=_wire_bytes(found, like),
         busy=dict(_busy(found)),
-        because=because(drawing, outcome, float(outcome.end_s[first]), end),
+        because=because(task_graph, outcome, float(outcome.end_s[first]), end),
         spread=_spread(found, conditions),
         plans=tuple(found.plans),
         warnings=tuple(_warnings(asked, inputs)),
     )
-    return Simulation(prediction, drawing, found.graph, outcome, tuple(tried))
+    return Simulation(prediction, task_graph, found.graph, outcome, tuple(tried))
 
 
 def _compute_s(inputs: Inputs) -> float:
@@ -211,7 +211,7 @@ def _busy(found: Steady) -> Iterator[tuple[str, float]]:
     took_s = found.last_s - found.first_s
     start_s = np.clip(found.outcome.start_s, found.first_s, found.last_s)
     held_s = np.clip(found.outcome.end_s, found.first_s, found.last_s) - start_s
-    for name, resource in found.drawing.parts.items():
+    for name, resource in found.task_graph.parts.items():
         whole_s = float(held_s[found.graph.resource == resource].sum())
         yield name, min(1.0, whole_s / took_s) if took_s else 0.0
 
@@ -225,16 +225,16 @@ def _spread(found: Steady, conditions: Conditions) -> Spread | None:
 def _wire_bytes(found: Steady, like: Simulation | None) -> int:
     if like is not None and list(map(id, found.plans)) == list(map(id, like.prediction.plans)):
         return like.prediction.wire_bytes  # the same steps, which links do not change
-    inputs = found.drawing.inputs
+    inputs = found.task_graph.inputs
     strategy = inputs.strategy
     if strategy.architecture.forms_sums() and inputs.world_size > _ROWS_UP_TO:
         rate, by_name, known = strategy.synchronization.rounds_per_step, strategy.codec.traits.by_name, {}
         total = 0.0
         for plan in found.plans:
             for bucket in plan.buckets:
-                key = (plan.halves, bucket if by_name else bucket.layout)
+                key = (plan.decoupled, bucket if by_name else bucket.layout)
                 if key not in known:
-                    known[key] = sent_bytes(inputs, bucket, halves=plan.halves) * rate(bucket.moment)
+                    known[key] = sent_bytes(inputs, bucket, decoupled=plan.decoupled) * rate(bucket.moment)
                 total += known[key]
         return round(total)
     return sum(strategy.plan_bytes_per_step(plan, inputs.moment) for plan in found.plans)

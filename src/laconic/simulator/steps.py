@@ -33,7 +33,7 @@ class Steady:
     """Steps that repeat, and the interval that represents all that follow."""
 
     plans: Sequence[Plan]
-    drawing: TaskGraph
+    task_graph: TaskGraph
     graph: Graph
     outcome: Outcome
     period: int
@@ -54,24 +54,28 @@ def period_of(strategy: Strategy) -> int:
     return rule.cycle
 
 
-def draw_steps(drawing: TaskGraph, plans: Sequence[Plan], num_steps: int) -> None:
+def draw_steps(task_graph: TaskGraph, plans: Sequence[Plan], num_steps: int) -> None:
     """Add this many steps, as the runtime's hooks for the strategy make them."""
-    strategy = drawing.inputs.strategy
+    strategy = task_graph.inputs.strategy
     rule, plans = strategy.synchronization, list(plans)
     # A whole number of periods after the warm-up, so that the first step drawn is the first of a period.
     first_step = rule.cycle * (-(-rule.warmup // rule.cycle) + 1)
     if strategy.architecture.holds_shards:
-        steps = ShardedSteps(drawing, plans[0])
+        steps = ShardedSteps(task_graph, plans[0])
     elif strategy.exchanges_gradients():
-        late = Moment.steady(drawing.inputs.world_size).step
-        steps = GradientSteps(drawing, plans[0], late - late % rule.cycle)
+        late = Moment.steady(task_graph.inputs.world_size).step
+        steps = GradientSteps(task_graph, plans[0], late - late % rule.cycle)
     elif not rule.barrier:
         servers = strategy.architecture.has_servers
-        steps = AsyncServerSteps(drawing, plans[0], rule, first_step) if servers else AsyncPairSteps(drawing, plans[0])
+        steps = (
+            AsyncServerSteps(task_graph, plans[0], rule, first_step)
+            if servers
+            else AsyncPairSteps(task_graph, plans[0])
+        )
     elif strategy.mixes_parameters():
-        steps = GossipSteps(drawing, plans, first_step)
+        steps = GossipSteps(task_graph, plans, first_step)
     else:
-        steps = LocalSteps(drawing, plans, rule, first_step)
+        steps = LocalSteps(task_graph, plans, rule, first_step)
     for number in range(num_steps):
         steps.step(number)
 
@@ -90,11 +94,11 @@ def until_they_repeat(inputs: Inputs, plans: Sequence[Plan], run: Run) -> Steady
     """Simulate steps until a period equals the previous one, or up to a limit."""
     period, own_pace, num_periods = period_of(inputs.strategy), _own_pace(inputs), _first_periods(inputs)
     while True:
-        drawing = TaskGraph(inputs)
-        draw_steps(drawing, plans, num_periods * period)
-        graph = drawing.builder.build()
-        outcome = run(drawing, graph)
-        found = _steady(plans, drawing, graph, outcome, own_pace=own_pace, last=num_periods >= _MOST_PERIODS)
+        task_graph = TaskGraph(inputs)
+        draw_steps(task_graph, plans, num_periods * period)
+        graph = task_graph.builder.build()
+        outcome = run(task_graph, graph)
+        found = _steady(plans, task_graph, graph, outcome, own_pace=own_pace, last=num_periods >= _MOST_PERIODS)
         if found is not None:
             return found
         num_periods *= 2
@@ -102,7 +106,7 @@ def until_they_repeat(inputs: Inputs, plans: Sequence[Plan], run: Run) -> Steady
 
 def on_other_links(found: Steady, inputs: Inputs, run: Run) -> Steady | None:
     """The same steps on faster or slower links; None if their tasks would differ."""
-    before = found.drawing
+    before = found.task_graph
     if len(before.step_ends) != _first_periods(inputs) * found.period:
         return None  # with more than the first steps, results could differ slightly
     durations_s = before.prices.durations_s(
@@ -110,18 +114,18 @@ def on_other_links(found: Steady, inputs: Inputs, run: Run) -> Steady | None:
     )
     if durations_s is None or any(label.launch_s for label in before.labels):
         return None
-    drawing, graph = copy.copy(before), replace(found.graph, duration_s=durations_s)
-    drawing.inputs = inputs
-    return _steady(found.plans, drawing, graph, run(drawing, graph), own_pace=_own_pace(inputs), last=False)
+    task_graph, graph = copy.copy(before), replace(found.graph, duration_s=durations_s)
+    task_graph.inputs = inputs
+    return _steady(found.plans, task_graph, graph, run(task_graph, graph), own_pace=_own_pace(inputs), last=False)
 
 
 def _steady(
-    plans: Sequence[Plan], drawing: TaskGraph, graph: Graph, outcome: Outcome, *, own_pace: bool, last: bool
+    plans: Sequence[Plan], task_graph: TaskGraph, graph: Graph, outcome: Outcome, *, own_pace: bool, last: bool
 ) -> Steady | None:
     """The steady steps; None if they do not repeat yet and more can be simulated."""
-    inputs = drawing.inputs
+    inputs = task_graph.inputs
     period = period_of(inputs.strategy)
-    ended_s = np.array([outcome.end_s[ends] for ends in drawing.step_ends])[period - 1 :: period]
+    ended_s = np.array([outcome.end_s[ends] for ends in task_graph.step_ends])[period - 1 :: period]
     lengths_s = np.diff(ended_s, axis=0)
     steady = not own_pace and np.allclose(lengths_s[-1], lengths_s[-2], rtol=_STEADY, atol=0.0)
     if not steady and not last:
@@ -130,7 +134,7 @@ def _steady(
     last_s = float(ended_s[-1].min())
     first_s = float(ended_s[-2].min()) if steady else last_s / 2
     rate = period * _together(pace(ended_s, first_s, last_s), inputs)
-    return Steady(plans, drawing, graph, outcome, period, first_s, last_s, 1 / rate if rate else 0.0)
+    return Steady(plans, task_graph, graph, outcome, period, first_s, last_s, 1 / rate if rate else 0.0)
 
 
 def _together(paces: npt.NDArray[np.float64], inputs: Inputs) -> float:

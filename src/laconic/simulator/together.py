@@ -113,7 +113,7 @@ def _steps_s(jobs: Sequence[Inputs], num_periods: Sequence[int]) -> list[float]:
     network = jobs[0].network
     assert isinstance(network, FlowNetwork)
     outcome = run(builder.build(network.fabric))
-    ended_s = [outcome.end_s[[ends[0] for ends in drawing.step_ends]] for drawing in drawings]
+    ended_s = [outcome.end_s[[ends[0] for ends in task_graph.step_ends]] for task_graph in drawings]
     last_s = min(float(times_s[-1]) for times_s in ended_s)
     found: list[float] = []
     for job, times_s in zip(jobs, ended_s, strict=True):

@@ -41,7 +41,7 @@ def events(simulation: Simulation, *, began_s: float = 0.0) -> list[Event]:
 
 def rank_names(simulation: Simulation) -> dict[int, str]:
     """The ranks that each rank of the events represents."""
-    classes = simulation.drawing.inputs.classes
+    classes = simulation.task_graph.inputs.classes
     names: dict[int, str] = {}
     for number, ranks in enumerate(classes):
         how_many = "1 rank" if ranks.size == 1 else f"{ranks.size} ranks"
@@ -50,26 +50,26 @@ def rank_names(simulation: Simulation) -> dict[int, str]:
 
 
 def _turns(simulation: Simulation) -> Iterator[Event]:
-    num_steps = len(simulation.drawing.step_ends)
-    for rank in range(len(simulation.drawing.inputs.classes)):
+    num_steps = len(simulation.task_graph.step_ends)
+    for rank in range(len(simulation.task_graph.inputs.classes)):
         yield Event("turn", 0.0, rank, 0, simulation.outcome.makespan_s, {"num_steps": num_steps})
 
 
 def _iterations(simulation: Simulation) -> Iterator[Event]:
     """From the end of one step to the end of the next, as a training loop would time it."""
     end_s = simulation.outcome.end_s
-    for rank in range(len(simulation.drawing.inputs.classes)):
+    for rank in range(len(simulation.task_graph.inputs.classes)):
         began_s = 0.0
-        for step, ends in enumerate(simulation.drawing.step_ends):
+        for step, ends in enumerate(simulation.task_graph.step_ends):
             ended_s = float(end_s[ends[rank]])
             yield Event("iteration", began_s, rank, step, ended_s - began_s)
             began_s = ended_s
 
 
 def _tasks(simulation: Simulation) -> Iterator[Event]:
-    drawing, outcome = simulation.drawing, simulation.outcome
+    task_graph, outcome = simulation.task_graph, simulation.outcome
     for task, ranks in enumerate(_ranks_of_tasks(simulation)):
-        label = drawing.labels[task]
+        label = task_graph.labels[task]
         began_s, took_s = float(outcome.start_s[task]), float(outcome.end_s[task] - outcome.start_s[task])
         if label.kind in {"start-up", "latency"} or took_s < _SHORTEST_S:
             continue
@@ -85,7 +85,7 @@ def _tasks(simulation: Simulation) -> Iterator[Event]:
 
 def _latency_s(simulation: Simulation, task: int) -> float:
     """The part of an exchange after its links are free again: the task after it."""
-    labels, outcome = simulation.drawing.labels, simulation.outcome
+    labels, outcome = simulation.task_graph.labels, simulation.outcome
     if task + 1 == len(labels) or labels[task + 1].kind != "latency":
         return 0.0
     return float(outcome.end_s[task + 1] - outcome.start_s[task + 1])
@@ -93,11 +93,11 @@ def _latency_s(simulation: Simulation, task: int) -> float:
 
 def _waits(simulation: Simulation) -> Iterator[Event]:
     """Gaps between two compute tasks of a class."""
-    drawing, outcome = simulation.drawing, simulation.outcome
+    task_graph, outcome = simulation.task_graph, simulation.outcome
     ended_s: dict[int, float] = {}
-    tasks = np.array(drawing.compute_tasks, dtype=np.int64)
+    tasks = np.array(task_graph.compute_tasks, dtype=np.int64)
     for task in tasks[np.argsort(outcome.start_s[tasks], kind="stable")].tolist():
-        label = drawing.labels[task]
+        label = task_graph.labels[task]
         began_s = float(outcome.start_s[task])
         if (waited_s := began_s - ended_s.get(label.of, 0.0)) >= _SHORTEST_S:
             yield Event("wait", ended_s.get(label.of, 0.0), label.of, label.step, waited_s)
@@ -106,12 +106,12 @@ def _waits(simulation: Simulation) -> Iterator[Event]:
 
 def _ranks_of_tasks(simulation: Simulation) -> Iterator[Sequence[int]]:
     """The classes that take part in each task."""
-    drawing, graph = simulation.drawing, simulation.graph
-    strategy, everyone = drawing.inputs.strategy, range(len(drawing.inputs.classes))
+    task_graph, graph = simulation.task_graph, simulation.graph
+    strategy, everyone = task_graph.inputs.strategy, range(len(task_graph.inputs.classes))
     # Without a barrier, the steps of one class are added after those of another, exchanges included.
     alone = strategy.architecture.has_servers and not strategy.synchronization.barrier
     last = 0
-    for task, label in enumerate(drawing.labels):
+    for task, label in enumerate(task_graph.labels):
         if label.kind in {"forward", "backward", "optimizer"}:
             last = label.of
             yield (last,)

@@ -9,10 +9,10 @@ from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, shard_exch
 from laconic.simulator.lowering.task_graph import Inputs
 
 
-def sent_bytes(inputs: Inputs, bucket: Bucket, *, halves: bool = False) -> int:
+def sent_bytes(inputs: Inputs, bucket: Bucket, *, decoupled: bool = False) -> int:
     """Bytes that rank 0 sends for one exchange of `bucket`; every sum is counted as a ring."""
     strategy = inputs.strategy
-    moves = strategy.architecture.moves(bucket, strategy.codec, inputs.moment, halves=halves)
+    moves = strategy.architecture.moves(bucket, strategy.codec, inputs.moment, decoupled=decoupled)
     return sum(_sent(move, move.groups or inputs.hosts) for move in moves)
 
 

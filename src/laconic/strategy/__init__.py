@@ -296,7 +296,7 @@ class Strategy:
         when, whom = self.synchronization, self.architecture
         if moment.world_size == 1 and not (whom.has_servers and when.acts_alone):
             return 0
-        price = whom.halves_bytes if plan.halves else whom.sent_bytes
+        price = whom.decoupled_bytes if plan.decoupled else whom.sent_bytes
         if not when.barrier and not whom.has_servers:
             price = whom.pairwise_bytes
         codec, weights = self.codec, self.weights_codec

@@ -102,7 +102,7 @@ def test_what_cannot_be_added_up_is_refused_by_name() -> None:
 def test_what_else_does_not_fit_is_refused_by_name() -> None:
     for text, named in (
         ("asp / in_network", "asp does not wait"),
-        ("bsp / in_network / none / dear", "dear forms sums in two halves"),
+        ("bsp / in_network / none / dear", "dear splits an all-reduce"),
     ):
         with pytest.raises(IllegalCombination, match=named):
             Strategy.parse(text)

@@ -30,7 +30,7 @@ def sum_at_server(
     if own is not None:
         compression.decode(payload, own, state)
     answer = wire.servers.reduce(wire.bucket, payload.tensors, decoded=True, moment=state.moment, what=wire.what)
-    if wire.halves:
+    if wire.decoupled:
         yield DoneWork()  # the answer of the server is taken later
     yield answer
     compression.back().decode(Payload(answer.tensors), flat, state)

@@ -53,7 +53,7 @@ def _why_not(strategy: Strategy, elastic: Elastic) -> str | None:
             f"{strategy.compression} keeps the sum of all ranks' estimates on each of them, and that of a rank that "
             'dies would stay in it. Use "error_feedback"'
         )
-    if order.defers or order.halves:
+    if order.defers or order.decoupled:
         return f'{order.name} makes updates before a step is known to count. Use the schedule "fusion"'
     if order.needs_timing or order.candidates > 1:
         return f'{order.name} plans by times that are measured among fixed ranks. Use the schedule "fusion"'

@@ -66,10 +66,10 @@ class Sending:
             for owner in owners:
                 if used[owner]:
                     self._views.hand_out(owner)
-            last = self._next == len(plan.buckets) - 1 and not plan.halves
+            last = self._next == len(plan.buckets) - 1 and not plan.decoupled
             self.tasks.append(self._job.engine.submit(self._job.bucket_task(self._current(), self._next, last=last)))
             self._next += 1
-            if self._next == len(plan.buckets) and plan.halves:
+            if self._next == len(plan.buckets) and plan.decoupled:
                 self._submit_second_halves()
 
     def _submit_second_halves(self) -> None:

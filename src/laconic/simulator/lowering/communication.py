@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from laconic.core.order import Action, ExchangeOrder
+from laconic.simulator.lowering.phases import Phase
 from laconic.simulator.lowering.task_graph import Kind, TaskGraph, Which
-from laconic.simulator.lowering.turns import Turn
 
 
 @dataclass(eq=False)
@@ -18,13 +18,13 @@ class BucketExchange:
     """One exchange of one bucket, as far as its tasks have been added."""
 
     which: Which
-    turns: Sequence[Turn]
+    phases: Sequence[Phase]
     nbytes: int = 0
     """Its bytes in flight until it is finished, where those are limited."""
     credit_bytes: int = 0
     """Bytes that may be in flight when the next one starts; 0: the number of exchanges is limited instead."""
-    in_halves: bool = False
-    """After its first turn it waits for its second half."""
+    decoupled: bool = False
+    """After its first phase it waits for its second half."""
     held_by: Sequence[int] = ()
     """The tasks that a server waits for before it answers."""
     ready: Sequence[Sequence[int]] = ()
@@ -33,16 +33,16 @@ class BucketExchange:
     """For each class, the tasks after which the result is available, once they have been added."""
     arrived: list[int] = field(default_factory=list)
     """The tasks after which a server has received everything."""
-    turn: int = 0
+    phase: int = 0
     ends: list[int] = field(default_factory=list)
-    """The end of the turn in flight."""
+    """The end of the phase in flight."""
 
 
 class CommunicationThread:
     """The thread of all ranks of some classes, which issue operations in one order; or of one class, `alone`."""
 
-    def __init__(self, drawing: TaskGraph, classes: Sequence[int], *, alone: bool = False) -> None:
-        self._drawing = drawing
+    def __init__(self, task_graph: TaskGraph, classes: Sequence[int], *, alone: bool = False) -> None:
+        self._task_graph = task_graph
         self._classes = classes
         self._alone = classes[0] if alone else None
         self._free: list[list[int]] = [[] for _ in classes]
@@ -68,31 +68,31 @@ class CommunicationThread:
     def _draw(self, action: Action[BucketExchange]) -> None:
         exchange = action.exchange
         if action.kind == "start":
-            turn = exchange.turns[0] if exchange.turns else Turn(())
-            self._compute("encode", exchange, turn.before_s, exchange.ready)
-            if exchange.turns:
+            phase = exchange.phases[0] if exchange.phases else Phase(())
+            self._compute("encode", exchange, phase.before_s, exchange.ready)
+            if exchange.phases:
                 self._issue(exchange)
             else:
                 self._finish(exchange)
         elif action.kind == "second_half":
-            exchange.turn += 1
+            exchange.phase += 1
             self._issue(exchange)
         elif action.kind == "park":
-            if exchange.turns[1].moves:  # else it is a server's answer, which is taken later
+            if exchange.phases[1].moves:  # else it is a server's answer, which is taken later
                 self._compute("decode", exchange, 0.0, [exchange.ends] * len(self._classes))
         elif exchange.done:
-            # It was decoded when it arrived; its turn in the order comes only now.
+            # It was decoded when it arrived; its phase in the order comes only now.
             self._free = [[*free, *done] for free, done in zip(self._free, exchange.done, strict=True)]
             self._order.finished(exchange)
         else:
             self._resume(exchange)
 
     def _resume(self, exchange: BucketExchange) -> None:
-        turn, following = exchange.turns[exchange.turn], exchange.turns[exchange.turn + 1 :]
-        between_s = turn.after_s + (following[0].before_s if following else 0.0)
+        phase, following = exchange.phases[exchange.phase], exchange.phases[exchange.phase + 1 :]
+        between_s = phase.after_s + (following[0].before_s if following else 0.0)
         self._compute("decode", exchange, between_s, [exchange.ends] * len(self._classes))
         if following:
-            exchange.turn += 1
+            exchange.phase += 1
             self._issue(exchange)
         else:
             self._finish(exchange)
@@ -104,19 +104,19 @@ class CommunicationThread:
     def _compute(self, kind: Kind, exchange: BucketExchange, time_s: float, after: Sequence[Sequence[int]]) -> None:
         """The thread of each class computes, after its earlier work and after these tasks."""
         self._free = [
-            self._drawing.code(kind, exchange.which, number, time_s, [*free, *tasks])
+            self._task_graph.code(kind, exchange.which, number, time_s, [*free, *tasks])
             for number, free, tasks in zip(self._classes, self._free, after, strict=True)
         ]
 
     def _issue(self, exchange: BucketExchange) -> None:
-        drawing, turn = self._drawing, exchange.turns[exchange.turn]
-        drawing.next_in_order()
+        task_graph, phase = self._task_graph, exchange.phases[exchange.phase]
+        task_graph.next_in_order()
         issued = list(dict.fromkeys(task for free in self._free for task in free))
-        if turn.moves:
+        if phase.moves:
             exchange.ends, exchange.arrived = [], []
-        for move in turn.moves:
-            moved = drawing.move(
-                exchange.which, move, issued, portion=turn.portion, alone=self._alone, held_by=exchange.held_by
+        for move in phase.moves:
+            moved = task_graph.move(
+                exchange.which, move, issued, portion=phase.portion, alone=self._alone, held_by=exchange.held_by
             )
             exchange.ends += moved.ends
             exchange.arrived += moved.arrived
@@ -125,10 +125,10 @@ class CommunicationThread:
     def _decode_arrived(self) -> None:
         """While the thread waits for the next bucket, it decodes exchanges that arrive."""
         for exchange in self._order.open():
-            if exchange.in_halves or exchange.done or exchange.turn < len(exchange.turns) - 1:
+            if exchange.decoupled or exchange.done or exchange.phase < len(exchange.phases) - 1:
                 continue
-            after_s = exchange.turns[-1].after_s
+            after_s = exchange.phases[-1].after_s
             exchange.done = [
-                self._drawing.code("decode", exchange.which, number, after_s, [*exchange.ends, *free])
+                self._task_graph.code("decode", exchange.which, number, after_s, [*exchange.ends, *free])
                 for number, free in zip(self._classes, self._free, strict=True)
             ]

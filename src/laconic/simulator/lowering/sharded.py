@@ -22,11 +22,11 @@ Ends = list[list[int]]
 class ShardedSteps:
     """Adds the tasks of one step after the other."""
 
-    def __init__(self, drawing: TaskGraph, plan: Plan) -> None:
-        self._drawing = drawing
-        self._classes = range(len(drawing.inputs.classes))
-        self._passes = _Passes(drawing.inputs.workload, plan)
-        inputs, strategy = drawing.inputs, drawing.inputs.strategy
+    def __init__(self, task_graph: TaskGraph, plan: Plan) -> None:
+        self._task_graph = task_graph
+        self._classes = range(len(task_graph.inputs.classes))
+        self._passes = _Passes(task_graph.inputs.workload, plan)
+        inputs, strategy = task_graph.inputs, task_graph.inputs.strategy
         whom, moment = strategy.architecture, inputs.moment
         alone = not inputs.exchanges()
         weights = strategy.weights_codec
@@ -38,36 +38,38 @@ class ShardedSteps:
 
     def step(self, number: int) -> None:
         """Forward, backward, optimizer."""
-        drawing = self._drawing
-        before: Ends = [[ends] for ends in drawing.step_ends[-1]] if drawing.step_ends else [[] for _ in self._classes]
+        task_graph = self._task_graph
+        before: Ends = (
+            [[ends] for ends in task_graph.step_ends[-1]] if task_graph.step_ends else [[] for _ in self._classes]
+        )
         computed = self._run(number, before, forward=True)
         sums: Ends = [[] for _ in self._classes]
         computed = self._run(number, computed, forward=False, sums=sums)
-        waits, optimizer_s = _both(computed, sums), drawing.inputs.optimizer_s
-        drawing.step_ends.append(
-            [drawing.compute("optimizer", number, one, optimizer_s, waits[one]) for one in self._classes]
+        waits, optimizer_s = _both(computed, sums), task_graph.inputs.optimizer_s
+        task_graph.step_ends.append(
+            [task_graph.compute("optimizer", number, one, optimizer_s, waits[one]) for one in self._classes]
         )
 
     def _run(self, number: int, before: Ends, *, forward: bool, sums: Ends | None = None) -> Ends:
         """One pass; `sums` collects the tasks after which all gradients are summed."""
-        drawing, passes = self._drawing, self._passes
-        stretches = passes.stretches if forward else passes.stretches[::-1]
+        task_graph, passes = self._task_graph, self._passes
+        segments = passes.segments if forward else passes.segments[::-1]
         gathered, summed = before, before
         computed, earlier = before, before
-        for stretch in stretches:
-            for part in stretch.first_used if forward else stretch.gathered_again:
+        for segment in segments:
+            for part in segment.first_used if forward else segment.gathered_again:
                 # One part ahead: not before the segment before the last one is done.
                 gathered = self._communicate(number, part, self._plan.weights[part], _both(gathered, earlier), True)
-            duration_s = stretch.forward_s if forward else stretch.backward_s
+            duration_s = segment.forward_s if forward else segment.backward_s
             waits = _both(computed, gathered)
             earlier, computed = (
                 computed,
                 [
-                    [drawing.compute("forward" if forward else "backward", number, one, duration_s, waits[one])]
+                    [task_graph.compute("forward" if forward else "backward", number, one, duration_s, waits[one])]
                     for one in self._classes
                 ],
             )
-            for part in [] if forward else stretch.last_used:
+            for part in [] if forward else segment.last_used:
                 summed = self._communicate(number, part, passes.gradients[part], _both(summed, computed), False)
                 assert sums is not None
                 sums[:] = summed
@@ -75,26 +77,26 @@ class ShardedSteps:
 
     def _communicate(self, step: int, part: int, bucket: Bucket, ready: Ends, gathers: bool) -> Ends:
         """Encode, move, decode."""
-        drawing, which = self._drawing, Which(step, part, bucket)
+        task_graph, which = self._task_graph, Which(step, part, bucket)
         moves: Sequence[Move] = (self._gathers if gathers else self._sums)[part]
         if not moves:
             return ready
-        cost = self._weights_cost if gathers else drawing.inputs.codec
-        encode_s, decode_s = _codec_s(cost, bucket, drawing.inputs.world_size, gathers=gathers)
-        issued = [drawing.code("encode", which, one, encode_s, ready[one]) for one in self._classes]
-        drawing.next_in_order()
+        cost = self._weights_cost if gathers else task_graph.inputs.codec
+        encode_s, decode_s = _codec_s(cost, bucket, task_graph.inputs.world_size, gathers=gathers)
+        issued = [task_graph.code("encode", which, one, encode_s, ready[one]) for one in self._classes]
+        task_graph.next_in_order()
         ends = list(dict.fromkeys(task for tasks in issued for task in tasks))
         for move in moves[:-1]:
-            ends = drawing.move(which, move, ends).ends
+            ends = task_graph.move(which, move, ends).ends
             # A rank decodes the payloads from its host, and encodes the sums that go to other hosts.
-            share = bucket.nbytes / len(drawing.inputs.hosts[0])
+            share = bucket.nbytes / len(task_graph.inputs.hosts[0])
             sums = self._sums_cost
             between_s = decode_s + (sums.encode_s(share) if sums is not None else 0.0)
-            coded = [drawing.code("decode", which, one, between_s, ends) for one in self._classes]
+            coded = [task_graph.code("decode", which, one, between_s, ends) for one in self._classes]
             ends = list(dict.fromkeys(task for tasks in coded for task in tasks))
             decode_s = sums.decode_s(share) if sums is not None else 0.0
-        ends = drawing.move(which, moves[-1], ends).ends
-        return [drawing.code("decode", which, one, decode_s, ends) for one in self._classes]
+        ends = task_graph.move(which, moves[-1], ends).ends
+        return [task_graph.code("decode", which, one, decode_s, ends) for one in self._classes]
 
 
 def _both(first: Ends, second: Ends) -> Ends:
@@ -109,7 +111,7 @@ def _codec_s(cost: CodecCost | None, bucket: Bucket, world_size: int, *, gathers
     return cost.encode_s(encoded), cost.decode_s(bucket.nbytes)
 
 
-class _Stretch:
+class _Segment:
     """Layers between two boundaries of parts."""
 
     def __init__(self, workload: Workload, begin: int, end: int) -> None:
@@ -139,10 +141,10 @@ class _Passes:
         self.gradients = [sent[name] for name in names]
         """Of each part, in the order of `plan.weights`."""
         cuts = sorted({0, len(workload.layers), *(first for first, _ in spans), *(last + 1 for _, last in spans)})
-        self.stretches = [_Stretch(workload, begin, end) for begin, end in pairwise(cuts)]
+        self.segments = [_Segment(workload, begin, end) for begin, end in pairwise(cuts)]
         number_of = {begin: number for number, begin in enumerate(cuts)}
         for part, (first, last) in enumerate(spans):
-            self.stretches[number_of[first]].first_used.append(part)
-            self.stretches[number_of[first]].last_used.append(part)
+            self.segments[number_of[first]].first_used.append(part)
+            self.segments[number_of[first]].last_used.append(part)
             if plan.weights[part].tensors[0].gathers > 1:
-                self.stretches[number_of[last + 1] - 1].gathered_again.append(part)
+                self.segments[number_of[last + 1] - 1].gathered_again.append(part)

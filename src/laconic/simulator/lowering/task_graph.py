@@ -288,7 +288,7 @@ class TaskGraph:
         portion: float,
         held_by: Sequence[int],
     ) -> Moved:
-        """A move whose messages share links with those of other jobs; a job's own moves take turns."""
+        """A move whose messages share links with those of other jobs; a job's own moves take phases."""
         network, ends, arrived = self.inputs.network, list(after), None
         self.prices.complete = False  # the duration of flows depends on all of them
         assert isinstance(network, FlowNetwork), "only flows can share links"

@@ -8,8 +8,8 @@ from dataclasses import replace
 from laconic.core.exchange import Move
 from laconic.core.plan import Plan
 from laconic.simulator.lowering.communication import BucketExchange, CommunicationThread
+from laconic.simulator.lowering.phases import Phase, phases_of_all
 from laconic.simulator.lowering.task_graph import TaskGraph, Which
-from laconic.simulator.lowering.turns import Turn, turns_of_all
 from laconic.synchronization import Synchronization
 
 
@@ -24,20 +24,20 @@ class AsyncServerSteps:
     Steps are those of a job that has run for long: the fastest are as many steps ahead as allowed.
     """
 
-    def __init__(self, drawing: TaskGraph, plan: Plan, rule: Synchronization, first_step: int) -> None:
-        self._drawing = drawing
+    def __init__(self, task_graph: TaskGraph, plan: Plan, rule: Synchronization, first_step: int) -> None:
+        self._task_graph = task_graph
         self._rule = rule
         self._first_step = first_step
         self._lead = 0 if rule.takes_first else rule.lead
         self._buckets = plan.buckets
-        self._turns = turns_of_all(drawing.inputs, plan.buckets)
+        self._phases = phases_of_all(task_graph.inputs, plan.buckets)
         if rule.takes_first:
-            self._buckets, self._turns = plan.buckets[:1], [_at_once(self._turns)]
-        classes = drawing.inputs.classes
-        self._waits = [not rule.takes_first or count > 0 for count in drawing.inputs.counted]
+            self._buckets, self._phases = plan.buckets[:1], [_at_once(self._phases)]
+        classes = task_graph.inputs.classes
+        self._waits = [not rule.takes_first or count > 0 for count in task_graph.inputs.counted]
         """For each class, whether it waits for others and others wait for it, if the rule has a bound."""
         alone = len(classes) > 1
-        self._threads = [CommunicationThread(drawing, [number], alone=alone) for number in range(len(classes))]
+        self._threads = [CommunicationThread(task_graph, [number], alone=alone) for number in range(len(classes))]
         slowest = max(ranks.slowdown for ranks in classes)
         self._ahead = [0 if ranks.slowdown == slowest else self._lead or 0 for ranks in classes]
         self._arrived: list[dict[int, list[list[int]]]] = []
@@ -45,27 +45,27 @@ class AsyncServerSteps:
 
     def step(self, number: int) -> None:
         """One step of every class, each at its own time."""
-        drawing, workload = self._drawing, self._drawing.inputs.workload
+        task_graph, workload = self._task_graph, self._task_graph.inputs.workload
         self._arrived.append({})
         ends: dict[int, int] = {}
         for rank_class in reversed(range(len(self._threads))):  # slowest first, because others wait for them
-            before = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
-            forward = drawing.compute("forward", number, rank_class, workload.forward_s, before)
-            backward = drawing.compute("backward", number, rank_class, workload.backward_s, [forward])
+            before = [task_graph.step_ends[-1][rank_class]] if task_graph.step_ends else []
+            forward = task_graph.compute("forward", number, rank_class, workload.forward_s, before)
+            backward = task_graph.compute("backward", number, rank_class, workload.backward_s, [forward])
             ready = backward
             if not self._rule.optimizer_on_servers:
-                ready = drawing.compute("optimizer", number, rank_class, drawing.inputs.optimizer_s, [backward])
+                ready = task_graph.compute("optimizer", number, rank_class, task_graph.inputs.optimizer_s, [backward])
             ends[rank_class] = ready
             if self._rule.due(self._first_step + number + 1):
                 done = self._exchange(number, rank_class, ready)
-                ends[rank_class] = drawing.compute("optimizer", number, rank_class, 0.0, done)
-        drawing.step_ends.append([ends[rank_class] for rank_class in range(len(self._threads))])
+                ends[rank_class] = task_graph.compute("optimizer", number, rank_class, 0.0, done)
+        task_graph.step_ends.append([ends[rank_class] for rank_class in range(len(self._threads))])
 
     def _exchange(self, number: int, rank_class: int, ready: int) -> list[int]:
         found: list[BucketExchange] = []
-        for index, (bucket, turns) in enumerate(zip(self._buckets, self._turns, strict=True)):
+        for index, (bucket, phases) in enumerate(zip(self._buckets, self._phases, strict=True)):
             held_by = self._held_by(number, rank_class, index)
-            found.append(BucketExchange(Which(number, index, bucket), turns, held_by=held_by))
+            found.append(BucketExchange(Which(number, index, bucket), phases, held_by=held_by))
             is_last = index == len(self._buckets) - 1
             self._threads[rank_class].submit(found[-1], [[ready]], last=is_last)
         self._arrived[number][rank_class] = [exchange.arrived for exchange in found]
@@ -85,48 +85,50 @@ class AsyncServerSteps:
         return found
 
 
-def _at_once(turns: Sequence[tuple[Turn, ...]]) -> tuple[Turn, ...]:
+def _at_once(phases: Sequence[tuple[Phase, ...]]) -> tuple[Phase, ...]:
     """All buckets in one exchange: everything is sent before anything comes back."""
-    whole = [turn for bucket in turns for turn in bucket]
-    moves = [move for turn in whole for move in turn.moves]
+    whole = [phase for bucket in phases for phase in bucket]
+    moves = [move for phase in whole for move in phase.moves]
     if not moves:
         return ()
     sizes = tuple(size for move in moves for size in move.sizes)
     move = replace(moves[0], sizes=sizes, answer_bytes=sum(move.answer_bytes for move in moves))
-    return (Turn((move,), before_s=sum(turn.before_s for turn in whole), after_s=sum(turn.after_s for turn in whole)),)
+    return (
+        Phase((move,), before_s=sum(phase.before_s for phase in whole), after_s=sum(phase.after_s for phase in whole)),
+    )
 
 
 class AsyncPairSteps:
     """Pairs average in the background: a step takes its compute time, and pairs average as often as they can."""
 
-    def __init__(self, drawing: TaskGraph, plan: Plan) -> None:
-        self._drawing = drawing
+    def __init__(self, task_graph: TaskGraph, plan: Plan) -> None:
+        self._task_graph = task_graph
         self._plan = plan
         self._free_s = 0.0
 
     def step(self, number: int) -> None:
         """One step of every class; an exchange begins after it if the previous one has ended by then."""
-        drawing, inputs = self._drawing, self._drawing.inputs
+        task_graph, inputs = self._task_graph, self._task_graph.inputs
         ends: list[int] = []
         for rank_class in range(len(inputs.classes)):
-            before = [drawing.step_ends[-1][rank_class]] if drawing.step_ends else []
-            forward = drawing.compute("forward", number, rank_class, inputs.workload.forward_s, before)
-            backward = drawing.compute("backward", number, rank_class, inputs.workload.backward_s, [forward])
-            ends.append(drawing.compute("optimizer", number, rank_class, inputs.optimizer_s, [backward]))
-        drawing.step_ends.append(ends)
+            before = [task_graph.step_ends[-1][rank_class]] if task_graph.step_ends else []
+            forward = task_graph.compute("forward", number, rank_class, inputs.workload.forward_s, before)
+            backward = task_graph.compute("backward", number, rank_class, inputs.workload.backward_s, [forward])
+            ends.append(task_graph.compute("optimizer", number, rank_class, inputs.optimizer_s, [backward]))
+        task_graph.step_ends.append(ends)
         now_s = (number + 1) * inputs.classes[0].slowdown * (inputs.workload.compute_s + inputs.optimizer_s)
         if now_s >= self._free_s and inputs.exchanges():
             self._free_s = now_s + self._average(number, ends[0])
 
     def _average(self, number: int, after: int) -> float:
         """Add the messages of one average that a rank starts and of one that it answers; returns their duration."""
-        inputs, took_s, last = self._drawing.inputs, 0.0, [after]
+        inputs, took_s, last = self._task_graph.inputs, 0.0, [after]
         strategy = inputs.strategy
         for index, bucket in enumerate(self._plan.buckets):
-            self._drawing.next_in_order()
+            self._task_graph.next_in_order()
             nbytes = strategy.architecture.pairwise_bytes(bucket, strategy.compression, inputs.moment)
             move = Move("send", (nbytes,))
-            last = self._drawing.move(Which(number, index, bucket), move, last).ends
+            last = self._task_graph.move(Which(number, index, bucket), move, last).ends
             took_s += inputs.seconds(move)
-        self._drawing.prices.complete = False  # the start of the next exchange depends on the duration of this one
+        self._task_graph.prices.complete = False  # the start of the next exchange depends on the duration of this one
         return took_s

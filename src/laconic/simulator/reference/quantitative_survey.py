@@ -22,7 +22,7 @@ cannot be read off BSP:
                                  was chosen with the published rows of ResNet-50 and BERT-Base on InfiniBand in view.
 
 Methods run as the strategies of this library, on workloads of this library. With servers, a host's four GPUs add up
-before anything crosses the network, which are two stretches that follow each other: inside, as T of 4 GPUs has it, and
+before anything crosses the network, which are two segments that follow each other: inside, as T of 4 GPUs has it, and
 between hosts, as T of all has it. Servers are as many as hosts, and the load on them is part of T.
 
 Reference: Shi et al. 2021, A Quantitative Survey of Communication Optimizations in Distributed Deep Learning, IEEE
@@ -111,7 +111,7 @@ def throughput(model: str, network: str, method: str, gpus: int, assumptions: As
     return gpus * job.batch / found.step_s
 
 
-class Stretch(NamedTuple):
+class Segment(NamedTuple):
     """A segment of the network and its cost: t = startup_s + bytes x byte_s."""
 
     where: str
@@ -136,11 +136,11 @@ class Stretch(NamedTuple):
 class CalibratedNetwork:
     """Segments that exchanges pass one after the other, taking turns on each."""
 
-    stretches: tuple[Stretch, ...]
+    segments: tuple[Segment, ...]
 
     def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
         """An all-reduce, or the transfer to the servers and back."""
-        return tuple(stretch.passage(move.nbytes) for stretch in self.stretches)
+        return tuple(segment.passage(move.nbytes) for segment in self.segments)
 
     def warnings(self) -> list[str]:
         return []
@@ -167,17 +167,17 @@ def _network(model: str, network: str, method: str, gpus: int, launch_s: float) 
 
     if method.startswith("BSP"):
         # T includes start-up and all other costs of the one exchange.
-        return CalibratedNetwork((Stretch(LINK, 0.0, byte_s(method, gpus)),))
+        return CalibratedNetwork((Segment(LINK, 0.0, byte_s(method, gpus)),))
     if method.endswith("-PS"):
-        inside = Stretch(INSIDE, 0.0, byte_s("BSP-PS", GPUS[0]), launch_s=launch_s / _BYTEPS_GROUP)
+        inside = Segment(INSIDE, 0.0, byte_s("BSP-PS", GPUS[0]), launch_s=launch_s / _BYTEPS_GROUP)
         # Between the memories of hosts and servers, where no GPU takes part.
-        between = Stretch(LINK, 0.0, byte_s("BSP-PS", gpus), disturbs=False)
+        between = Segment(LINK, 0.0, byte_s("BSP-PS", gpus), disturbs=False)
         return CalibratedNetwork((inside,) if gpus == GPUS[0] else (inside, between))
     ring_s = _ring_s(network, gpus)
     if method == "ByteScheduler-A2A":
         # Its credit allows several in flight, which hide each other's latency.
-        return CalibratedNetwork((Stretch(LINK, 0.0, byte_s("BSP-A2A", gpus), ring_s, launch_s),))
-    return CalibratedNetwork((Stretch(LINK, ring_s, byte_s("BSP-A2A", gpus), launch_s=launch_s),))
+        return CalibratedNetwork((Segment(LINK, 0.0, byte_s("BSP-A2A", gpus), ring_s, launch_s),))
+    return CalibratedNetwork((Segment(LINK, ring_s, byte_s("BSP-A2A", gpus), launch_s=launch_s),))
 
 
 def _ring_s(network: str, gpus: int) -> float:

@@ -6,8 +6,8 @@ same rules as the old ones. The modules:
     wrappers    compression with itself
     barriers    synchronization with architecture
     payloads    compression with architecture and synchronization
-    sums        architecture with compression, where sums are formed
-    orders      scheduling with the rest
+    reductions  architecture with compression, where sums are formed
+    schedules   scheduling with the rest
     shards      architectures in which each rank holds a shard, with the rest
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from laconic.compression import Wrapper
 from laconic.errors import IllegalCombination
-from laconic.strategy.legality import barriers, orders, payloads, shards, sums, wrappers
+from laconic.strategy.legality import barriers, payloads, reductions, schedules, shards, wrappers
 from laconic.strategy.legality.combination import Parts, Refusal, Rule
 
 ALONE: tuple[Rule, ...] = (
@@ -28,8 +28,8 @@ RULES: tuple[Rule, ...] = (
     *ALONE,
     barriers.without_a_barrier,
     barriers.one_server_decides,
-    sums.aggregators_only_add,
-    sums.what_may_be_missing_adds_up,
+    reductions.aggregators_only_add,
+    reductions.what_may_be_missing_adds_up,
     barriers.an_outer_step_with_neighbours,
     payloads.payloads_take_a_route,
     barriers.a_round_reaches_everyone,
@@ -43,15 +43,15 @@ RULES: tuple[Rule, ...] = (
     payloads.a_change_is_compared_with_what_arrived,
     payloads.a_momentum_is_applied_as_it_arrives,
     payloads.parameters_are_moved_by_what_arrives,
-    orders.only_gradients_can_wait,
-    orders.a_given_momentum_needs_the_whole_step,
-    orders.a_question_needs_one_exchange,
-    orders.pieces_and_halves_fit_the_compressor,
+    schedules.only_gradients_can_wait,
+    schedules.a_given_momentum_needs_the_whole_step,
+    schedules.a_question_needs_one_exchange,
+    schedules.pieces_and_phases_fit_the_compressor,
     shards.shards_are_averaged_in_every_step,
     shards.owners_read_what_is_sent,
     shards.parts_are_the_models_own,
-    sums.sums_are_compressed,
-    sums.sums_are_formed_of_something,
+    reductions.sums_are_compressed,
+    reductions.sums_are_formed_of_something,
 )
 
 

@@ -36,3 +36,6 @@ class Refusal:
 
 Rule = Callable[[Parts], Refusal | None]
 """Checks the parts; returns None if they are legal."""
+
+SPLITS = "splits an all-reduce into a reduce-scatter and an all-gather"
+"""What a decoupled schedule does, in refusals."""

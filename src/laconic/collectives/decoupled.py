@@ -13,7 +13,7 @@ _ALIGNMENT = 8
 """Bytes: a share holds a whole number of elements of any type, so its size follows from bytes alone."""
 
 
-def halves_sent(nbytes: int, world_size: int) -> int:
+def decoupled_sent(nbytes: int, world_size: int) -> int:
     """Bytes one rank sends for both rounds of a sum of `nbytes`."""
     return 2 * (world_size - 1) * share_bytes(nbytes, world_size) if world_size > 1 else 0
 
@@ -23,7 +23,7 @@ def share_bytes(nbytes: int, world_size: int) -> int:
     return -(-nbytes // (world_size * _ALIGNMENT)) * _ALIGNMENT
 
 
-class Halves:
+class DecoupledSums:
     """A group with sums in two rounds; otherwise like the group it is made from."""
 
     def __init__(self, transport: Transport, group: Group, what: str) -> None:

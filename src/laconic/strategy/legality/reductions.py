@@ -10,7 +10,7 @@ from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
 from laconic.scheduling import Fusion
-from laconic.strategy.legality.combination import Parts, Refusal
+from laconic.strategy.legality.combination import SPLITS, Parts, Refusal
 
 _SAMPLE = Bucket((TensorSpec("weight", (64, 64)), TensorSpec("bias", (64,))))
 """What models have: some methods treat matrices and vectors differently."""
@@ -30,10 +30,9 @@ def sums_are_compressed(parts: Parts) -> Refusal | None:
             "of a host",
             nearest,
         )
-    if parts.scheduling.halves:
+    if parts.scheduling.decoupled:
         return Refusal(
-            f"scheduling: {parts.scheduling.name} forms sums in two halves, and with {whom} they are compressed in "
-            "between",
+            f"scheduling: {parts.scheduling.name} {SPLITS}, and with {whom} sums are compressed in between",
             nearest,
         )
     return None
@@ -49,10 +48,9 @@ def aggregators_only_add(parts: Parts) -> Refusal | None:
             f'compression: {whom.name} adds up integers on the way, and what "{what}" sends cannot be added up',
             dataclasses.replace(parts, compression=IntSgd()),
         )
-    if parts.scheduling.halves:
+    if parts.scheduling.decoupled:
         return Refusal(
-            f"scheduling: {parts.scheduling.name} forms sums in two halves, and an aggregator of {whom.name} returns "
-            "the whole sum",
+            f"scheduling: {parts.scheduling.name} {SPLITS}, and an aggregator of {whom.name} returns the whole sum",
             dataclasses.replace(parts, scheduling=Fusion()),
         )
     return None
@@ -81,9 +79,9 @@ def what_may_be_missing_adds_up(parts: Parts) -> Refusal | None:
             "make negative",
             elsewhere,
         )
-    if order.halves:
+    if order.decoupled:
         return Refusal(
-            f"scheduling: {order.name} forms sums in two halves, and an owner of {whom.name} sends the means at once",
+            f"scheduling: {order.name} {SPLITS}, and an owner of {whom.name} sends the means at once",
             dataclasses.replace(parts, scheduling=Fusion()),
         )
     return None

@@ -16,7 +16,7 @@ _INSIDE = {"to_leaders", "from_leaders"}
 
 
 @dataclass(frozen=True)
-class Turn:
+class Phase:
     """Moves that are issued together; the thread continues in the order of exchanges, when all of them have ended."""
 
     moves: tuple[Move, ...]
@@ -28,36 +28,36 @@ class Turn:
     """The computation on their results."""
 
 
-def turns_of_all(inputs: Inputs, buckets: Sequence[Bucket], *, halves: bool = False) -> list[tuple[Turn, ...]]:
-    """The turns of one exchange of each bucket; equal buckets share them."""
-    alike: dict[tuple[object, ...], tuple[Turn, ...]] = {}
-    by_name, found = inputs.strategy.codec.traits.by_name, list[tuple[Turn, ...]]()
+def phases_of_all(inputs: Inputs, buckets: Sequence[Bucket], *, decoupled: bool = False) -> list[tuple[Phase, ...]]:
+    """The phases of one exchange of each bucket; equal buckets share them."""
+    alike: dict[tuple[object, ...], tuple[Phase, ...]] = {}
+    by_name, found = inputs.strategy.codec.traits.by_name, list[tuple[Phase, ...]]()
     for number, (bucket, server) in enumerate(zip(buckets, inputs.owners(buckets), strict=True)):
         key = (number,) if by_name else (bucket.layout, server)
         if key not in alike:
-            alike[key] = turns_of(inputs, bucket, halves=halves, server=server)
+            alike[key] = phases_of(inputs, bucket, decoupled=decoupled, server=server)
         found.append(alike[key])
     return found
 
 
-def turns_of(inputs: Inputs, bucket: Bucket, *, halves: bool = False, server: int = -1) -> tuple[Turn, ...]:
-    """The turns of one exchange of `bucket`; with `halves`, all but the first may wait."""
+def phases_of(inputs: Inputs, bucket: Bucket, *, decoupled: bool = False, server: int = -1) -> tuple[Phase, ...]:
+    """The phases of one exchange of `bucket`; if `decoupled`, all but the first may wait."""
     if not inputs.exchanges():
         return ()
     strategy = inputs.strategy
-    moves = strategy.architecture.moves(bucket, strategy.codec, inputs.moment, halves=halves)
+    moves = strategy.architecture.moves(bucket, strategy.codec, inputs.moment, decoupled=decoupled)
     moves = tuple(replace(move, server=server) if move.kind == "serve" else move for move in moves)
     groups = _grouped(inputs, bucket, moves)
-    if halves and len(groups) == 1:
+    if decoupled and len(groups) == 1:
         groups.append(())  # the answer of a server is taken later
-    turns = _with_codec(inputs, bucket, groups)
-    first_share = 0.0 if halves else _first_step(inputs, turns[0].moves if turns else ())
+    phases = _with_codec(inputs, bucket, groups)
+    first_share = 0.0 if decoupled else _first_step(inputs, phases[0].moves if phases else ())
     if not first_share:
-        return turns
+        return phases
     # A sum with laconic's own algorithm proceeds step by step, whenever the thread returns to it: first one step, then
     # the others.
-    begin = Turn(turns[0].moves, first_share, turns[0].before_s)
-    return begin, Turn(turns[0].moves, 1 - first_share, after_s=turns[0].after_s), *turns[1:]
+    begin = Phase(phases[0].moves, first_share, phases[0].before_s)
+    return begin, Phase(phases[0].moves, 1 - first_share, after_s=phases[0].after_s), *phases[1:]
 
 
 def _grouped(inputs: Inputs, bucket: Bucket, moves: tuple[Move, ...]) -> list[tuple[Move, ...]]:
@@ -85,19 +85,19 @@ def _first_step(inputs: Inputs, moves: tuple[Move, ...]) -> float:
     return 1 / steps if steps > 1 else 0.0
 
 
-def _with_codec(inputs: Inputs, bucket: Bucket, groups: Sequence[tuple[Move, ...]]) -> tuple[Turn, ...]:
-    """Add the time of encoding and decoding to their turns."""
+def _with_codec(inputs: Inputs, bucket: Bucket, groups: Sequence[tuple[Move, ...]]) -> tuple[Phase, ...]:
+    """Add the time of encoding and decoding to their phases."""
     codec = inputs.codec
     coded = [number for number, moves in enumerate(groups) if not any(move.kind in _INSIDE for move in moves)]
     if codec is None or not coded:
-        return tuple(Turn(moves) for moves in groups)
+        return tuple(Phase(moves) for moves in groups)
     encode_s, decode_s = codec.encode_s(bucket.nbytes), codec.decode_s(bucket.nbytes)
     issuing = coded[:1]
     if not inputs.strategy.codec.traits.decodes_alone:
         # Rounds that depend on each other: each encodes a payload.
         issuing = [number for number in coded if groups[number]]
     kinds = {move.kind for moves in groups for move in moves}
-    found: list[Turn] = []
+    found: list[Phase] = []
     for number, moves in enumerate(groups):
         before_s, after_s = (encode_s / len(issuing) if number in issuing else 0.0), 0.0
         scatter = next((move for move in moves if move.kind == "scatter"), None)
@@ -108,7 +108,7 @@ def _with_codec(inputs: Inputs, bucket: Bucket, groups: Sequence[tuple[Move, ...
             # An all-gather collects a payload of each rank, unless it collects the shares of one.
             whole = not kinds & {"scatter", "scatter_sum"}
             after_s = decode_s * max((_num_payloads(inputs, move, whole=whole) for move in moves), default=1)
-        found.append(Turn(moves, before_s=before_s, after_s=after_s))
+        found.append(Phase(moves, before_s=before_s, after_s=after_s))
     return tuple(found)
 
 

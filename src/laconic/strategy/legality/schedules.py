@@ -1,11 +1,11 @@
-"""Scheduling with the rest: deferred updates, pieces of tensors, and sums in halves."""
+"""Scheduling with the rest: deferred updates, pieces of tensors, and decoupled sums."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from laconic.scheduling import Fusion
-from laconic.strategy.legality.combination import Parts, Refusal
+from laconic.strategy.legality.combination import SPLITS, Parts, Refusal
 
 
 def only_gradients_can_wait(parts: Parts) -> Refusal | None:
@@ -24,7 +24,7 @@ def only_gradients_can_wait(parts: Parts) -> Refusal | None:
 def a_given_momentum_needs_the_whole_step(parts: Parts) -> Refusal | None:
     """An optimizer whose momentum is set makes its step at once."""
     when, order = parts.synchronization, parts.scheduling
-    if when.quantity != "momentum" or not (order.defers or order.halves):
+    if when.quantity != "momentum" or not (order.defers or order.decoupled):
         return None
     return Refusal(
         f"scheduling: {order.name} updates layers during the next forward pass, and {when.name} gives the optimizer "
@@ -34,22 +34,22 @@ def a_given_momentum_needs_the_whole_step(parts: Parts) -> Refusal | None:
 
 
 def a_question_needs_one_exchange(parts: Parts) -> Refusal | None:
-    """Where all are asked first whether to exchange, the exchange cannot be cut into two halves."""
+    """Where all are asked first whether to exchange, the exchange cannot be decoupled."""
     when, order = parts.synchronization, parts.scheduling
-    if not when.lazy or not order.halves:
+    if not when.lazy or not order.decoupled:
         return None
     return Refusal(
-        f"scheduling: {order.name} forms sums in two halves, and {when.name} may leave a whole sum out",
+        f"scheduling: {order.name} {SPLITS}, and {when.name} may leave a whole sum out",
         dataclasses.replace(parts, scheduling=Fusion()),
     )
 
 
-def pieces_and_halves_fit_the_compressor(parts: Parts) -> Refusal | None:
-    """Sums in two halves need payloads that add up; pieces of a tensor have no shape."""
+def pieces_and_phases_fit_the_compressor(parts: Parts) -> Refusal | None:
+    """Decoupled sums need payloads that add up; pieces of a tensor have no shape."""
     order, what = parts.scheduling, parts.compression
-    if order.halves and not what.traits.payloads_add_up:
+    if order.decoupled and not what.traits.payloads_add_up:
         return Refusal(
-            f'scheduling: {order.name} forms sums in two halves, and what "{what}" sends cannot be added up',
+            f'scheduling: {order.name} {SPLITS}, and what "{what}" sends cannot be added up',
             dataclasses.replace(parts, scheduling=Fusion()),
         )
     if order.cuts_tensors and what.traits.needs_whole_tensors:
