@@ -209,7 +209,8 @@ def page(all_found: Sequence[Found]) -> str:
     job = shrunk("gpt2", COMPUTE_S, DIVISOR)
     lines = page_head("What auto chooses, compared with fixed strategies", "auto")
     lines += [
-        f"Four hosts replay {job.name}; milliseconds of a step, times the steps needed for DDP's loss.",
+        f"Four hosts replay the workload `{job.name}`. Times are milliseconds per step, multiplied by the ratio of "
+        "steps that a strategy needs for DDP's loss.",
         "",
         "| link | DDP | best fixed strategy | its time | auto ends with | its time | to the best | to DDP |",
         "|---|---:|---|---:|---|---:|---:|---:|",
@@ -240,8 +241,9 @@ def page(all_found: Sequence[Found]) -> str:
             before_s = statistics.median(found.times_s[found.dropped_at - EVERY : found.dropped_at])
             lines += [
                 "",
-                f"The link dropped from {BEFORE} to {AFTER} at step {found.dropped_at}, where a step took "
-                f"{before_s * 1e3:.0f} ms; planned anew {said} (wanted: {MOST_STEPS}{'' if met else '; missed'}).",
+                f"The link dropped from {BEFORE} to {AFTER} at step {found.dropped_at}; until then a step took "
+                f"{before_s * 1e3:.0f} ms. `auto` made a new plan {said} (goal: {MOST_STEPS}"
+                f"{'' if met else '; missed'}).",
             ]
     return "\n".join(lines) + "\n"
 

@@ -96,10 +96,10 @@ def rhythm(workload: Workload, cluster: Cluster) -> Rhythm:
     """What a job does on the uplink if it is alone there, as the simulator sees it."""
     pair = Cluster.uniform(2, cluster.links[0])
     found = simulate(DDP, workload, pair, network=FlowNetwork(pair))
-    drawing, outcome = found.drawing, found.outcome
-    ends_s = outcome.end_s[[ends[0] for ends in drawing.step_ends]]
+    task_graph, outcome = found.task_graph, found.outcome
+    ends_s = outcome.end_s[[ends[0] for ends in task_graph.step_ends]]
     last = len(ends_s) - 1
-    moving = [task for task, label in enumerate(found.graph.label) if _sends(drawing.labels[label], last)]
+    moving = [task for task, label in enumerate(found.graph.label) if _sends(task_graph.labels[label], last)]
     return Rhythm(
         period_s=float(ends_s[-1] - ends_s[-2]),
         begin_s=float(outcome.start_s[moving].min() - ends_s[-2]),

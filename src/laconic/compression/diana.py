@@ -27,7 +27,7 @@ class Diana(Wrapper):
         c_i = C(g_i - h_i),   decoded = h + sum_i c_i,   h_i <- h_i + rate c_i,   h <- h + rate sum_i c_i
 
     C must be unbiased. Its noise is proportional to its input, so it vanishes as h_i approaches g_i, even where the
-    workers' gradients do not vanish: with unlike data these stay large at the optimum. g is divided by the number of
+    workers' gradients do not vanish: with non-IID data these stay large at the optimum. g is divided by the number of
     workers, so h is the mean of the shifts. The best rate is 1 / (1 + w), where w is the ratio of C's squared noise to
     the squared signal; a rate far above that does not converge. A correction that is not finite reaches all ranks in
     that step, and is not kept in the shifts.
@@ -36,7 +36,7 @@ class Diana(Wrapper):
     """
 
     name: ClassVar[str] = "diana"
-    good_for: ClassVar[str] = "unbiased methods where workers hold unlike data"
+    good_for: ClassVar[str] = "unbiased methods where workers hold non-IID data"
     needs_loss: ClassVar[bool] = True
     needs_unbiased: ClassVar[bool] = True
     # The loss of a second compression of sums would accumulate in the common shift.

@@ -16,7 +16,6 @@ from laconic.settings import number
 from laconic.synchronization.contract import Average, Quantity, Synchronization, exchange_momentum
 
 _MOMENTUM = "demo.momentum"
-_SMOOTHED = "demo.smoothed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +40,12 @@ class Demo(Synchronization):
     remembers_unsent: ClassVar[bool] = True
     partners: ClassVar[Mapping[str, str]] = {"compression": "dct_topk"}
     # Gradients are scaled by 1/n, so unsent values of several workers add up.
-    fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum", _SMOOTHED: "copy"}
+    fields: ClassVar[Mapping[str, Resize]] = {_MOMENTUM: "sum"}
     scale_equivariant: ClassVar[bool] = False
-    scaled_fields: ClassVar[frozenset[str]] = frozenset({_MOMENTUM, _SMOOTHED})
+    scaled_fields: ClassVar[frozenset[str]] = frozenset({_MOMENTUM})
 
     beta: float = number(0.999, at_least=0.0, at_most=1.0)
     """The share of the unsent momentum that is kept until the next step."""
-    smoothing: float = number(0.0, at_least=0.0, at_most=0.999)
-    """exp"""
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
         """Raise if the optimizer has momentum as well."""
@@ -57,9 +54,4 @@ class Demo(Synchronization):
     def around(self, flat: torch.Tensor, state: BucketState, average: Average) -> Exchange:
         """Exchange the part of the momentum that the compressor selects; the sign of the mean replaces the gradient."""
         yield from exchange_momentum(state.flat[_MOMENTUM], self.beta, flat, average)
-        if self.smoothing:
-            smoothed = state.flat[_SMOOTHED]
-            smoothed.mul_(self.smoothing).add_(flat)
-            flat.copy_(smoothed)
-            smoothed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         flat.sign_()
