@@ -84,7 +84,7 @@ def test_bytes_follow_from_rows(compression, item_bytes: int) -> None:
         ("bsp / bounded_loss / powersgd", "cannot simply be added up", "bsp / all_reduce / powersgd"),
         ("bsp / bounded_loss / intsgd", "cannot simply be added up", "bsp / all_reduce / intsgd"),
         ("des_loc / bounded_loss", "des_loc averages moments of the optimizer", "des_loc / all_reduce / none"),
-        ("bsp / bounded_loss / none / dear", "dear forms sums in two halves", "bsp / bounded_loss / none / fusion"),
+        ("bsp / bounded_loss / none / dear", "dear splits an all-reduce", "bsp / bounded_loss / none / fusion"),
         ("asp / bounded_loss", "asp does not wait for other workers", "asp / parameter_server / none"),
     ],
 )
