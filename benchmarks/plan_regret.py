@@ -1,12 +1,12 @@
 """Does the planner choose what the lab finds best? 3 workloads x 4 bandwidths x 2 clusters, 10 strategies in each cell.
 
-    python -m benchmarks.plan_regret --keep runs/plan_regret [--cells N] [--scale 1] [--steps 10] [--limit 24min]
+    python -m benchmarks.plan_regret --keep runs/plan_regret [--cells N] [--slower 4] [--steps 6] [--limit 24min]
 
 The links of each cluster are probed once for each bandwidth. In every cell the planner ranks the strategies from that
 probe and the workload, and all of them take turns in a replay on the same links. One cluster has four hosts with equal
-links, the other three of which one has half the bandwidth. Workloads are known models with small tensors, meant to let
-a cell end within a minute on an idle machine; --scale multiplies tensors, compute and so the time that all of it takes,
-and lets what this machine itself needs count for less.
+links, the other three of which one has half the bandwidth. Workloads are known models with small tensors. All hosts
+share the processors of this machine, which no prediction for a cluster knows: with --slower compute takes so many times
+as long and links are so many times slower, while processors have the same work, so that it counts for less.
 
 A cell that is in the folder is not measured again: the command may be stopped and started, and ends by itself after
 --limit. A cell that fails is told and left out, and tried again the next time. At the end the page with the results is
@@ -46,7 +46,7 @@ from laconic.experiments.tasks import TaskConfig
 from laconic.planner import Question, answer
 from laconic.planner.candidates import short_name
 from laconic.strategy import Strategy
-from laconic.units import human_duration, parse_quantity
+from laconic.units import format_rate, human_duration, parse_quantity
 from laconic.workload import Workload
 
 DIVISORS = {"resnet50": 27, "gpt2": 132, "bert-base": 117}
@@ -54,7 +54,7 @@ DIVISORS = {"resnet50": 27, "gpt2": 132, "bert-base": 117}
 BANDWIDTHS = ("100mbit", "200mbit", "400mbit", "800mbit")
 LIKE, UNLIKE = "4 hosts", "3 hosts, one link half as fast"
 COMPUTE_S = 0.2
-"""Of a step. Four hosts at 100 Mbit/s send those gradients in 0.45 s, at 800 Mbit/s in 0.06 s."""
+"""Of a step, with --slower 1. Four hosts at 100 Mbit/s send those gradients in 0.45 s, at 800 Mbit/s in 0.06 s."""
 _PROBED = ("1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4MiB")
 """Messages of a probe; the largest of a cell has less than 4 MB."""
 _LEAST_PROBED = 2**20
@@ -66,29 +66,20 @@ MEDIAN_ERROR, LARGEST_ERROR = 0.05, 0.15
 FEWEST_STRATEGIES = 10
 
 
-def strategies(scale: float) -> tuple[str, ...]:
-    """Those that are measured, with buckets in proportion to the tensors.
-
-    All of them exchange something in every step, so that ten steps suffice, and none starts processes of its own.
-    """
-
-    def kilobytes(count: int) -> str:
-        return f"{max(1, round(count * scale))}KB"
-
-    buckets = f"fusion(bytes={kilobytes(600)}, first_bytes={kilobytes(64)})"
-    pieces = f"priority(partition_bytes={kilobytes(128)}, credit_bytes={kilobytes(512)})"
-    return (
-        f"bsp / all_reduce / none / {buckets}",
-        "bsp / all_reduce / none / sequential",
-        "bsp / all_reduce / none / mg_wfbp",
-        f"bsp / all_reduce / none / {pieces}",
-        f"bsp / all_reduce / none / dear(bytes={kilobytes(256)})",
-        f"bsp / all_reduce / bf16 / {buckets}",
-        f"bsp / all_reduce / int8 / {buckets}",
-        f"bsp / all_reduce / int4 / {buckets}",
-        f"bsp / all_reduce / qsgd / {buckets}",
-        f"bsp / gossip / none / {buckets}",
-    )
+BUCKETS = "fusion(bytes=600KB, first_bytes=64KB)"
+STRATEGIES = (
+    f"bsp / all_reduce / none / {BUCKETS}",
+    "bsp / all_reduce / none / sequential",
+    "bsp / all_reduce / none / mg_wfbp",
+    "bsp / all_reduce / none / priority(partition_bytes=128KB, credit_bytes=512KB)",
+    "bsp / all_reduce / none / dear(bytes=256KB)",
+    f"bsp / all_reduce / bf16 / {BUCKETS}",
+    f"bsp / all_reduce / int8 / {BUCKETS}",
+    f"bsp / all_reduce / int4 / {BUCKETS}",
+    f"bsp / all_reduce / qsgd / {BUCKETS}",
+    f"bsp / gossip / none / {BUCKETS}",
+)
+"""All of them exchange something in every step, so that a few steps suffice, and none starts processes of its own."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +150,7 @@ class Cell:
 
 
 class Kept:
-    """The folder with what has been measured, for one scale and number of steps."""
+    """The folder with what has been measured, with one --slower and number of steps."""
 
     def __init__(self, folder: Path, settings: dict[str, object]) -> None:
         self._folder = folder
@@ -245,10 +236,10 @@ def measured(job: Workload, made: Cluster, texts: Sequence[str], steps: int) -> 
     return {row.strategy: row.step_ms / 1e3 for row in results.rows}
 
 
-def cell(place: Place, kept: Kept, *, scale: float, steps: int, limit: str) -> Cell:
+def cell(place: Place, kept: Kept, *, slower: float, steps: int, limit: str) -> Cell:
     """Probe, predict, measure."""
-    job = shrunk(place.workload, COMPUTE_S * scale, divisor=DIVISORS[place.workload] / scale)
-    made, texts = cluster_of(place), strategies(scale)
+    job = shrunk(place.workload, COMPUTE_S * slower, divisor=DIVISORS[place.workload])
+    made, texts = cluster_of(place), STRATEGIES
     known = kept.probed(place, made, limit)
     rate = max(link.bandwidth_bps for link in made.links)
     setting = Setting(cluster=known, workers=made.num_hosts, bandwidth_bps=rate)
@@ -316,17 +307,17 @@ def main() -> None:
     )
     parser.add_argument("--cells", type=int, help="measure at most so many now")
     parser.add_argument("--workloads", nargs="+", default=list(DIVISORS), choices=list(DIVISORS))
-    parser.add_argument("--bandwidths", nargs="+", default=BANDWIDTHS)
-    parser.add_argument("--scale", type=float, default=1.0, help="of tensors and compute, and so of the time it takes")
-    parser.add_argument("--steps", type=int, default=10, help="of every strategy")
-    parser.add_argument("--probe", default="20s", help="how long each probe may take")
+    parser.add_argument("--bandwidths", nargs="+", default=BANDWIDTHS, help="before they are divided by --slower")
+    parser.add_argument("--slower", type=float, default=4.0, help="compute and links, so that processors count for less")
+    parser.add_argument("--steps", type=int, default=6, help="of every strategy")
+    parser.add_argument("--probe", default="40s", help="how long each probe may take")
     parser.add_argument("--limit", default="24min", help="begin no cell that would end later")
     options = parser.parse_args()
     limit_s = parse_quantity(options.limit, "time", "--limit")
-    kept = Kept(Path(options.keep), {"scale": options.scale, "steps": options.steps})
+    kept = Kept(Path(options.keep), {"slower": options.slower, "steps": options.steps})
     done, failures, took_s = kept.cells(), list[str](), list[float]()
     places = [
-        Place(model, bandwidth, kind)
+        Place(model, format_rate(parse_bandwidth(bandwidth, "--bandwidths") / options.slower), kind)
         for kind in (LIKE, UNLIKE)
         for bandwidth in options.bandwidths
         for model in options.workloads
@@ -344,7 +335,7 @@ def main() -> None:
         told = f", about {human_duration(left_s)} to go" if took_s else ""
         print(f"cell {number + 1} of {len(missing)}: {place}; {so_far_s:.0f} s so far{told}", file=sys.stderr)
         try:
-            found = cell(place, kept, scale=options.scale, steps=options.steps, limit=options.probe)
+            found = cell(place, kept, slower=options.slower, steps=options.steps, limit=options.probe)
         except LaconicError as exc:
             failures.append(f"{place}: {one_line(exc, 400)}")
             print(failures[-1], file=sys.stderr, flush=True)
