@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, help="measure at most so many now")
     parser.add_argument("--workloads", nargs="+", default=list(DIVISORS), choices=list(DIVISORS))
     parser.add_argument("--bandwidths", nargs="+", default=BANDWIDTHS, help="before they are divided by --slower")
-    parser.add_argument("--slower", type=float, default=4.0, help="compute and links, so that processors count for less")
+    parser.add_argument("--slower", type=float, default=4.0, help="compute and links, so that processors matter less")
     parser.add_argument("--steps", type=int, default=6, help="of every strategy")
     parser.add_argument("--probe", default="40s", help="how long each probe may take")
     parser.add_argument("--limit", default="24min", help="begin no cell that would end later")
