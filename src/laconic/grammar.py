@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _LIMIT = 2000
 """No strategy is this long; text that is was pasted by mistake."""
 _DEPTH = 3
-"""Calls within calls that anybody could mean."""
+"""The deepest nesting of calls; no strategy needs more."""
 
 
 @dataclass(frozen=True)

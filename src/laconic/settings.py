@@ -1,4 +1,4 @@
-"""What a method can be set to: typed, bounded, documented fields, checked when the method is built.
+"""The settings of a method: typed, bounded, documented fields, checked when the method is built.
 
 A method is a frozen, keyword-only dataclass whose fields are made by `count`, `number`, `share`, `size`, `duration`,
 `flag`, `choice`, `pattern`, `hosts` and `method`. The same declaration checks Python objects, reads strategy text and
@@ -47,7 +47,7 @@ class Setting:
     advice: str = ""
     """What to do instead, appended to a range error."""
     wants: type[Method] | None = None
-    """What kind of method it must be to be of use; looked at where parts are put together, not here."""
+    """The kind of method that the value must be; checked where the parts of a strategy are combined, not here."""
 
     def allowed(self) -> str:
         """The bounds in words."""
@@ -86,7 +86,7 @@ class Setting:
     def read(self, value: object, where: str) -> Value:
         """Turn text or a TOML value into what the field holds; units are allowed in text.
 
-        What names a method must have been looked up: names are known to registries, not here.
+        A name of a method must have been looked up before: names are known to registries, not here.
         """
         if self.kind == "method":
             self.check(value, where)
@@ -243,11 +243,11 @@ class Method:
     axis: ClassVar[str] = ""
     name: ClassVar[str] = ""
     family: ClassVar[str] = ""
-    """Methods of its axis that it is listed with; empty: all of the axis."""
+    """The family of methods on its axis that it is listed with; empty: all of the axis."""
     good_for: ClassVar[str] = ""
     """When to choose it, in a few words; empty: the summary says that."""
     first_setting: ClassVar[str] = ""
-    """The one that topk(0.01) means, where it is not the first that is declared."""
+    """The setting that topk(0.01) means, where it is not the first that is declared."""
     shows_on_links: ClassVar[tuple[str, ...]] = ()
     """Settings that act on what is measured on the network, and change nothing where all links are alike."""
 
@@ -257,7 +257,7 @@ class Method:
 
     @classmethod
     def declared(cls) -> Mapping[str, Setting]:
-        """Every setting of this method, the one that may be given without its name first."""
+        """Every setting of this method; the one that may be given without its name comes first."""
         # Before its decorator has run, a class still has the fields of its base: that is not kept.
         made = "__dataclass_fields__" in vars(cls)
         return _declared(cls) if made else _declared.__wrapped__(cls)
@@ -314,7 +314,7 @@ class Method:
         }
 
     def call_text(self) -> str:
-        """This method alone as canonical text: the name, then what differs from the defaults."""
+        """This method alone as canonical text: the name, then the settings that differ from the defaults."""
         arguments = ", ".join(f"{key}={value}" for key, value in self.changed_settings().items())
         return f"{self.name}({arguments})" if arguments else self.name
 

@@ -38,8 +38,8 @@ Chosen = Callable[[int], Collective | None]
 class AllReduce(Architecture):
     """Every replica ends with the mean of all contributions.
 
-    native: the backend's own all-reduce, 2 (n-1)/n N bytes per rank. The others are laconic's, made of sends and
-    receives; gathers, scatters and swaps of a compressor are the same with all of them.
+    native: the backend's own all-reduce, 2 (n-1)/n N bytes per rank. The other algorithms are laconic's, made of
+    sends and receives. They differ in sums only: gathers, scatters and swaps of a compressor are the same with all.
     """
 
     name: ClassVar[str] = "all_reduce"
@@ -55,11 +55,11 @@ class AllReduce(Architecture):
     """Where the compressor works; between_hosts: plain values inside a host, whose sum one of its ranks compresses."""
 
     placement: str = choice("by_host", _MEASURED)
-    """Which ranks are taken together, and their order; by_host: those that share a host, as they are numbered;
-    measured: those that exchange fast while all others do, such as a rack behind a slow uplink."""
+    """How ranks are grouped and ordered; by_host: ranks that share a host form a group, in the order of their numbers;
+    measured: ranks that exchange fast while all others exchange too, such as those of a rack behind a slow uplink."""
 
     hosts: Hosts = field(default=(), kw_only=True)
-    """Ranks that are taken together, in the order in which a ring goes through them; known once attached."""
+    """The groups of ranks, in the order in which a ring goes through them; known once attached."""
     costs: Costs | None = field(default=None, kw_only=True)
     """The measurements of auto; known once attached."""
 
@@ -110,12 +110,12 @@ class AllReduce(Architecture):
         return None
 
     def facts(self) -> dict[str, str]:
-        """What auto uses from which size on, and the ranks that measured rates have put together."""
+        """The algorithm that auto uses from each size on, and the groups of ranks by measured rates."""
         groups = {"groups": groups_in_words(self._groups())} if self._groups() else {}
         return groups | ({} if self.costs is None else {"algorithms": in_words(self.costs)})
 
     def _groups(self, algorithm: str = "") -> Hosts:
-        """The ranks that measured rates have put together; empty before that, and for the backend's own algorithm."""
+        """The groups of ranks by measured rates; empty before the measurement, and for the backend's own algorithm."""
         return self.hosts if self.placement == _MEASURED and algorithm != NATIVE else ()
 
     def tells_hosts_apart(self) -> bool:
@@ -123,11 +123,11 @@ class AllReduce(Architecture):
         return self.algorithm in ALGORITHMS and ALGORITHMS[self.algorithm].by_host
 
     def forms_sums(self) -> bool:
-        """Unless that is left to the backend."""
+        """True unless sums are left to the backend."""
         return self.algorithm != NATIVE
 
     def compresses_sums(self) -> bool:
-        """Those of a host."""
+        """Whether the sum of a host is compressed, not the values of each rank."""
         return self.compress == "between_hosts"
 
     def exchange(
@@ -167,8 +167,8 @@ class AllReduce(Architecture):
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """All rounds of the compressor, and plain values inside hosts where only traffic between hosts is compressed.
 
-        Before attaching, hosts are unknown: hierarchical is then priced with the same number of ranks on each host or,
-        if it compresses between hosts, with one.
+        Before attaching, hosts are unknown: the bytes of hierarchical are then computed for the same number of ranks
+        on each host or, if it compresses between hosts, for one.
         """
         if not self.compresses_sums():
             chosen = self._chosen(moment)
@@ -256,7 +256,7 @@ class AllReduce(Architecture):
         return self.hosts or hosts_alone(moment.world_size)
 
     def _among_leaders(self, moment: Moment) -> Moment:
-        """The moment of the first rank of this rank's host, among those of all hosts."""
+        """The moment of this host's leader, its first rank, in the group of all hosts' leaders."""
         hosts = self._known_hosts(moment)
         place = next(number for number, host in enumerate(hosts) if moment.rank in host)
         return replace(moment, rank=place, world_size=len(hosts))

@@ -23,7 +23,7 @@ from laconic.settings import share
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedLoss(Architecture):
-    """Each rank owns 1/n of the values: it gets these of all ranks by UDP, and sends back the mean of what has arrived.
+    """Each rank owns 1/n of the values: it gets them from all ranks by UDP and sends back the mean of what arrived.
 
         mean of a row   n / |A| times the sum over the ranks A whose row has arrived in time
         sent by a rank  2 (n-1)/n N, as in a ring, in 2 steps
@@ -41,7 +41,7 @@ class BoundedLoss(Architecture):
     tolerate: float = share(0.05, at_most=0.5)
     """The share of frames that may be left out of means, on average over exchanges; frames beyond it are fetched."""
     percentile: float = share(0.95)
-    """How long an owner waits for frames: 1.25 times what this share of recent exchanges of the same size has taken."""
+    """How long an owner waits for frames: 1.25 times this percentile of the times of recent exchanges of that size."""
 
     @property
     def loss_bound(self) -> LossBound:
@@ -55,22 +55,22 @@ class BoundedLoss(Architecture):
         return compression.exchange(flat, state, _OverDatagrams(wire, state), own)
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """Rows that others own, and the means of this rank's rows to each of them."""
+        """Bytes of the rows that others own, and of the means of this rank's rows to each of them."""
         return sum(rows.sent_bytes for rows in self._rows(bucket, compression, moment))
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
-        """To the owners, and from them to all, for each sum."""
+        """For each sum, a scatter of rows to their owners and a gather of the means."""
         found: list[Move] = []
         for rows in self._rows(bucket, compression, moment):
             found += [Move("scatter", (rows.nbytes,)), Move("gather", (rows.owned_bytes,))]
         return tuple(found)
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """As often as the compressor: both steps are one wait."""
+        """The waits of the compressor: both steps are one wait."""
         return compression.num_waits(bucket, moment)
 
     def _rows(self, bucket: Bucket, compression: Codec, moment: Moment) -> list[Rows]:
-        """How each sum travels."""
+        """The rows in which each sum travels."""
         sizes = [size for round in compression.rounds(bucket, moment) for size in round.sizes if size]
         # What adds up has the same number of values as the bucket; a complex one is two real ones.
         numel = bucket.numel * (2 if bucket.dtype.is_complex else 1)
@@ -78,7 +78,7 @@ class BoundedLoss(Architecture):
 
 
 class _OverDatagrams(SumsOnly):
-    """A group whose sums are formed of what arrives."""
+    """A group whose sums are formed of the frames that arrive."""
 
     def __init__(self, wire: Wire, state: BucketState) -> None:
         super().__init__(state.moment)

@@ -20,7 +20,7 @@ from laconic.settings import choice, number
 _PUBLIC = "choco.public"
 _AROUND = "choco.around"
 _RATE, _DENSE, _EXPONENT = 0.2, 0.1, 0.6
-"""The step that works down to this density; below it, it shrinks with this power of the density."""
+"""The step, the density down to which it works, and the power of the density with which it shrinks below that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +46,13 @@ class Choco(Architecture):
     topology: str = choice("ring", "torus")
     """The neighbours of a replica: the two next to it, or the four around it on a grid."""
     gamma: float = number(0.0, at_least=0.0, at_most=1.0)
-    """The step towards the neighbours' public copies in a round; 0: by the compressor. That is 0.2, less where it sends
-    less than one entry in ten (0.05 for the largest one in a hundred), and half of the share that it sends where that
-    is drawn at random. With too large a step replicas diverge; where a compressor loses little, a larger one brings
-    them together sooner."""
+    """The step towards the neighbours' public copies in a round; 0: chosen for the compressor. The choice
+    is 0.2, less for a compressor that sends less than one entry in ten (0.05 for the largest one in a hundred), and
+    half of the share of entries sent, at most 0.2, if they are drawn at random. With too large a step replicas diverge;
+    with a compressor that loses little, a larger step brings them together sooner."""
 
     def copy_rate(self, compression: CodecTraits) -> float:
-        """The setting, or what fits the compressor; the same with a barrier and without."""
+        """The setting, or the step that fits the compressor; the same with a barrier and without."""
         if self.gamma:
             return self.gamma
         if compression.at_random:

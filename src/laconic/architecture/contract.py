@@ -26,10 +26,10 @@ replicas come closer without being equal."""
 
 
 class Measure(Protocol):
-    """What can be found out by trying, among all ranks together."""
+    """Measurements that all ranks make together."""
 
     def costs(self, algorithms: Sequence[str], hosts: Hosts) -> Costs:
-        """How long all-reduces of several sizes take with the backend's own algorithm and with these, by such hosts."""
+        """The times of all-reduces of several sizes on these hosts, with the backend's own algorithm and with these."""
         ...
 
     def pairs(self) -> Pairs:
@@ -72,17 +72,17 @@ class CodecTraits(Protocol):
 
     @property
     def density(self) -> float:
-        """The share of values of which a payload tells anything."""
+        """The share of values that a payload carries information about."""
         ...
 
     @property
     def at_random(self) -> bool:
-        """Which values these are is drawn at random."""
+        """The values that a payload is about are drawn at random."""
         ...
 
     @property
     def by_name(self) -> bool:
-        """Its bytes depend on the names of tensors, not on their shapes alone."""
+        """The bytes of a payload depend on the names of tensors, not on their shapes alone."""
         ...
 
 
@@ -91,11 +91,11 @@ class Codec(Protocol):
 
     @property
     def traits(self) -> CodecTraits:
-        """Facts about it."""
+        """Facts about the compressor."""
         ...
 
     def init(self, bucket: Bucket) -> BucketState:
-        """Its state for `bucket` before the first step."""
+        """The compressor's state for `bucket` before the first step."""
         ...
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
@@ -111,7 +111,7 @@ class Codec(Protocol):
         ...
 
     def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Add what a payload stands for."""
+        """Decode `payload` and add it to `out`."""
         ...
 
     def decode_rows(self, payloads: Payload, outs: torch.Tensor, state: BucketState) -> None:
@@ -199,11 +199,11 @@ class Architecture(Method):
 
     @property
     def loss_bound(self) -> LossBound | None:
-        """How much of what ranks send may be missing from a mean, where it travels as datagrams; None: it does not."""
+        """How much of the values may be missing from a mean, where they are sent as datagrams; None: they are not."""
         return None
 
     def copy_rate(self, compression: CodecTraits) -> float | None:
-        """The step towards a neighbour's public copy when a pair averages without a barrier, with such a compressor.
+        """The step towards a neighbour's public copy when a pair averages without a barrier, with this compressor.
 
         None: there are no public copies, and pairs exchange uncompressed parameters.
         """
@@ -220,10 +220,10 @@ class Architecture(Method):
         return None
 
     def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> Self:
-        """The same, knowing what only attaching tells: which ranks share a host, and what can be measured among them.
+        """This architecture with facts known only when attaching: which ranks share a host, and measurements.
 
-        Every rank calls it; all ranks ask `hosts` and `measure`, or none. Raises AttachError if a setting
-        would have no effect on these hosts.
+        Every rank calls it, and either all ranks call `hosts` and `measure` or none does. Raises AttachError if a
+        setting would have no effect on these hosts.
         """
         return self
 
@@ -256,7 +256,7 @@ class Architecture(Method):
         return 1.0 / world_size if self.scope == "everyone" else 1.0
 
     def cut(self, plan: Plan, world_size: int, *, tensors: bool) -> Plan:
-        """The plan with its buckets cut so that each can go its own way; with `tensors`, inside tensors too."""
+        """The plan with its buckets cut so that each can take its own route; with `tensors`, inside tensors too."""
         return plan
 
     def fixed_ranks(self, least: int, most: int) -> str | None:
@@ -293,7 +293,7 @@ class Architecture(Method):
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:
         """The moves of one exchange of `bucket` on the network, in order.
 
-        If decoupled, a sum is a "scatter_sum" and a "gather", and all that gathers may wait.
+        If decoupled, a sum is a "scatter_sum" and a "gather", and every gather may be deferred.
         """
         raise NotImplementedError
 
@@ -318,11 +318,11 @@ class Architecture(Method):
         raise NotImplementedError
 
     def gather_moves(self, weights: Bucket, compression: Codec, moment: Moment) -> tuple[Move, ...]:
-        """The moves of that gather."""
+        """The moves of one gather of weights."""
         raise NotImplementedError
 
     def decoupled_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """The same where sums are formed in two rounds."""
+        """As `sent_bytes`, where sums are formed in two rounds."""
         return self.sent_bytes(bucket, compression, moment)
 
     def pairwise_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:

@@ -52,19 +52,19 @@ class Gossip(Architecture):
     shows_on_links: ClassVar[tuple[str, ...]] = ("placement",)
 
     topology: str = choice("ring", "torus", "exponential", "one_peer_exponential", "fast_pairs", "random_pairs")
-    """The neighbours of a replica: the two next to it, the four around it on a grid, those at a distance of 1, 2, 4,
-    ..., one of these in turn, one of those with the fastest links (measured when attaching), or a random partner for
-    every mixing step."""
+    """The neighbours of a replica; ring: the two next to it; torus: the four around it on a grid; exponential: those at
+    a distance of 1, 2, 4, ...; one_peer_exponential: one of these in turn; fast_pairs: one of those with the fastest
+    links (measured when attaching); random_pairs: a random partner for every mixing step."""
     seed: int = count(0, at_most=2**31 - 1)
     """Seed of the random graphs."""
     rounds: tuple[Partners, ...] = ()
     """The partners of fast_pairs in each round of a cycle, once links have been measured; none: all links are equal."""
     placement: str = choice("as_numbered", _MEASURED)
-    """Where replicas stand in the graph; measured: next to those they exchange fast with while all others exchange, so
-    that a ring leaves a rack behind a slow uplink only once."""
+    """Where replicas stand in the graph; measured: next to those they exchange fast with while all others exchange too,
+    so that a ring leaves a rack behind a slow uplink only once."""
 
     hosts: Hosts = field(default=(), kw_only=True)
-    """Ranks in the order in which they stand in the graph, those that were measured to be close together; known once
+    """Ranks in their order in the graph, in groups that were measured to exchange fast among themselves; known once
     attached."""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Gossip(Architecture):
             )
 
     def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> Gossip:
-        """The same, knowing who stands where, or which links are fast, if that matters."""
+        """This architecture with the measured order of ranks or the fastest pairs, if a setting asks for them."""
         in_pairs = self.topology == FAST_PAIRS.name
         if not (in_pairs or self.placement == _MEASURED) or sum(map(len, where := hosts())) == 1:
             return self
@@ -102,7 +102,7 @@ class Gossip(Architecture):
         return self.graph().fixed
 
     def neighbours(self, moment: Moment) -> Neighbourhood:
-        """Whom this rank talks to."""
+        """The ranks that this rank exchanges with."""
         order = [rank for host in self.hosts for rank in host] or range(moment.world_size)
         return self.graph().placed(moment.rank, order, moment.round, self.seed)
 
@@ -120,7 +120,7 @@ class Gossip(Architecture):
         flat.copy_(mixed)
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """Once per neighbour."""
+        """The bytes of the parameters, once per neighbour."""
         return len(self.neighbours(moment).sends) * bucket.nbytes
 
     def moves(self, bucket: Bucket, compression: Codec, moment: Moment, *, decoupled: bool = False) -> tuple[Move, ...]:

@@ -52,7 +52,7 @@ class InNetwork(Architecture):
 
     @property
     def servers(self) -> ServerLayout:
-        """One, with slots."""
+        """One server, with slots."""
         return ServerLayout(shards=1, hosts=self.hosts, slots=self.slots)
 
     def exchange(

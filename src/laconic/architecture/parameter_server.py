@@ -58,7 +58,7 @@ class ParameterServer(Architecture):
 
     @property
     def servers(self) -> ServerLayout:
-        """As many as there are hosts or shards."""
+        """As many servers as there are hosts or shards."""
         return ServerLayout(shards=self.shards, hosts=self.hosts)
 
     def cut(self, plan: Plan, world_size: int, *, tensors: bool) -> Plan:

@@ -21,12 +21,12 @@ from laconic.settings import choice
 
 @dataclass(frozen=True, kw_only=True)
 class PowerGossip(Architecture):
-    """Each replica moves towards its neighbours by a compressed difference, which neither of the two computes itself.
+    """Each replica moves towards its neighbours by a compressed difference, which neither side has in full.
 
         x_i <- x_i + sum_j W_ij C(x_j - x_i) - eta g_i      W doubly stochastic, C linear
 
-    C is linear, so each sends C of its own parameters and both subtract. With powersgd, for which this was published, P
-    = orth(X_i Q - X_j Q), Q <- X_i^T P - X_j^T P, C(X_i - X_j) = P Q^T. Both compute the same difference, so the mean
+    C is linear, so each replica sends C of its own parameters and both subtract. With powersgd, as published,
+    P = orth(X_i Q - X_j Q), Q <- X_i^T P - X_j^T P, C(X_i - X_j) = P Q^T. Both compute the same difference, so the mean
     of all replicas is preserved. The unsent part of a difference remains for the next round: no residual, no public
     copies and no step size are needed. Every pair keeps a Q of its own.
 

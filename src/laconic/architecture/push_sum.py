@@ -39,8 +39,8 @@ class PushSum(Architecture):
     weight_field: ClassVar[str | None] = _WEIGHT
 
     topology: str = choice("one_peer_exponential", "exponential", "ring", "random_targets")
-    """The targets of a replica: one of those at a distance of 1, 2, 4, ... in turn, all of these, the two next to it,
-    or a random one for every mixing step."""
+    """The targets of a replica; one_peer_exponential: one of those at a distance of 1, 2, 4, ... in turn; exponential:
+    all of these; ring: the two next to it; random_targets: a random one for every mixing step."""
     seed: int = count(0, at_most=2**31 - 1)
     """Seed of the random graphs."""
 

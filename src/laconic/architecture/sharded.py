@@ -77,7 +77,7 @@ class Sharded(Architecture):
         return None if self.between == _OFF else self.between
 
     def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> Sharded:
-        """The same with the hosts of ranks; raises AttachError if hosts have nothing to add up, or differ in size."""
+        """This architecture with its hosts; raises AttachError if hosts have nothing to add up, or differ in size."""
         if self.between == _OFF or sum(map(len, where := hosts())) == 1:
             return self
         sizes = sorted({len(host) for host in where})
@@ -145,7 +145,7 @@ class Sharded(Architecture):
     def _by_hosts(
         self, rows: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, out: torch.Tensor
     ) -> Exchange:
-        """Each rank sums, inside its host, the shards for the ranks with its position, then sends them there."""
+        """Each rank sums, inside its host, the shards of all owners with its position, then sends the sums to them."""
         transport, between = wire.transport, compression.between_hosts
         assert between is not None
         assert self.hosts, "attaching has settled it"
@@ -187,7 +187,7 @@ class Sharded(Architecture):
         return BucketState(row, parts=[compression.init(batch.bucket) for batch in batches])
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """A row for each of the others, or on two levels; before attaching, with all ranks on two hosts."""
+        """Bytes of a row for each of the others, or of two levels; before attaching, for ranks on two hosts."""
         levels = self._levels(moment)
         sizes = {"scatter_inside": len(levels.host), "scatter_between": len(levels.column)}
         return sum(
@@ -196,7 +196,7 @@ class Sharded(Architecture):
         )
 
     def sent_between(self, bucket: Bucket, compression: Codec, moment: Moment) -> int | None:
-        """The sums, to the ranks with the same position on other hosts."""
+        """Bytes of the sums to the ranks with the same position on other hosts."""
         moves, count = self.moves(bucket, compression, moment), len(self._levels(moment).column)
         found = [shard_exchange_sent(move.nbytes, count) for move in moves if move.kind == "scatter_between"]
         return sum(found) if found else None
@@ -220,7 +220,7 @@ class Sharded(Architecture):
         return _Levels(self.hosts or _likely_hosts(moment.world_size), moment.rank)
 
     def num_waits(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
-        """One for each level."""
+        """One wait for each level."""
         return len(self.moves(bucket, compression, moment))
 
     def gathered_bytes(self, weights: Bucket, compression: Codec, moment: Moment) -> int:
@@ -237,7 +237,7 @@ class Sharded(Architecture):
 
 
 def _layout(state: BucketState, world_size: int) -> Layout:
-    """The same, cached with the state."""
+    """The layout of the bucket of a state, cached with the state."""
     key = ("rows", world_size)
     if key not in state.tables:
         state.tables[key] = layout_of(state.bucket, world_size)

@@ -16,7 +16,7 @@ _PLACE = 2
 
 
 def _reading_auto(inner: Callable[_P, Session]) -> Callable[_P, Session]:
-    """The same function, which parses "auto" itself, because the runtime does not import the planner above it."""
+    """`inner`, extended to parse "auto", because the runtime does not import the planner above it."""
 
     @functools.wraps(inner)
     def attach(*args: _P.args, **kwargs: _P.kwargs) -> Session:

@@ -1,8 +1,8 @@
 """The child process of `auto`: reads the measurements, asks the planner, and prints the strategy to use.
 
-Of the planner's strategies only those are looked at that a session can come to and leave again, and under which the
-optimizer's step stays as it is. Replicas may train alone for a while only where it is known how long training will
-take: they become one model after the last step.
+Of the planner's strategies, only those are considered that a session can change to and from, and under which the
+optimizer's step stays unchanged. Replicas may train alone for some steps only where it is known how long training will
+take, because they have to become one model after the last step.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from laconic.workload.devices import device
 
 _NICE = 10
 _TRUSTED = 0.25
-"""By so much a predicted step may be off: more than predictions on probed links ever were in the lab."""
+"""Relative error that a predicted step may have: more than predictions on probed links ever had in the lab."""
 _RANGE, _HALVINGS = 100.0, 12
-"""Links may be so many times as fast or slow as they were probed to be; found to 0.1%."""
+"""Links may be this many times as fast or slow as probed; this many halvings find their rate to 0.1%."""
 _FEWEST_ROUNDS = 4
-"""Which replicas that train alone must still be able to make."""
+"""The fewest rounds that must still be possible where replicas train alone."""
 _MEMORY_SHARE = 0.8
-"""Of the memory that is free: a change takes buffers of its own, and activations differ from step to step."""
+"""Usable share of free memory: a change takes buffers of its own, and activations differ from step to step."""
 
 
 def choose(given: Mapping[str, Any]) -> Decision:
-    """The strategy for what was found out."""
+    """The strategy for these findings."""
     question = read_question(given)
     if given["seen"] is not None:
         text, step_s = given["seen"]
@@ -70,7 +70,7 @@ def _option(choice: Choice) -> Option:
 def candidates(
     question: Question, given_up: Sequence[str] = (), *, steps_left: int | None, free_bytes: int | None
 ) -> list[Strategy]:
-    """What a session may change to, and from, without the script noticing; not what was tried in vain."""
+    """Strategies that a session may change to and from with the script unchanged, except those in `given_up`."""
     texts = {str(one): one for one in (*first_candidates(question), *other_forms(DDP, question))}
     tensors = question.workload.tensors
     return [
@@ -83,7 +83,7 @@ def candidates(
 
 
 def suits(strategy: Strategy, steps_left: int | None) -> bool:
-    """Whether a script that was written for DDP runs under it as it is, from any step on."""
+    """Whether a script that was written for DDP runs unchanged under this strategy, from any step on."""
     begins = any(layer.name == "warmup" for layer in strategy.compression.layers())
     if why_not_changed(strategy) or strategy.scheduling.defers or begins or strategy.synchronization.warmup:
         return False
@@ -93,7 +93,7 @@ def suits(strategy: Strategy, steps_left: int | None) -> bool:
 
 
 def read_question(given: Mapping[str, Any]) -> Question:
-    """What the planner is asked."""
+    """The question for the planner."""
     cluster, gap = Cluster.from_toml(given["cluster"]), given["max_loss_gap"]
     # On a device without measured encoding costs, no compressor that encodes is chosen.
     lossless = gap is None or not given["device"]
@@ -110,10 +110,10 @@ def read_question(given: Mapping[str, Any]) -> Question:
 
 
 def as_steps_say(question: Question, strategy: Strategy, step_s: float) -> Question:
-    """The same with links on which a step under `strategy` would take as long as it was measured to take.
+    """The question with links on which a step under `strategy` would take as long as it was measured to take.
 
-    The links were probed for a short while and with small messages, of which a token bucket or a busy processor may
-    give a wrong idea. Where the steps of training disagree with that, they say how fast links are.
+    The links were probed for a short time and with small messages, so a token bucket or a busy processor may have
+    distorted the result. Where the steps of training disagree with the probe, the rate of links is derived from them.
     """
 
     def predicted_s(asked: Question) -> float:

@@ -95,7 +95,7 @@ class Controller:
             self._use(job, order)
 
     def _window_s(self, job: Job) -> list[float]:
-        """What each step took since the last meeting; on a GPU, whose host runs ahead, the mean of them for each."""
+        """The time of each step since the last meeting; on a GPU, whose host runs ahead, the mean for each step."""
         device = next(iter(job.parameters.values())).device
         if device.type == "cuda":
             assert self._ended_s is not None
@@ -156,7 +156,7 @@ class Controller:
             _LOG.info('auto: step %d: "%s". %s', job.step, order.strategy, order.reason)
 
     def _end(self, job: Job) -> None:
-        """Training is over, as far as was said: nothing is decided any more."""
+        """The last of `total_steps` is made: nothing is decided any more."""
         self._close()
         if not self._session.strategy.exchanges_gradients():
             self._use(job, Order("use", str(Strategy()), "The last step was made: replicas become one model."))
@@ -199,13 +199,13 @@ def _broadcast(job: Job, values: torch.Tensor) -> torch.Tensor:
 
 
 def gather_numbers(job: Job, number: float, what: str) -> list[float]:
-    """What each rank says, on every rank."""
+    """The numbers of all ranks, by rank; every rank gets them."""
     rows = gather_bytes(job.transport, f"{number:.9e}".ljust(24).encode(), what)
     return [float(row.decode()) for row in rows]
 
 
 def _free_bytes(job: Job) -> float:
-    """Memory of the device that nobody has; of a CPU it is not known how much a process may take."""
+    """Free memory of the device; infinite on a CPU, where it is not known how much a process may take."""
     device = next(iter(job.parameters.values())).device
     return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float("inf")
 

@@ -1,12 +1,13 @@
-"""What rank 0 decides by what it sees: when to watch, when to plan, which strategy to use, and when to leave it again.
+"""The decisions of rank 0: when to watch, when to plan, which strategy to use, and when to leave it again.
 
-It first sees nothing (steps that warm up), then DDP's steps, then the layers, then a search. A strategy is tried, after
-EVERY steps that do not count; if another is predicted to be faster by GAIN than it was measured to be, that is tried,
-too. The fastest as measured is used, or left if it is not faster than DDP by GAIN. Later, steps that take DRIFT longer
-or shorter than they did make it begin again with the layers, which are watched from the first sign of it.
+The first steps only warm up. Then DDP's steps are timed, then the layers, and a search starts. Its best strategy is
+tried, after EVERY steps that do not count; if another one is predicted to be faster, by GAIN, than the tried one was
+measured to be, that one is tried too. The fastest as measured is used, or left if it is not faster than DDP by GAIN. If
+steps later become longer or shorter by DRIFT, everything begins again with timing the layers, which are watched from
+the first sign of drift.
 
-Steps are judged by the median of EVERY of them. Where replicas exchange something only after some steps, most steps are
-short and a few are long, so there the mean counts, over whole cycles of that.
+Steps are judged by the median of EVERY steps. Where replicas exchange something only after some steps, most steps are
+short and a few are long, so there the mean over whole cycles counts.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ EVERY = 10
 GAIN = 0.02
 DRIFT = 0.25
 DRIFTED_STEPS = 20
-"""In so many steps running it must be seen: a few may be chance."""
+"""The number of consecutive steps in which drift must be seen: a few may be chance."""
 REST_STEPS = 50
-"""After a decision, in which nothing is decided again unless steps take CLEAR longer or shorter."""
+"""Steps after a decision in which nothing is decided again unless steps take CLEAR longer or shorter."""
 CLEAR = 0.5
 TRIED = 2
 """Looks after which a strategy is judged; one where a look is a whole cycle of rounds."""
@@ -44,29 +45,29 @@ class Order:
 
 
 def look_steps(strategy: Strategy) -> int:
-    """Steps that are judged together: EVERY, or where not all are alike as many whole cycles as hold that many."""
+    """Steps that are judged together: EVERY, or, where steps differ within a cycle, whole cycles of at least EVERY."""
     cycle = strategy.synchronization.cycle
     return cycle * math.ceil(EVERY / cycle) if cycle > 1 else EVERY
 
 
 def typical_s(times_s: Sequence[float], strategy: Strategy) -> float:
-    """How long a step of these takes under this strategy."""
+    """The typical time of these steps under this strategy."""
     if strategy.synchronization.cycle == 1:
         return statistics.median(times_s)
     return statistics.fmean(times_s[-look_steps(strategy) :])
 
 
 class Lead:
-    """Rank 0's side: what was seen, and what follows from it."""
+    """Rank 0's side: its observations, and the decisions that follow from them."""
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
         self._next: Callable[[float, Strategy], Order] = self._warm
         self._times_s: list[float] = []
-        """Of the steps since the last look."""
+        """Times of the steps since the last look."""
         self._ddp_s = 0.0
         self._usual_s = 0.0
-        """What a step took when the last decision was made, or when the steps were found to have changed."""
+        """The time of a step when the last decision was made, or when the steps were found to have changed."""
         self._at_work = str(Strategy())
         """The strategy under which the steps were found to have changed."""
         self._search: Search | None = None
@@ -75,20 +76,20 @@ class Lead:
         self._problem = ""
         self._rested = 0
         self._drifted = 0
-        """Steps running that took longer or shorter."""
+        """Consecutive steps that took longer or shorter than usual."""
         self._suspects = False
-        """Whether layers are watched because the last steps did."""
+        """Whether layers are watched because the last steps have drifted."""
         self._tried_s: list[float] = []
-        """Of the strategy that is being tried."""
+        """Step times of the strategy that is being tried."""
         self._option = Option(str(Strategy()), 0.0)
-        """That strategy, as predicted."""
+        """The strategy that is being tried, as predicted."""
         self._others: list[Option] = []
-        """That may be tried after it, as predicted."""
+        """Strategies that may be tried after it, as predicted."""
         self._tried: list[Option] = []
-        """Those that were tried after the last search, as measured."""
+        """Strategies that were tried after the last search, as measured."""
 
     def next(self, times_s: Sequence[float], strategy: Strategy) -> Order:
-        """What all ranks do now; `times_s`: what each step took since the last meeting."""
+        """What all ranks do now; `times_s`: the time of each step since the last meeting."""
         self._times_s += times_s
         self._rested += len(times_s)
         judges = self._next not in (self._warm, self._watched, self._searching, self._settling)
@@ -104,7 +105,7 @@ class Lead:
             self._search = None
 
     def gave_up(self, problem: str) -> None:
-        """No plan can be made of what was measured."""
+        """No plan can be made from the measurements."""
         self._problem = problem
 
     def refused(self, strategy: str) -> None:
@@ -113,19 +114,19 @@ class Lead:
         self._next = self._again
 
     def search(self, findings: Findings) -> None:
-        """Have a strategy searched for."""
+        """Start a search for a strategy."""
         self._search = self._planner.start(findings)
 
     @property
     def seen(self) -> tuple[str, float] | None:
-        """A step under DDP's strategy; where that was not measured since something changed, under the one at work."""
+        """DDP's strategy and its step time; if not measured since the last drift, those of the strategy at work."""
         if self._ddp_s:
             return str(Strategy()), self._ddp_s
         return (self._at_work, self._usual_s) if self._usual_s else None
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """Strategies that were tried here, or could not be."""
+        """Strategies that were tried here and not faster, or that could not be used."""
         return tuple(self._given_up)
 
     # -- one after the other -----------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ class Lead:
         return Order("watch" if differs else "unwatch")
 
     def _anew(self, step_s: float, strategy: Strategy) -> Order:
-        """Nothing that was found out holds any more."""
+        """No earlier finding holds any more: begin again."""
         # DDP's own step is not seen now, unless it is the one at work: as predicted, it will do.
         self._at_work = str(strategy)
         self._ddp_s = step_s if strategy == Strategy() else 0.0
@@ -256,5 +257,5 @@ class Lead:
 
 
 def _differ(step_s: float, other_s: float, by: float = DRIFT) -> bool:
-    """Whether one of both is longer by that share; nothing differs from what is not known."""
+    """Whether one time is longer than the other by the share `by`; no time differs from an unknown one (0)."""
     return other_s > 0 and max(step_s, other_s) > (1 + by) * min(step_s, other_s)

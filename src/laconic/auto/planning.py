@@ -40,13 +40,13 @@ class Findings:
     device: str
     """A GPU by its name in laconic.workload.devices, "cpu", or "" if it is none of these."""
     seen: tuple[str, float] | None = None
-    """A strategy, and what a step takes under it, as measured; None: not known."""
+    """A strategy and its measured step time; None: not known."""
     given_up: tuple[str, ...] = ()
     """Strategies that were tried here and not faster, or that could not be used."""
     steps_left: int | None = None
-    """Optimizer steps that are still to be made; None: nobody knows."""
+    """Optimizer steps that are still to be made; None: not known."""
     free_bytes: int | None = None
-    """Memory that is left on the device, for what a strategy remembers; None: not known."""
+    """Free memory on the device, for the state of a strategy; None: not known."""
 
     def to_table(self) -> dict[str, object]:
         """Plain values."""
@@ -62,7 +62,7 @@ class Findings:
 
 
 class Option(NamedTuple):
-    """A strategy, and what a step takes under it, as predicted or as measured."""
+    """A strategy and its step time, as predicted or as measured."""
 
     strategy: str
     step_s: float
@@ -93,7 +93,7 @@ class Decision:
 
     @classmethod
     def from_json(cls, text: str) -> Decision:
-        """From that line."""
+        """The inverse of to_json."""
         table = json.loads(text)
         best, others = Option(*table.pop("best")), tuple(Option(*one) for one in table.pop("others"))
         return cls(best=best, others=others, **table)

@@ -1,4 +1,4 @@
-"""Every method and preset in words, known without torch: what `laconic list` prints and typos are compared with.
+"""Every method and preset in words, known without torch: for `laconic list`, and to find typos in names.
 
 torch takes seconds to import, and the classes of the methods need it. So the description of laconic's own methods is
 kept in catalogue.json, which `make catalogue` writes and a test compares with the classes. Where another package has
@@ -65,7 +65,7 @@ class Catalogue(TypedDict):
 
 
 def catalogue() -> Catalogue:
-    """What can be used on this machine."""
+    """The methods and presets that can be used on this machine."""
     if has_plugins():
         from laconic.cli.method_facts import describe
 

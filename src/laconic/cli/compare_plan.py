@@ -1,8 +1,8 @@
 """`laconic compare --plan`: the planner's first choices, predicted and then measured.
 
-First every rank trains alone, side by side with the others, which says what a step computes here. The planner ranks
-strategies for the model with these times and the links as they are asked for; its first choices and plain DDP are
-trained under each other's eyes, and the step that was predicted stands beside the one that was measured.
+First all ranks train at the same time without communication, which gives the compute time of a step on this machine.
+The planner ranks strategies for the model with this time and the links asked for. Its first choices and plain DDP are
+then trained in the same run, and each predicted step time is shown next to the measured one.
 
 With --json, and in the run's folder as plan.json, the rows under "plan":
 
@@ -73,7 +73,7 @@ def hold_with_plan(comparison: Comparison, *, out: str | None, as_json: bool) ->
 
 
 def first_choices(found: Answer, steps: int | None) -> list[Choice]:
-    """Plain DDP, and the planner's best of each kind that exchange within these steps and have no warm-up."""
+    """Plain DDP, and the planner's best of each kind among those that exchange in these steps and have no warm-up."""
 
     def has_round(choice: Choice) -> bool:
         rule = choice.strategy.synchronization
@@ -94,7 +94,7 @@ _CHOICES = 3
 
 
 def checked(chosen: Sequence[Choice], found: Answer, results: Results) -> list[Checked]:
-    """Those that were measured, in the planner's order after plain DDP."""
+    """The strategies that were measured: plain DDP, then the others in the planner's order."""
     took_ms = {row.strategy: row.step_ms for row in results.rows}
     ddp = chosen[0]
     rows: list[Checked] = []

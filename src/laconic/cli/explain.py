@@ -5,7 +5,7 @@ With --json, one stable document:
     {"strategy": str,                       canonical text
      "settings": {AXIS: {"name": str, SETTING: value, ..., "with": [{"name": str, ...}]}},
      "workers": int, "params": int, "shards": int,
-     "state_bytes": int,                    what each worker remembers between steps, beside model and optimizer
+     "state_bytes": int,                    what each worker keeps between steps, besides model and optimizer
      "wire_bytes_per_step": int,            what each worker sends, from the strategy's own formulas
      "exact": bool,                         false: it depends on the values, and this is the most it can be
      "uncompressed_bytes_per_step": int,    the same for plain fp32 all-reduces, 2 (n-1)/n * 4 params; where workers
@@ -82,16 +82,16 @@ class _Explanation:
 
     @property
     def uncompressed(self) -> str:
-        """What that is."""
+        """The name of the uncompressed baseline."""
         return "uncompressed FSDP2" if self.strategy.architecture.holds_shards else "uncompressed all-reduce"
 
     def bytes_of(self, strategy: Strategy) -> int:
-        """What one worker sends per step under a strategy."""
+        """Bytes that one worker sends per step under a strategy."""
         return sum(times * strategy.wire_bytes_per_step(tensors, self.workers) for times, tensors in self._tensors())
 
     @cached_property
     def between_hosts(self) -> int | None:
-        """What one worker sends of gradients to other hosts, where hosts are told apart."""
+        """Bytes of gradients that one worker sends to other hosts, where the strategy distinguishes hosts."""
         strategy, moment = self.strategy, Moment.steady(self.workers)
         if strategy.architecture.between_by is None or self.workers == 1:
             return None
@@ -104,7 +104,7 @@ class _Explanation:
 
     @cached_property
     def state_bytes(self) -> int:
-        """What one worker remembers."""
+        """Bytes of state that one worker keeps between steps."""
         return sum(times * self.strategy.state_bytes(tensors) for times, tensors in self._tensors())
 
     def _tensors(self) -> list[tuple[int, list[TensorSpec]]]:
@@ -156,7 +156,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _on_hosts(strategy: Strategy, workers: int, text: str) -> Strategy:
-    """The strategy, knowing that so many workers share a host."""
+    """The strategy with its architecture settled for this many workers on each host."""
     size = parse_count(text, "--ranks-per-host", at_most=workers, example="8")
     whom = strategy.architecture
     if not whom.tells_hosts_apart():
@@ -335,7 +335,7 @@ def _not_counted(explanation: _Explanation) -> tuple[str, ...]:
 
 
 def _other_steps(explanation: _Explanation) -> str:
-    """What is sent in the steps in which a synchronization does not use the strategy's compressor."""
+    """A sentence on the bytes of steps in which the synchronization does not use the strategy's compressor."""
     when = explanation.strategy.synchronization
     planned = when.planned(_EXAMPLE_STEPS) if when.asks_for_length else when
     count = sum(planned.begins(step) for step in range(_EXAMPLE_STEPS))

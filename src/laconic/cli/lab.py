@@ -1,7 +1,7 @@
 """`laconic lab ... -- COMMAND`: run a torchrun-style script on virtual hosts behind real, shaped links.
 
-Where virtual hosts are not possible, the ranks run side by side and laconic holds itself back (docs/lab.md).
-`laconic lab --clean` ends what a lab that was killed has left behind. Faults (--kill and so on) are in lab_faults.py.
+Where virtual hosts are not possible, the ranks share this host and laconic paces its own traffic (docs/lab.md).
+`laconic lab --clean` ends processes that a killed lab has left behind. Faults (--kill and so on) are in lab_faults.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from laconic.units import human_bytes, human_seconds, parse_quantity
 
 
 def run(arguments: Arguments) -> int:
-    """Run the command and sum up; the worst exit code is ours."""
+    """Run the command and sum up; returns the worst exit code."""
     if arguments.clean:
         return _clean(arguments)
     if not arguments.command:
@@ -147,7 +147,7 @@ def _cuda_is_there() -> bool:
 
 
 def _sum_up(cluster: Cluster, counters: list[HostCounter] | None, seconds: float) -> None:
-    """What each host has sent, where the kernel has counted it."""
+    """Print the bytes of each host, where the kernel has counted them."""
     took = f"{human_seconds(seconds)} in the lab"
     if counters is None:
         table = plain_table("host", "link")

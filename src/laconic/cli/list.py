@@ -1,9 +1,9 @@
 """`laconic list`: every method on every axis, and the presets.
 
 Without arguments it is short: one line for each method, compressors by family with what they cost and what they are
-good for. With words to look for, or with --family, what is found is shown with its settings.
+good for. With search words or --family, the methods found are shown with their settings.
 
-With --json, one stable document, of which words and --family leave what they leave of the text:
+With --json, one stable document, which search words and --family filter as they filter the text:
 
     {"axes": {AXIS: [{"name": str, "summary": str, "wrapper": bool,
                       "family": str,                                      the axis, where it has no families
@@ -40,7 +40,7 @@ from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_
 from laconic.errors import UnknownName, UsageError, did_you_mean, one_line
 
 _NEAR = 0.02
-"""A loss this far above the uncompressed one is as good as that; beyond it, the list says so."""
+"""A loss at most this share above the uncompressed one counts as equal; the list mentions a larger gap."""
 
 
 def run(arguments: Arguments) -> int:
@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _part(found: Catalogue, arguments: Arguments) -> Catalogue:
-    """The methods of a family and the presets, as far as they have all the words."""
+    """The methods of a family, and the presets, whose descriptions have all the words."""
     axes, words = found["axes"], [word.lower() for word in arguments.words]
     family = arguments.family.lower().replace("-", "_")
     families = list(dict.fromkeys(method["family"] for methods in axes.values() for method in methods))

@@ -13,7 +13,7 @@ HOW_MEASURED = "at equal steps, compared with torch DDP: a small GPT with AdamW,
 
 
 def loss_in_words(strategy: Strategy) -> str:
-    """What was measured; not a whole sentence."""
+    """The measured loss, in words; not a whole sentence."""
     needed = steps_needed(strategy)
     if needed is None:
         return "not measured"
@@ -23,7 +23,7 @@ def loss_in_words(strategy: Strategy) -> str:
 
 
 def instead(strategy: Strategy) -> str:
-    """A sentence about what keeps the loss, where this strategy is known not to; otherwise nothing."""
+    """A sentence that names presets that keep the loss, if this strategy is known not to; otherwise empty."""
     needed = steps_needed(strategy)
     return "" if needed is None or needed.loss_gap <= _NEAR else what_keeps_it()
 

@@ -81,7 +81,7 @@ def _settings(method: type[Method]) -> list[SettingEntry]:
 
 
 def _ratio(compressor: Compressor) -> float:
-    """How many times fewer bytes it sends than fp32, from its own formulas."""
+    """How many times fewer bytes the compressor sends than fp32, from its own formulas."""
     sent, plain = (
         Strategy(compression=method).wire_bytes_per_step(_tensors(), WORKERS)
         for method in (compressor, NoCompression())

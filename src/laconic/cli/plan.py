@@ -82,7 +82,7 @@ def _page(found: Answer, bands: Sequence[BandwidthRange], mapped: Sequence[Cell]
 
 
 def _map_hosts(question: Question) -> list[int]:
-    """Numbers of hosts around that of the question, each twice the one before; where hosts differ, only its own."""
+    """Numbers of hosts around the cluster's own, each twice the one before; where hosts differ, only its own."""
     cluster = question.setting.cluster
     own = cluster.num_hosts
     if question.is_one_host or len(set(cluster.links)) > 1 or question.setting.workers != cluster.num_devices:

@@ -8,7 +8,7 @@ With --json, one stable document:
      "tried": int, "fitting": int,                    plans
      "best": CHOICE, "next": [CHOICE],                the five that follow
      "lossless": CHOICE or null,                      the fastest that computes what plain DDP computes
-     "unknown": [CHOICE],                             faster ones of whose loss not enough is known
+     "unknown": [CHOICE],                             faster ones whose loss is not known well enough
      "assumed": [str], "not modelled": [str]}
 
     CHOICE = {"plan": str, "islands": int, "strategy": str or null,    null: the framework's own exchange
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _USUAL_DEVICE, _USUAL_BATCH, _USUAL_SEQUENCE = "h200", 1024, 8192
 _SITE_DELAY_S = 0.01
-"""One way between sites: an assumption."""
+"""One-way delay between sites: an assumption."""
 _WITHOUT_EFFECT = ("params", "dtype", "compute", "task", "output")
 _PARTS = {
     "compute_s": "compute",
@@ -153,7 +153,7 @@ def verdict(found: ParallelAnswer) -> str:
 
 
 def why(found: ParallelAnswer) -> list[str]:
-    """What decided it."""
+    """The reasons for the choice."""
     best, question = found.best, found.question
     lines = [
         f"{found.tried:,} plans tried, {found.fitting:,} fit into {question.system.accelerator.memory_bytes / 1e9:.0f} "

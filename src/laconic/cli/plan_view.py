@@ -25,7 +25,7 @@ _UNKNOWN_SHOWN = 8
 
 @contextlib.contextmanager
 def watching() -> Generator[Tell, None, None]:
-    """A bar on a terminal; elsewhere nothing, as it takes seconds."""
+    """A progress bar on a terminal; elsewhere nothing, as the search takes seconds."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -121,7 +121,7 @@ def _indented(line: str) -> RenderableType:
 
 
 def as_json(answer: Answer, bands: Sequence[BandwidthRange]) -> dict[str, object]:
-    """What laconic.cli.plan says that --json prints."""
+    """The document of --json, which laconic.cli.plan describes."""
     question = answer.question
     workload = question.workload
     return {

@@ -90,7 +90,7 @@ def _seconds(text: str, option: str) -> float:
 
 @contextlib.contextmanager
 def _ranks(backend: str, timeout_s: float) -> Iterator[tuple[Transport, torch.device]]:
-    """This rank's transport and where its tensors live: of the job it is part of, or of one that torchrun set up."""
+    """This rank's transport and device, in the job it is part of or in one that torchrun set up."""
     import torch
     import torch.distributed as dist
 
@@ -169,7 +169,7 @@ def _as_json(cluster: Cluster, measured: Measured) -> dict[str, object]:
 
 
 def _show(cluster: Cluster, measured: Measured, stated_bps: float | None) -> None:
-    """What was measured; rates are those of the bytes a rank sends."""
+    """Print the measurements; rates are those of the bytes a rank sends."""
     headers = ["operation", "start-up", "each further", "plateau", "up to"]
     # Between hosts is where a stated bandwidth means something.
     compared = stated_bps is not None and cluster.num_hosts > 1
@@ -190,7 +190,7 @@ def _show(cluster: Cluster, measured: Measured, stated_bps: float | None) -> Non
 
 
 def _share(curve: Curve, cluster: Cluster, share: float) -> str:
-    """How much of a host's link an operation uses; rings of ranks leave each host once, whatever it holds."""
+    """How much of a host's link an operation uses; a ring leaves each host once, whatever its number of ranks."""
     if curve.kind == "send(inside)":
         return "-"
     if curve.kind == "all_to_all":
@@ -221,7 +221,7 @@ def _pairs(measured: Measured) -> list[Text]:
 
 
 def _check_output(path: Path) -> None:
-    """Raise now, not when everything has been measured."""
+    """Raise for a path that cannot be written, before anything is measured."""
     if path.suffix != ".toml":
         raise UsageError(f"probe: --output must end in .toml, got {path}.")
     if not path.parent.is_dir():

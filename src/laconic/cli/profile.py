@@ -3,8 +3,8 @@
 With --json, one stable document:
 
     {"workload": {...},                    as in the file, docs/workloads.md says what is in it
-     "forward_factor": float, "backward_factor": float,        what times seen through hooks were multiplied by
-     "ready_error_s": float,               how far a gradient was at most from where the workload has it ready
+     "forward_factor": float, "backward_factor": float,        factors on the times measured with hooks
+     "ready_error_s": float,               largest error of the time at which the workload has a gradient ready
      "notes": [str]}
 """
 
@@ -96,7 +96,7 @@ def _sections(measured: Profile, output: Path | None) -> list[RenderableType]:
 
 
 def _layer_table(workload: Workload) -> RenderableType:
-    """In forward order, so that gradients become ready from the bottom up."""
+    """The layers in forward order, so that gradients become ready from the bottom up."""
     numbers = ("parameters", "forward ms", "backward ms", "ready at ms")
     table = plain_table("layer", *numbers, numbers=numbers)
     left_s = workload.backward_s

@@ -1,4 +1,4 @@
-"""`laconic replay`: a known workload with slept compute and real communication, under torch DDP and strategies.
+"""`laconic replay`: a known workload with sleeps for compute and real communication, under torch DDP and strategies.
 
 With --json, the document that is also in the run's folder as results.json.
 """

@@ -5,8 +5,8 @@ With --json, the rows instead, one entry per run in the order given:
     {"runs": [{"run": str, "kind": str, "title": str, "began": str, "problem": str or null, "rows": [{...}],
                "refused": [{...}]}]}
 
-A row holds the fields of laconic.report.results.Row, what was refused those of Refused there. A number that is
-not finite (a loss that diverged) is null. An elastic run, one by itself, has a page and a document of its own:
+A row holds the fields of laconic.report.results.Row, an entry of "refused" those of Refused there. A number that
+is not finite (a loss that diverged) is null. A single elastic run has a page and a document of its own:
 
     {"runs": [{"run": str, "kind": "elastic", ...}]}        with the fields of laconic.report.elastic_run.ElasticRun
 """

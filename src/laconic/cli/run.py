@@ -1,7 +1,7 @@
 """`laconic run --nproc 4 --min 2 --max 8 train.py`: training that continues when processes die, join and leave.
 
-This process holds the job's store and decides who is a member; workers that are killed are replaced. If it ends, so
-does the job.
+This process holds the job's store and decides who is a member; workers that are killed are replaced. If this
+process ends, so does the job.
 """
 
 from __future__ import annotations

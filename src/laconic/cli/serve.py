@@ -16,11 +16,11 @@ from laconic.cli.terminal import emit, printable
 from laconic.errors import UsageError, one_line
 
 LARGEST_POOL = 2**16
-"""Slots of one server at most: 190 MB."""
+"""The largest number of slots of one server: 190 MB."""
 
 
 def run(arguments: Arguments) -> int:
-    """Serve jobs; 1 if the only one ended before its time."""
+    """Serve jobs; with --once, returns 1 if the job was lost before its end."""
     from laconic.core.frames import new_token
     from laconic.core.interface import local_address
     from laconic.runtime.servers.preparation import load_libraries
@@ -45,7 +45,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _serve_one(address: tuple[str, int], token: bytes, most_slots: int) -> tuple[bool, int]:
-    """Serve one job; whether it was lost, and the port."""
+    """Serve one job; returns whether it was lost, and the port."""
     from laconic.core.listener import Listener
     from laconic.core.paced import link_from_environment
     from laconic.runtime.servers.server import Server

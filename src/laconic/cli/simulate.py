@@ -18,7 +18,7 @@ With --json, one stable document:
      "warnings": [str],
      "verdict": str}                       the best by time to plain DDP's loss, in a sentence
 
-Rows come setting by setting (bandwidth, then workers), in each one strategy after the other as given. With --reference,
+Rows come setting by setting (bandwidth, then workers), in each the strategies in the order given. With --reference,
 an array of the rows of a published table (simulate_reference.py); with --parallel, see simulate_parallel.py; with
 --serve, see simulate_serve.py; with --reference quantitative-survey, of the cells of that survey: {"model", "network",
 "method", "gpus", "throughput"}.
@@ -124,7 +124,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _trace(turns: Sequence[Simulation]) -> dict[str, object]:
-    """One strategy after the other."""
+    """A trace of all strategies, one after the other."""
     found: list[Event] = []
     began_s = 0.0
     for turn in turns:

@@ -11,9 +11,10 @@ With --json, one stable document:
                "memory_gib": {PART: GiB},
                "sent_bytes": {DIMENSION: bytes per step of one rank}}],
      "collectives": str or null,              the measured system whose collectives are taken inside a node
-     "warnings": [str]}                       what of them the first row needs and was not measured
+     "warnings": [str]}                       collectives that the first row needs and were not measured
 
-Rows come fastest first. mfu counts the operations of the model, half of the attention's scores, nothing recomputed.
+Rows come fastest first. mfu counts the operations of the model, with half of the attention's scores and without
+recomputation.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _USED = {
 }
 _GIB = 2.0**30
 _SITE_DELAY_S = 0.01
-"""One way between sites: an assumption."""
+"""One-way delay between sites: an assumption."""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from laconic.cli.terminal import emit_json, emit_sections, plain_table
 from laconic.simulator.serving.plan import ServePoint, ServeSweep, serve
 
 _ENOUGH = 0.7
-"""Doubling GPUs is worth it for latency where it takes at most this share of the time per token."""
+"""Doubling GPUs is worth it for latency if the time per token falls to at most this share."""
 
 
 def print_serving(text: str, *, as_json: bool) -> None:
-    """Simulate what the line says and print it."""
+    """Simulate the settings in the text of --serve and print the result."""
     sweep = serve(text)
     if as_json:
         emit_json(_document(sweep))

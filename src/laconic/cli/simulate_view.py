@@ -22,14 +22,14 @@ from laconic.simulator.sweep import Row, Sweep
 from laconic.units import format_rate, human_bytes, human_seconds
 
 _SILENT_S = 5.0
-"""Without a terminal, a line of progress so often."""
+"""Without a terminal, a line of progress is printed this often."""
 _LONG = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 _GIVE_WAY = ("busy", "sent/step", "samples/s", "exposed", "efficiency")
 """Columns a narrow terminal does without, in this order; JSON and the page have them all."""
 _NAME_WIDTHS = (40, 24)
-"""Of strategies, which are cut to the second of these before a column goes."""
+"""Widths of strategies' names, which are cut to the second one before a column is left out."""
 _WHY_WIDTH = 28
-"""Columns that reasons need beside the numbers; with less they go beneath them."""
+"""The width that reasons need next to the numbers; where there is less, reasons go below the numbers."""
 
 
 _WHY = "of a step"
@@ -46,11 +46,11 @@ _MEANINGS = {
     "to bsp's loss": f"time to the loss bsp has after {BSP_STEPS} steps",
     _WHY: "where its time goes, along the critical path",
 }
-"""What columns say."""
+"""The meaning of each column."""
 
 
 def simulated(sweep: Sweep, *, keep: list[Simulation] | None = None) -> list[Row]:
-    """Run all of it, with progress on stderr: a bar on a terminal, elsewhere a line now and then.
+    """Run the whole sweep, with progress on stderr: a bar on a terminal, elsewhere a line now and then.
 
     keep: gets the tasks and times behind every row that was not refused.
     """
@@ -76,7 +76,7 @@ def _short(setting: Setting) -> str:
 
 
 def warnings(rows: Sequence[Row], notes: Sequence[str]) -> list[str]:
-    """All of them, each once."""
+    """All warnings, each once."""
     predicted = [row.prediction for row in rows if row.prediction is not None]
     return list(dict.fromkeys([*notes, *(text for prediction in predicted for text in prediction.warnings)]))
 
@@ -85,7 +85,7 @@ def warnings(rows: Sequence[Row], notes: Sequence[str]) -> list[str]:
 
 
 def tables(sweep: Sweep, rows: Sequence[Row], notes: Sequence[str], *, target: bool) -> list[RenderableType]:
-    """One table; in a sweep each setting's rows stand together in it."""
+    """One table; in a sweep it groups rows by setting."""
     drawn, shown = _table(sweep, rows, target)
     sections: list[RenderableType] = [_headline(sweep), *drawn]
     refused = list(dict.fromkeys(f"{_name(row)} cannot run here: {row.refused}" for row in rows if row.refused))
@@ -119,7 +119,7 @@ Cell = Callable[[Row, Prediction], str]
 
 
 def _rate(per_s: float) -> str:
-    """With three digits or more."""
+    """A rate with three digits or more."""
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
@@ -234,14 +234,14 @@ def _seconds(needed: StepsNeeded | None, step_s: float) -> str:
 
 
 def _ranged(found_s: float, low_s: float, high_s: float, unit: str, factor: float) -> str:
-    """As in 4.3 (3.9-5.0) min."""
+    """A value with its range, as in 4.3 (3.9-5.0) min."""
     digits = 2 if found_s < 10 * factor else 1
     found, low, high = (f"{time_s / factor:,.{digits}f}" for time_s in (found_s, low_s, high_s))
     return f"{found} {unit}" if low == high else f"{found} ({low}-{high}) {unit}"
 
 
 def _time(seconds: float) -> str:
-    """With three digits or more."""
+    """A time with three digits or more."""
     if seconds >= 1:
         return f"{seconds:,.2f} s"
     return human_seconds(seconds) if seconds >= 5e-8 else "0"
@@ -251,7 +251,7 @@ def _time(seconds: float) -> str:
 
 
 def as_json(sweep: Sweep, rows: Sequence[Row], notes: Sequence[str], *, target: bool) -> dict[str, object]:
-    """What laconic.cli.simulate says that --json prints."""
+    """The document of --json, which laconic.cli.simulate describes."""
     conditions = sweep.conditions
     return {
         "workload": sweep.workload.name,

@@ -1,7 +1,7 @@
 """Typos in strategy text, found before torch is imported.
 
-`Strategy.parse` finds them too, with the same words, but needs every method's class for it. What is no plain typo -
-a value out of range, parts that do not fit together - is left to it.
+`Strategy.parse` finds them too, with the same messages, but needs every method's class for it. Other errors -
+a value out of range, parts that do not fit together - are left to `Strategy.parse`.
 """
 
 from __future__ import annotations

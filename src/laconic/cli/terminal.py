@@ -13,7 +13,7 @@ from laconic.errors import UsageError
 
 _PIPE_WIDTH = 120
 _WIDEST_ASSIGNMENT = 24
-"""Next to a longer one there is no room for text, which then goes below it."""
+"""The longest "name=value" that has its text next to it; the text of a longer one goes below it."""
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def emit(text: str) -> None:
-    """Write to standard output now, so that a full disk or a closed pipe is met here and not at exit."""
+    """Write to standard output now, so that a full disk or a closed pipe is noticed here and not at exit."""
     if sys.stdout is None:
         return
     # A third-party method may describe itself in letters this terminal does not have.

@@ -74,7 +74,7 @@ def run(arguments: Arguments) -> int:
 
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
-    """Ignore SIGINT meanwhile; without effect outside of the main thread, which alone gets it."""
+    """Ignore SIGINT inside the block; has no effect outside of the main thread, the only one that gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -101,7 +101,7 @@ def _as_json(pairs: Matrix, findings: Sequence[Findings]) -> list[dict[str, obje
 def _verify(
     strategies: Sequence[Strategy], counts: Sequence[int], *, processes: bool, found: Callable[[Findings], None]
 ) -> None:
-    """Strategy by strategy on threads, then number by number on processes; `found` gets findings one by one."""
+    """Check each strategy on threads, then each number of workers on processes; `found` gets every finding."""
     on_threads = [strategy for strategy in strategies if not strategy.architecture.holds_shards]
     on_processes = strategies if processes else [one for one in strategies if one.architecture.holds_shards]
     # Ranks are threads already; more threads inside each operation would only get in their way.

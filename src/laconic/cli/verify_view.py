@@ -28,7 +28,7 @@ _WHERE: dict[Where, str] = {"threads": "threads of one process", "processes": "p
 
 
 class Watcher(Protocol):
-    """Is told what happens."""
+    """Receives the progress of the checks."""
 
     def begin(self, strategy: str, workers: int, where: Where) -> None:
         """Checks of a strategy begin."""
@@ -87,7 +87,7 @@ class _LiveWatcher:
             self._console.print(_line(findings))
 
     def view(self) -> Text:
-        """What is to be seen now."""
+        """The current view."""
         seconds = time.monotonic() - self._began_s
         left = f", about {seconds / self._done * (self._total - self._done):.0f} s left" if self._done else ""
         made = ", ".join(self._made)

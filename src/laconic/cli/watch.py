@@ -31,7 +31,7 @@ from laconic.units import human_bytes, human_seconds, parse_quantity
 
 _POLL_S = 0.5
 _QUIET_S = 10.0
-"""A log that has not grown for so long is told."""
+"""The view says so if the log has not grown for this long."""
 _MOST_ROWS = 16
 _NAME = "events.jsonl"
 

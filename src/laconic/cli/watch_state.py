@@ -20,11 +20,11 @@ _Turn = tuple[Scalar, Scalar] | None
 
 @dataclass
 class RankState:
-    """What one rank has told."""
+    """The state of one rank, from its events."""
 
     rank: int
     step: int = -1
-    """The last step it has made."""
+    """The last step that the rank has made."""
     recent: deque[StepValues] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     loss: float | None = None
     relative_error: float | None = None
@@ -85,7 +85,7 @@ class WatchState:
 
     def __init__(self) -> None:
         self.ranks: dict[int, RankState] = {}
-        """The ranks of the session that was heard of last."""
+        """The ranks of the session with the latest event."""
         self.num_events = 0
         self.num_unreadable = 0
         self.first_unreadable: str | None = None

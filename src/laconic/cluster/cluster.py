@@ -33,7 +33,7 @@ class Cluster:
     devices_per_host: int = 1
     """GPUs or other devices, one per rank; ranks are numbered host by host."""
     inside: Link | None = None
-    """The port of each device on its host's bus (NVLink, PCIe); needed, and allowed, with several devices per host."""
+    """The port of each device on its host's bus (NVLink, PCIe); only, and always, with several devices per host."""
     nics: int = 1
     """NICs per host, each with a link of its own; devices share them evenly."""
     speeds: tuple[float, ...] = ()
@@ -91,7 +91,7 @@ class Cluster:
 
     @classmethod
     def uniform(cls, num_hosts: int, link: Link, exceptions: Mapping[int, Link] | None = None) -> Cluster:
-        """Hosts on one switch, with equal links except for some."""
+        """Hosts on one switch, with equal links except for the hosts in `exceptions`."""
         _check_num_hosts(num_hosts)
         links = [link] * num_hosts
         for host, other in (exceptions or {}).items():
@@ -112,7 +112,7 @@ class Cluster:
         return cls(links=(link,) * num_hosts, topology=topology)
 
     def resized(self, num_hosts: int) -> Cluster:
-        """The same with more or fewer hosts, which must all be equal; measurements are kept."""
+        """This cluster with more or fewer hosts, which must all be equal; measurements are kept."""
         if num_hosts == self.num_hosts:
             return self
         _check_num_hosts(num_hosts)

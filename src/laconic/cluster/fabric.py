@@ -24,7 +24,7 @@ class Fabric(Protocol):
 
     @property
     def capacity_bytes_per_s(self) -> Floats:
-        """Of each link."""
+        """The capacity of each link."""
         ...
 
     @property
@@ -35,7 +35,8 @@ class Fabric(Protocol):
     def routes(self, sources: Indices, destinations: Indices) -> tuple[Indices, Indices]:
         """The links each message crosses, in order.
 
-        Returns (first, links): message i crosses links[first[i] : first[i + 1]]. A message to itself crosses none.
+        Returns (first, links): message i crosses links[first[i] : first[i + 1]]. A message from a device to itself
+        crosses none.
         """
         ...
 

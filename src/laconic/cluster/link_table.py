@@ -38,12 +38,12 @@ class LinkTable:
 
     @property
     def capacity_bytes_per_s(self) -> Floats:
-        """Of each link laid so far."""
+        """The capacity of each link added so far."""
         return np.concatenate([np.empty(0), *self._capacities])
 
     @property
     def delay_s(self) -> Floats:
-        """Of each link laid so far."""
+        """The delay of each link added so far."""
         return np.concatenate([np.empty(0), *self._delays])
 
     def name(self, link: int) -> str:

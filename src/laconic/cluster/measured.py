@@ -8,7 +8,7 @@ kind = "all_reduce"              # or all_reduce(ring) and the like, all_gather,
 world_size = 4
 sizes = [1024, 1048576, 67108864]
 seconds = [0.0003, 0.021, 1.3]
-further = [3.5e-05, 0.0201]      # what one more adds while others are in flight; for larger ones as much is hidden
+further = [3.5e-05, 0.0201]      # time that one more adds while others are in flight; larger sizes hide as much
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Curve:
     seconds: tuple[float, ...]
     """For each size, the time of the slowest rank."""
     further: tuple[float, ...] = ()
-    """For the first sizes, the time that one more adds while others are in flight; none: all of start-up is hidden."""
+    """For the first sizes, the time that one more adds with others in flight; none given: all of start-up is hidden."""
 
     def __post_init__(self) -> None:
         where = f"measured curve {one_line(self.kind, 40)}"
@@ -126,19 +126,19 @@ class Curve:
 
     @property
     def issue_s(self) -> float:
-        """The part of start-up that cannot overlap, however many operations are in flight."""
+        """The part of start-up that cannot overlap with that of other operations, however many are in flight."""
         beside, behind = self._issues()
         return beside if self.overlaps else behind
 
     @property
     def overlaps(self) -> bool:
-        """Whether that part overlaps with bytes of others: one more operation then takes the longer of both."""
+        """Whether `issue_s` overlaps with the bytes of other operations: one more then takes the longer of both."""
         beside, behind = self._issues()
         longer = sum(abs(more - max(beside, moving_s)) for moving_s, more in self._moving_and_further())
         return longer < sum(abs(more - behind - moving_s) for moving_s, more in self._moving_and_further())
 
     def _issues(self) -> tuple[float, float]:
-        """What each is started in if that goes on beside others' bytes, and if not."""
+        """The start-up time of each operation if it overlaps with the bytes of others, and if it does not."""
         found = self._moving_and_further()
         if not found:
             return 0.0, 0.0

@@ -1,9 +1,9 @@
 """How fast every two ranks exchange while all others do the same.
 
-One pair alone tells little: an uplink that carries as much as one host's link is no bottleneck for it, and is one when
-a whole rack sends. So ranks form pairs, all pairs swap messages at the same time, and in the next round everyone has
-another partner. After n - 1 rounds everyone has met everyone. That is repeated with pairs meeting in other company,
-and of the times of a pair the mean counts.
+Measuring one pair alone tells little: an uplink that carries as much as one host's link is no bottleneck for one pair,
+but is one when a whole rack sends. So ranks form pairs, all pairs swap messages at the same time, and in the next round
+every rank has another partner. After n - 1 rounds every pair has exchanged once. The rounds are then repeated with
+other combinations of simultaneous pairs, and the mean over the times of a pair counts.
 
     rate of a pair = bytes / (time of a large message - time of an empty one)
 """
@@ -21,21 +21,22 @@ from laconic.core.hosts import Pairs
 from laconic.core.transport import AllWork, Work
 
 Round = tuple[tuple[int, int], ...]
-"""Ranks that meet at the same time, the smaller one of each pair first."""
+"""Pairs of ranks that exchange at the same time, the smaller rank of each pair first."""
 
 LIMIT_S = 4.0
-"""How long all of it may take, roughly."""
+"""How long the whole measurement may take, roughly."""
 _COMPANIES = 3
-"""How often every pair meets, each time while other pairs meet beside it."""
+"""How often every pair exchanges, each time together with other pairs."""
 _SIZES = tuple(1 << power for power in (16, 18, 20, 22))
 """64 KiB to 4 MiB. Smaller messages would pass through the queues of switches without filling them."""
 
 
 def meetings(world_size: int) -> Iterator[Round]:
-    """Every pair of ranks in every company: each of them n - 1 rounds, or n where one rank stays alone in each.
+    """The rounds in which every pair exchanges _COMPANIES times: n - 1 for each time, or n if n is odd.
 
-    Ranks sit around a table with one fixed; after every round the others move on by one seat (a round-robin
-    tournament). For another company they are seated in another order, the same on every rank.
+    The order is that of a round-robin tournament: ranks sit around a table, one of them stays, and after every round
+    the others move on by one seat. With an odd n, one rank is idle in each round. Each repetition seats the ranks in
+    another order, the same on every rank.
     """
     seats = list(range(world_size + world_size % 2))
     for company in range(_COMPANIES):
@@ -50,7 +51,7 @@ def meetings(world_size: int) -> Iterator[Round]:
 
 
 def measure_pairs(stage: Stage, limit_s: float = LIMIT_S, on_progress: Callable[[str], None] | None = None) -> Pairs:
-    """Measure the rate of every pair; every rank calls it and comes to the same."""
+    """Measure the rate of every pair; every rank calls it and gets the same result."""
     transport = stage.transport
     world_size, rounds = transport.world_size, list(meetings(transport.world_size))
     small, large = stage.zeros(1), stage.zeros(_affordable(stage, rounds, limit_s) // ELEMENT_BYTES)
@@ -100,7 +101,7 @@ def _peer(meeting: Round, rank: int) -> int | None:
 
 
 def _swap(stage: Stage, peer: int | None, tensor: torch.Tensor, back: torch.Tensor) -> Work:
-    """Send to a rank what it sends here, at the same time; without a peer, nothing."""
+    """Swap messages with the peer, both directions at the same time; without a peer, do nothing."""
     if peer is None:
         return AllWork(())
     return stage.transport.send_receive([(peer, tensor)], [(peer, back)], purpose="control", what="a pair")

@@ -37,7 +37,7 @@ class Place:
     bandwidth_bps: float | None = None
     """Bandwidth of every host's links to the network."""
     delay_s: float | None = None
-    """Latency of the same links."""
+    """Latency of every host's links to the network."""
     inside_bps: float | None = None
     """Bandwidth between devices of one host."""
 

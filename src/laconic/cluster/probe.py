@@ -26,16 +26,16 @@ from laconic.units import human_bytes, human_seconds
 SIZES: tuple[int, ...] = tuple(1024 * 4**power for power in range(9))
 """1 KiB to 64 MiB."""
 LIMIT_S = 10.0
-"""How long all of it may take, roughly."""
+"""How long the whole probe may take, roughly."""
 _REPEATS, _REPEATS_OF_SMALL, _REPEATS_AT_ONCE, _REPEATS_OF_QUICK = 5, 15, 7, 3
-"""After one that only warms up. Start-up varies more than bandwidth, and small messages cost little."""
+"""Repeats after one warm-up. Start-up varies more than bandwidth, and small messages cost little."""
 _SMALL_BYTES = 64 * 1024
 _ALWAYS = 2
 """The number of sizes that are measured in any case: fewer do not show how times grow."""
 _FEW, _MORE = 2, 6
 """Operations in flight at once. Not one: a backend with two threads takes as long for two as for one."""
 _FURTHER_BYTES = 256 * 1024
-"""Up to here it is measured what one more adds. Of larger ones others hide as much: all that can be hidden."""
+"""Up to this size the time that one more adds is measured; larger sizes hide as much: all that can be hidden."""
 
 
 def probe(
@@ -54,7 +54,7 @@ def probe(
 
     algorithms: further ways to sum, by name; they become the kinds all_reduce(NAME).
     pairs: also measure the bandwidth between every two ranks while all others send too, for as long again.
-    quick: with few repeats, and nothing that the limit does not allow but two small sizes; between steps of training.
+    quick: for use between steps of training: few repeats, and beyond two small sizes only what the limit allows.
     """
     if transport.world_size < 2:
         raise UsageError("there is nothing to measure with one rank. Start at least two.")

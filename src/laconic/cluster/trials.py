@@ -1,4 +1,4 @@
-"""What a probe times, and how: all ranks together, by turns, the slowest rank counting."""
+"""The operations that a probe times, and how: all ranks together, in turn, and the slowest rank counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Operation:
     kind: str
     """As measured.Curve calls it."""
     prepare: Callable[[int], tuple[int, Callable[[], Work]] | None]
-    """For a size: the bytes it really takes, and what starts it; None where it would take too much memory."""
+    """For a size: the bytes it really takes, and a function that starts it; None if that takes too much memory."""
 
 
 class Stage:
@@ -40,7 +40,7 @@ class Stage:
         return torch.zeros(*shape, device=self.device)
 
     def by_turns(self, starts: Sequence[Callable[[], Work]], repeats: int) -> tuple[list[float], float]:
-        """Medians over repeats of what the slowest rank took for each; and what all of it took."""
+        """The median over repeats of the slowest rank's time for each operation, and the total time."""
         began_s = self.clock.now()
         rows = [[self.time(start) for start in starts] for _ in range(1 + repeats)][1:]
         slowest = self.slowest([*(time_s for row in rows for time_s in row), self.clock.now() - began_s])
@@ -48,7 +48,7 @@ class Stage:
         return [statistics.median(column) for column in columns], slowest[-1]
 
     def time(self, start: Callable[[], Work]) -> float:
-        """What this rank takes for one operation that all begin together."""
+        """The time that this rank takes for one operation that all ranks begin together."""
         self._meet()
         began_s = self.clock.now()
         start().wait()
@@ -57,19 +57,19 @@ class Stage:
         return self.clock.now() - began_s
 
     def _meet(self) -> None:
-        """Begin together: who comes late would seem to make the others slow."""
+        """Wait for all ranks: otherwise a late rank would make the others appear slow."""
         here = torch.zeros(1, device=self.transport.control_device)
         self.transport.all_reduce(here, purpose="control", what="a trial").wait()
 
     def slowest(self, times_s: Sequence[float]) -> list[float]:
-        """The largest over all ranks, of each."""
+        """The maximum over all ranks of each time."""
         times = torch.tensor(times_s, dtype=torch.float64, device=self.transport.control_device)
         self.transport.all_reduce(times, op="max", purpose="control", what="times of a probe").wait()
         return times.tolist()
 
 
 def operations_of(stage: Stage, most_bytes: int, algorithms: Mapping[str, StartSum]) -> list[Operation]:
-    """All that is measured among these ranks; `most_bytes` is the largest size there will be."""
+    """All operations to measure among these ranks; `most_bytes` is the largest size there will be."""
     transport = stage.transport
     world_size, what = transport.world_size, "a probe"
 

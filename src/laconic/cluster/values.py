@@ -18,7 +18,7 @@ class Kind(Protocol[T_co]):
     """What a key may hold."""
 
     def read(self, value: object, where: str) -> T_co:
-        """The value, or UsageError; what has been read may be read again."""
+        """Return the value or raise UsageError; a value that has been read may be read again."""
         ...
 
     def write(self, value: object) -> str:

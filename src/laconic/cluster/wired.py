@@ -1,4 +1,4 @@
-"""The fabric of a cluster: devices on the buses of their hosts, NICs, and what a topology lays between them.
+"""The fabric of a cluster: devices on the buses of their hosts, NICs, and the links of a topology between them.
 
 A message between two devices of a host crosses the port of each on the host's bus. One that leaves the host crosses
 them too, and between them the NIC of the sender, the links of the topology, and the NIC of the receiver. With one

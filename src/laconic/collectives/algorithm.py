@@ -1,6 +1,6 @@
-"""What an all-reduce algorithm says about itself: its rows, its formula, and where it is of use.
+"""The description of an all-reduce algorithm: its rows, its formula, and where it is of use.
 
-The formula prices an algorithm among any number of ranks without writing its rows down:
+The formula predicts the cost of an algorithm among any number of ranks without its rows:
 
     t = sum over legs of   num_steps alpha + serial_ratio N beta      alpha: per message, beta: per byte, of the links
                                                                       that the messages of this leg share
@@ -30,7 +30,7 @@ class Leg:
     pattern: Pattern = "shift"
     distance: int = 1
     every: int = 1
-    """For a shift: of every so many ranks only the first takes part, and is counted as one."""
+    """For a shift: only the first of every so many ranks takes part, and distances count only those."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class Formula:
 
     legs: tuple[Leg, ...] = ()
     first_half: float = 0.5
-    """Of its steps and bytes, those until every rank has its share of the sum."""
+    """The fraction of its steps and bytes until every rank has its share of the sum."""
 
     @property
     def num_steps(self) -> int:
-        """Of all legs."""
+        """The steps of all legs together."""
         return sum(leg.num_steps for leg in self.legs)
 
     @property
     def serial_ratio(self) -> float:
-        """Of all legs."""
+        """The sum over all legs."""
         return sum(leg.serial_ratio for leg in self.legs)
 
 
 def fits(hosts: Hosts) -> str | None:
-    """Nothing speaks against it."""
+    """None: the algorithm fits any hosts."""
     return None
 
 
@@ -65,22 +65,22 @@ class Algorithm:
     rows: Callable[[Hosts], Collective]
     """The collective for ranks on these hosts, or in these groups; it takes ranks in the order in which they come."""
     formula: Callable[[int, int], Formula]
-    """What it costs among so many ranks, at least two, with so many on each host but maybe the last."""
+    """Its cost among so many ranks, at least two, with so many on each host except perhaps the last."""
     by_host: bool = False
     """Who sends to whom depends on which ranks share a host."""
     same_messages: bool = False
     """Every step sends the same messages, each rank to the next, so that all steps can be taken as one."""
     least_ranks: int = 3
-    """With fewer it does what another one does, only slower."""
+    """With fewer ranks it does the same as another algorithm, only slower."""
     unfit: Callable[[Hosts], str | None] = fits
-    """Why it would be another algorithm on these hosts, if it would."""
+    """Why it would be the same as another algorithm on these hosts; None if it would not."""
 
     def __call__(self, hosts: Hosts) -> Collective:
         """The collective for ranks on these hosts."""
         return self.rows(hosts)
 
     def cost(self, world_size: int, ranks_per_host: int = 1) -> Formula:
-        """What it costs; among one rank nothing."""
+        """Its cost; nothing for a single rank."""
         return self.formula(world_size, ranks_per_host) if world_size > 1 else Formula()
 
 

@@ -1,12 +1,13 @@
 """Proves that a collective is an all-reduce and cannot hang, or says at which step, rank and chunk it is not.
 
-What is proved, by following which contributions every rank holds in every chunk:
+The proof follows which contributions every rank holds in every chunk, and shows that:
 
-- in every step, what a rank sends is not what it takes in, and what it takes in place of its own comes from one rank;
+- in every step, a rank does not send a chunk that it also receives, and a chunk that replaces its own comes from one
+  rank only;
 - nothing is added twice, and every rank ends with every contribution to every chunk exactly once;
 - the final sum of a chunk is formed on one rank and copied from there, so replicas end with the same bits;
-- what the ranks execute (`program`) has a receive for every send, in the same order at both ends, and comes to its end
-  even if no send returns before its receive has been posted.
+- the programs that ranks execute (`program`) have a receive for every send, in the same order at both ends, and come
+  to their end even if no send returns before its receive has been posted.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 NATIVE = "native"
 """The backend's own all-reduce."""
+TIMED_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+"""Sizes for which algorithms are timed, on real links and on simulated ones."""
 
 _MARGIN = 0.1
 """Another algorithm must have been faster than the backend's own by this share: less may be chance."""
@@ -39,7 +41,7 @@ class Costs:
 def fastest(costs: Costs | None, nbytes: int) -> str:
     """The algorithm for a tensor of `nbytes`: the backend's own, unless another one is clearly faster.
 
-    Between two measured sizes it must have been clearly faster for both, and beyond the last for the largest two.
+    Between two measured sizes it must have been clearly faster at both, and beyond the largest at the two largest.
     """
     if costs is None:
         return NATIVE

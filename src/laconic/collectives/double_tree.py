@@ -32,7 +32,7 @@ def double_tree(world_size: int) -> Collective:
 
 
 def _parents(world_size: int) -> list[int]:
-    """The parent of each place in a binary tree with root 0, whose leaves are odd; the root's is the root."""
+    """The parent of each place in a binary tree with root 0, whose leaves are odd; the root is its own parent."""
     found = [0]
     for place in range(1, world_size):
         lowest = place & -place
@@ -61,7 +61,7 @@ def _up_and_down(parents: list[int], ranks: np.ndarray, first_chunk: int) -> Tab
 
 
 def _formula(world_size: int, ranks_per_host: int) -> Formula:
-    """Four pieces per half: 1.125 + depth / 2 of N one after the other, but for the smallest trees."""
+    """With four pieces per half, (1.125 + depth / 2) N bytes one after the other, except in the smallest trees."""
     depth, small = (world_size - 1).bit_length(), {2: 1.0, 3: 1.875, 4: 2.25}
     steps = 2 * depth + _PIECES - 1
     # Pieces follow each other up two trees: the first of them comes down while the last goes up.

@@ -91,11 +91,11 @@ class WholeExchange:
             work.wait()
 
     def done(self) -> bool:
-        """Whether all steps have been carried out: one that has not been issued is never done by itself."""
+        """Whether all steps have been carried out: a step that has not been issued is never done by itself."""
         return self._work is None
 
     def steps(self) -> Exchange:
-        """The same step by step, at least one."""
+        """The remaining steps of the exchange one by one, at least one."""
         if self._work is None:
             yield DoneWork()
         while self._work is not None:

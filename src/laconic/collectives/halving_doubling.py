@@ -33,7 +33,7 @@ def halving_doubling(world_size: int) -> Collective:
 
 
 def _swap(inside: int, half: int, *, reduce: bool) -> Table:
-    """Pairs at distance `half` swap that many chunks: those of the other one's block, or those of their own."""
+    """Pairs at distance `half` swap that many chunks: if `reduce`, each sends its peer's block, otherwise its own."""
     ranks, chunks = np.arange(inside)[:, None], np.arange(half)[None, :]
     peers = ranks ^ half
     block = (peers if reduce else ranks) // half * half

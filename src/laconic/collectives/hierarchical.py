@@ -47,7 +47,7 @@ def from_leaders(hosts: Hosts) -> Collective:
 
 
 def _formula(world_size: int, ranks_per_host: int) -> Formula:
-    """Inside hosts, between them, inside again; between them all ranks of a host take a part, or one takes all."""
+    """Legs inside hosts, between hosts, inside again; between hosts each rank sends a part, or one per host all."""
     each = min(ranks_per_host, world_size)
     between = ring_formula(-(-world_size // each))
     if world_size % each:

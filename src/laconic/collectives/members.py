@@ -75,7 +75,7 @@ def messages_among(
     lengths: Sequence[int],
     what: str,
 ) -> tuple[Work, list[torch.Tensor]]:
-    """Start sending message i to the i-th of `ranks`; what each of them sends here has as many bytes as `lengths` says.
+    """Start sending message i to the i-th of `ranks`, and receiving `lengths[i]` bytes from it.
 
     Empty messages are not sent, and this rank's own message is returned unchanged.
     """

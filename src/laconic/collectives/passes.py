@@ -39,10 +39,10 @@ def _around(members: Sequence[int], pieces: Sequence[Sequence[int]], *, lead: in
 
 
 def across(rows: Sequence[Sequence[int]]) -> Table:
-    """Rings along equally long rows, along what stands below each other in them, and along the rows again.
+    """Rings along equally long rows, then along the columns that they form, then along the rows again.
 
-    Of rows * columns chunks, piece c of a row is those c * rows <= chunk < (c + 1) * rows; the r-th of these is
-    complete at rank rows[r][c] before it is handed out.
+    Of rows * columns chunks, piece c of a row has the chunks c * rows <= chunk < (c + 1) * rows; the r-th of these is
+    complete at rank rows[r][c] before it is distributed.
     """
     height, width = len(rows), len(rows[0])
     pieces = [range(column * height, (column + 1) * height) for column in range(width)]

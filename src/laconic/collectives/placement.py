@@ -1,8 +1,8 @@
 """Groups of ranks that are fast among themselves, and a good order around a ring, from measured rates of pairs.
 
-Every rank begins as a group of its own. Again and again the two groups become one whose pairs are the fastest on
-average (the geometric mean of their rates; average linkage). Rates at which groups join fall slowly inside a rack and
-drop where racks join each other:
+Every rank begins as a group of its own. In each step, the two groups whose pairs have the highest mean rate join
+(geometric mean; average linkage). Rates at which groups join fall slowly inside a rack and drop where racks join each
+other:
 
     groups = those before the largest drop,   if the rate drops there by a quarter or more
     order  = the last group, in which every group that was ever formed is a stretch of neighbours
@@ -27,7 +27,7 @@ _LEAST_DROP = 1.33
 
 @dataclass(frozen=True)
 class Placement:
-    """What rates of pairs say about where ranks are."""
+    """Where ranks are, as inferred from rates of pairs."""
 
     groups: Hosts
     """Ranks that are clearly faster among themselves than with others, in the order of the ring; one group if none."""
@@ -36,7 +36,7 @@ class Placement:
 
 
 def placement_of(pairs: Pairs) -> Placement:
-    """Groups and their order; all ranks that have measured the same come to the same."""
+    """Groups and their order; ranks that have the same measurements get the same result."""
     rates = np.array(pairs, dtype=np.float64)
     size = len(rates)
     if rates.shape != (size, size) or not np.all(rates[~np.eye(size, dtype=bool)] > 0):

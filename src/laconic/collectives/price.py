@@ -19,7 +19,7 @@ class Price:
     """Bytes that each rank sends."""
     serial_bytes: int
     """Bytes that cross the busiest rank's link one after the other: the most that any rank sends or receives in a step,
-    added up over steps. Times seconds per byte plus steps times latency, this is how long it takes."""
+    added up over steps. The duration is this times the seconds per byte, plus the steps times the latency."""
 
     @property
     def busiest_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 A tensor is cut into `num_chunks` chunks of nearly equal size. In every step a rank sends the chunks its rows name, as
 they were when the step began, and receives chunks from others, which are added to its own chunk or replace it. The same
-rows are proved (check.py), executed (execution.py) and priced (price.py).
+rows are proved (check.py) and executed (execution.py), and their cost is computed (price.py).
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Turn(NamedTuple):
 def program(collective: Collective, rank: int) -> tuple[Turn, ...]:
     """The turns of `rank`, one per step; empty where it has nothing to do.
 
-    Messages are in the order of peers, those of one peer in the order of chunks: so both ends of every pair name them
-    in the same order, and what is added up on a rank is added up in the order of ranks.
+    Messages are in the order of peers, those of one peer in the order of chunks: so both ends of every pair list them
+    in the same order, and a rank adds up received chunks in the order of ranks.
     """
     table = collective.table
     sends = _messages(table[table[:, 1] == rank], peer_column=2)
@@ -122,7 +122,7 @@ def halves_of(collective: Collective) -> tuple[Collective, Collective]:
 
 @lru_cache(maxsize=64)
 def renumbered(collective: Collective, order: tuple[int, ...]) -> Collective:
-    """The same with rank order[i] in the place of rank i."""
+    """The same collective with rank order[i] in the place of rank i."""
     if order == tuple(range(collective.world_size)):
         return collective
     table = collective.table.copy()
@@ -140,13 +140,13 @@ def chunk_bounds(nbytes: int, num_chunks: int) -> tuple[int, ...]:
 def table_of(
     step: npt.ArrayLike, source: npt.ArrayLike, destination: npt.ArrayLike, chunk: npt.ArrayLike, *, reduce: bool
 ) -> Table:
-    """Rows from columns; shorter ones are repeated as numpy does."""
+    """Rows from columns, which are broadcast as in numpy."""
     columns = np.broadcast_arrays(step, source, destination, chunk, np.int32(reduce))
     return np.stack([column.astype(np.int32).ravel() for column in columns], axis=1)
 
 
 def no_rows() -> Table:
-    """Nothing to do."""
+    """A table without rows."""
     return np.empty((0, 5), dtype=np.int32)
 
 
@@ -156,7 +156,7 @@ def side_by_side(tables: Sequence[Table]) -> Table:
 
 
 def in_turn(*tables: Table) -> Table:
-    """Passes of which each begins when the one before has ended."""
+    """Passes one after the other: each begins when the one before has ended."""
     moved, begins = [], 0
     for table in tables:
         later = table.copy()

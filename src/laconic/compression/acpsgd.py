@@ -36,12 +36,12 @@ class AcpSgd(LowRank):
         even rounds:  B = orth(Q),   P = sum_i M_i B,     decoded = P B^T
         odd rounds:   B = orth(P),   Q = sum_i M_i^T B,   decoded = B Q^T
 
-    Two rounds make one step of power iteration, as one step of powersgd does in two rounds; so a step sends half the
-    bytes in half the rounds, with a basis that is one step older. The first Q is random, the same on all ranks. M is a
-    parameter as a matrix: first dimension x all others. A parameter that is no matrix, or with rank (rows + columns) >=
-    rows * columns, is sent uncompressed, in the same round. Contributions add up to the decoded matrix, so M_i minus
-    its contribution is the loss of rank i. A value that is not finite makes its matrix not finite on all ranks, and is
-    not kept in the state.
+    Two rounds are one step of power iteration. powersgd runs both in every training step, this method only one; so a
+    step sends half the bytes in half the rounds, with a basis that is one step older. The first Q is random, the same
+    on all ranks. M is a parameter as a matrix: first dimension x all others. A parameter that is no matrix, or with
+    rank (rows + columns) >= rows * columns, is sent uncompressed, in the same round. Contributions add up to the
+    decoded matrix, so M_i minus its contribution is the loss of rank i. A value that is not finite makes its matrix not
+    finite on all ranks, and is not kept in the state.
 
     Reference: Zhang et al. 2023 (ACP-SGD), arXiv:2306.08881.
     """

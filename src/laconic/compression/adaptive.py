@@ -28,7 +28,7 @@ class Adaptive(ByStep):
         D_w = sum of the results of the rounds in window w,   window = `period` rounds
         critical in window w + 1 if | |D_w| - |D_(w-1)| | >= change * |D_(w-1)|
 
-    The first two windows are critical, and so is one after a sum of zero or one that is not finite. All ranks have
+    The first two windows are critical, and so is a window after a sum that is zero or not finite. All ranks have
     received the same sums, so they decide equally without communication. The residual of error_feedback arrives later
     in the same sum, so the degree of compression hardly affects its norm. All parameters of a bucket share one
     decision. The published method also ends a phase where the learning rate falls, which a compressor does not see.
@@ -44,7 +44,7 @@ class Adaptive(ByStep):
     scaled_fields: ClassVar[frozenset[str]] = frozenset({_SUM, _NORMS})
 
     change: float = number(0.5, above=0.0)
-    """The change of the norm from window to window, as a share of the earlier one, from which a phase is critical."""
+    """A phase is critical if the norm changes from window to window by at least this share of the earlier norm."""
     period: int = count(100, at_least=1)
     """Exchanges in a window."""
 

@@ -28,8 +28,8 @@ class Atomo(LowRank):
     probability p_i and scaled up. Triples are drawn together (systematic sampling), so exactly `rank` of them are sent;
     the paper draws each independently and sends `rank` on average. M is a parameter as a matrix: first dimension x all
     others. A parameter that is no matrix, or with rank (rows + columns) >= rows * columns, is sent uncompressed.
-    Payloads are gathered. A matrix with a value that is not finite arrives as NaN. error_feedback is refused, because
-    scaled values are no loss.
+    Payloads are gathered. A matrix with a value that is not finite arrives as NaN. error_feedback is refused: drawn
+    values are scaled up, so the difference from the input is not what was lost.
 
     Reference: Wang et al. 2018, arXiv:1806.04090.
     """
@@ -111,7 +111,7 @@ class Atomo(LowRank):
 
 
 def probabilities(values: torch.Tensor, total: int) -> torch.Tensor:
-    """In proportion to descending values, at most 1 each, `total` together; in float64.
+    """Probabilities in proportion to descending values, at most 1 each, that add up to `total`; in float64.
 
     The largest values get 1 as long as the next one's share of the remainder would exceed 1.
     """

@@ -1,4 +1,4 @@
-"""Send gradients in a 16-bit floating-point format: fp16 and bf16 are the two leaves of one idea."""
+"""Send gradients in a 16-bit floating-point format: fp16 and bf16 share this implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compress the values that a sparsifier has selected with another compressor."""
+"""Use a second compressor for the values that a sparsifier has selected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from laconic.settings import method
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(Wrapper):
-    """Code the values that the wrapped sparsifier selects by a second compressor.
+    """Use a second compressor for the values that the wrapped sparsifier selects.
 
         I = places selected by the first,   send I and C2(g[I]),   decoded = C2's values at I, zero elsewhere
 
@@ -51,7 +51,7 @@ class Chain(Wrapper):
             )
 
     def traits_around(self, inner: Traits) -> Traits:
-        """Traits that need both methods, and traits that need only one."""
+        """Traits that hold if both methods have them, and traits that hold if one of them does."""
         second = self.second.traits
         return replace(
             inner,
@@ -72,11 +72,11 @@ class Chain(Wrapper):
         both.second.check(both.sparse.values_bucket(Bucket(tuple(tensors))).tensors, optimizer)
 
     def init(self, bucket: Bucket) -> BucketState:
-        """The first one's state, and the second's for the values."""
+        """The state of the first compressor, and that of the second for the selected values."""
         return self._both.init(bucket)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
-        """As packed payloads meet."""
+        """The rounds of packed payloads, by the route of the wrapped sparsifier."""
         return self._both.rounds(bucket, moment)
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
@@ -92,17 +92,17 @@ class Chain(Wrapper):
         self._both.decode(payload, out, state)
 
     def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """The values to what stands in their places."""
+        """Add the values in their places."""
         self._both.add_decoded(payload, out, state)
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
-        """Of both."""
+        """Bytes of the coded places and the coded values."""
         return self._both.packed_bytes(bucket)
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
-        """As packed payloads meet."""
+        """Exchange packed payloads, by the route of the wrapped sparsifier."""
         return self._both.exchange(flat, state, group, own)
 
     @property

@@ -54,7 +54,7 @@ class Cocktail(Sparsifier):
         return replace(super().traits, at_random=True, loss_gap=0.227)
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest magnitudes among those drawn of each tensor, numbered as drawn."""
+        """The largest magnitudes among the drawn entries of each tensor, numbered as drawn."""
         drawn = flat[draw_of(state, self.sample).indices(state.moment)]
         numbers = self.entries(state.bucket).largest(drawn)
         return numbers, drawn[numbers]

@@ -2,7 +2,7 @@
 
 A method whose payloads can be added up implements `encode`, `decode` and `rounds`; one whose payload is packed bytes
 extends `Packed` and implements `pack`, `unpack` and `packed_bytes`; one with several rounds implements `exchange` and
-`rounds`. `rounds` prices an exchange without running it, and must equal the bytes that the transport counts.
+`rounds`. `rounds` predicts the bytes of an exchange without running it; the transport must count the same number.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Compressor(Method):
         raise NotImplementedError
 
     def encode_rows(self, rows: torch.Tensor, states: Sequence[BucketState]) -> Payload:
-        """Stacked payloads, one for each row; the states, one for each row too, are of tensors with the same shapes."""
+        """Stacked payloads, one per row; there is one state per row, all for tensors of the same shapes."""
         payloads = [self.encode(row, state).tensors for row, state in zip(rows, states, strict=True)]
         return Payload(tuple(torch.stack(tensors) for tensors in zip(*payloads, strict=True)))
 
     def encode_keeping(self, flat: torch.Tensor, residual: torch.Tensor, state: BucketState) -> Payload:
-        """The payload for `flat` + `residual`, which is replaced by what was lost; 0 where that is not finite."""
+        """The payload for `flat` + `residual`; `residual` becomes the compression error, 0 where that is not finite."""
         due = residual
         if residual.dtype == flat.dtype:
             residual += flat
@@ -89,7 +89,7 @@ class Compressor(Method):
     def encode_rows_keeping(
         self, rows: torch.Tensor, residuals: Sequence[torch.Tensor], states: Sequence[BucketState]
     ) -> Payload:
-        """Stacked payloads as of `encode_keeping`; each row has a residual and a state of its own."""
+        """Stacked payloads, as `encode_keeping` returns them; each row has its own residual and state."""
         each = zip(rows, residuals, states, strict=True)
         payloads = [self.encode_keeping(row, residual, state).tensors for row, residual, state in each]
         return Payload(tuple(torch.stack(tensors) for tensors in zip(*payloads, strict=True)))
@@ -141,16 +141,16 @@ class Compressor(Method):
         return self
 
     def forgetful(self) -> Compressor:
-        """The same without wrappers that keep a residual."""
+        """This compressor without wrappers that keep a residual."""
         return self
 
     def one_by_one(self) -> Compressor:
-        """The same where payloads are gathered, so that no sum is compressed and sent back."""
+        """This compressor with payloads gathered, so that no sum is compressed and sent back."""
         return self
 
     @property
     def between_hosts(self) -> Compressor | None:
-        """The compressor for the sums of a host, where these have one of their own; None: there are no such sums."""
+        """The compressor for sums sent between hosts, where each host adds up its ranks first; None: hosts do not."""
         return None
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
@@ -163,7 +163,7 @@ class Compressor(Method):
 
 
 def _apart(payload: Payload, due: torch.Tensor) -> Payload:
-    """The payload in memory of its own: that of `due` is written to before it is sent."""
+    """The payload in memory of its own, because that of `due` is overwritten before the payload is sent."""
     memory = due.untyped_storage().data_ptr()
     shared = [tensor.untyped_storage().data_ptr() == memory for tensor in payload.tensors]
     tensors = zip(payload.tensors, shared, strict=True)
@@ -198,7 +198,7 @@ class Uncompressed(Compressor):
         return Payload((flat,))
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Nothing to do if it was summed in place."""
+        """Copy the payload, unless it was summed in place."""
         if payload.tensors[0] is not out:
             out.copy_(payload.tensors[0])
 
@@ -235,7 +235,7 @@ class Packed(Compressor):
         raise NotImplementedError
 
     def pack_rows(self, rows: torch.Tensor, states: Sequence[BucketState]) -> torch.Tensor:
-        """The packed bytes of each row; the states, one for each row too, are of tensors with the same shapes."""
+        """The packed bytes of each row; there is one state per row, all for tensors of the same shapes."""
         return torch.stack([self.pack(row, state) for row, state in zip(rows, states, strict=True)])
 
     def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
@@ -243,18 +243,18 @@ class Packed(Compressor):
         raise NotImplementedError
 
     def add_unpacked(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
-        """Add what `packed` stands for to `out`."""
+        """Unpack `packed` and add it to `out`."""
         one = torch.empty_like(out)
         self.unpack(packed, one, state)
         out += one
 
     def unpack_rows(self, rows: torch.Tensor, outs: torch.Tensor, state: BucketState) -> None:
-        """Unpack each row into that of `outs`."""
+        """Unpack each row into the same row of `outs`."""
         for packed, out in zip(rows, outs, strict=True):
             self.unpack(packed, out, state)
 
     def add_unpacked_rows(self, rows: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
-        """Add what all rows stand for to `out`, one after the other."""
+        """Unpack all rows and add them to `out`, one after the other."""
         for packed in rows:
             self.add_unpacked(packed, out, state)
 
@@ -263,7 +263,7 @@ class Packed(Compressor):
         raise NotImplementedError
 
     def one_by_one(self) -> Compressor:
-        """As payloads that are gathered."""
+        """This compressor with the route gather."""
         return replace(self, route="gather")
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
@@ -275,19 +275,19 @@ class Packed(Compressor):
         return Payload((self._checked(self.pack_rows(rows, states), (len(rows),), states[0]),))
 
     def decode(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Unpack them."""
+        """Unpack the payload into `out`."""
         self.unpack(payload.tensors[0], out, state)
 
     def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Unpack them."""
+        """Unpack the payload and add it to `out`."""
         self.add_unpacked(payload.tensors[0], out, state)
 
     def decode_rows(self, payloads: Payload, outs: torch.Tensor, state: BucketState) -> None:
-        """Unpack them."""
+        """Unpack each payload into its row of `outs`."""
         self.unpack_rows(payloads.tensors[0], outs, state)
 
     def add_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Unpack them."""
+        """Unpack all payloads and add them to `out`."""
         self.add_unpacked_rows(payloads.tensors[0], out, state)
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:
@@ -330,7 +330,7 @@ class Packed(Compressor):
         return self._checked(self.pack(flat, state), (), state)
 
     def _checked(self, packed: torch.Tensor, count: tuple[int, ...], state: BucketState) -> torch.Tensor:
-        """The result of `pack`, or of so many, if it has the size that all other ranks expect."""
+        """The result of `pack` or `pack_rows`; raises unless it has the size that all other ranks expect."""
         # Hashing a bucket of many tensors takes as long as a kernel.
         key = (_DUE, self.name)
         due: int = state.tables.get(key) or state.tables.setdefault(key, self.packed_bytes(state.bucket))
@@ -392,14 +392,14 @@ class Wrapper(Compressor):
 
     family: ClassVar[str] = "wrapper"
     needs_loss: ClassVar[bool] = False
-    """Without effect on a compressor that loses nothing, so it is refused there."""
+    """The wrapper has no effect on a lossless compressor, so it is refused there."""
     needs_unbiased: ClassVar[bool] = False
-    """Works only around a compressor that is right on average, so it is refused elsewhere."""
+    """The wrapper works only around an unbiased compressor, so it is refused elsewhere."""
     needs_scale: ClassVar[bool] = False
-    """Adds what is decoded to what it remembers, which directions alone never bring nearer to the input; a compressor
-    that sends only those is refused inside it."""
+    """The wrapper adds decoded values to an estimate that it keeps. Directions without magnitudes never bring that
+    nearer to the input, so a compressor that sends only directions is refused inside it."""
     gathers: ClassVar[bool] = False
-    """The payloads of the wrapped compressor are gathered, whatever its `route` is; so setting that is refused."""
+    """The payloads of the wrapped compressor are gathered, whatever its `route` is; so setting `route` is refused."""
     wraps: ClassVar[type[Compressor]] = Compressor
     """The kind of compressor it can wrap."""
     inner: Compressor = field(kw_only=False)
@@ -450,21 +450,21 @@ class Wrapper(Compressor):
         self.inner.decode(payload, out, state)
 
     def add_decoded(self, payload: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """As the inner compressor does; a wrapper that has a `decode` of its own has one of these, too."""
+        """As the inner compressor does; a wrapper that overrides `decode` overrides `add_decoded` too."""
         self.inner.add_decoded(payload, out, state)
 
     def back(self) -> Compressor:
-        """This wrapper around the inner compressor's `for_answers`, if that is lossy."""
+        """This wrapper around the inner compressor's `back()`; that alone if it is lossless and `needs_loss` is set."""
         inner = self.inner.back()
         return inner if inner.traits.lossless and self.needs_loss else replace(self, inner=inner)
 
     def forgetful(self) -> Compressor:
-        """The inner compressor's, in this wrapper unless it keeps the residual."""
+        """The inner compressor's `forgetful()`, in this wrapper unless the wrapper keeps a residual."""
         inner = self.inner.forgetful()
         return inner if self.own_traits.keeps_residual else replace(self, inner=inner)
 
     def one_by_one(self) -> Compressor:
-        """This wrapper around the inner compressor's."""
+        """This wrapper around the inner compressor's `one_by_one()`."""
         return replace(self, inner=self.inner.one_by_one())
 
     def payload_bytes(self, bucket: Bucket, moment: Moment) -> int:

@@ -29,8 +29,8 @@ class DctTopK(Sparsifier):
         c = D x,   D[i, j] = sqrt((1 or 2) / chunk) cos(pi (2 j + 1) i / (2 chunk)),   1 for i = 0, else 2
         k = ceil(density * chunk),   m = mask of the k largest |c|,   decoded = D^T (m * c)
 
-    D is orthonormal, so only unsent coefficients are lost. The last chunk of a tensor may be shorter. One value that is
-    not finite makes its whole chunk so.
+    D is orthonormal, so only unsent coefficients are lost. The last chunk of a tensor may be shorter. A value that is
+    not finite makes its whole chunk not finite.
 
     Reference: Peng et al. 2024 (DeMo), arXiv:2411.19870.
     """

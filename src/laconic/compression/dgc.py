@@ -35,7 +35,7 @@ class Dgc(Compressor):
         g = g * min(1, clip_norm / (sqrt(n) |g|)),   u = m u + g,   v = v + u
         M = mask of the k largest |v|,   send M v,   u = (1 - M) u,   v = (1 - M) v
 
-    Unsent entries stay in v, so it needs no error_feedback; momentum is already in it, so the optimizer must be SGD
+    Unsent entries stay in v, so no error_feedback is needed; v already includes momentum, so the optimizer must be SGD
     without momentum. During warm-up more is sent. The norm is that of each parameter by itself, because a bucket is
     sent before all gradients of the model are known. Values that are not finite are sent, and not kept in the state.
 
@@ -56,7 +56,7 @@ class Dgc(Compressor):
     clip_norm: float = number(0.0, at_least=0.0)
     """Largest norm of a parameter's mean gradient, of which each of n workers may use 1 / sqrt(n); 0: no clipping."""
     warmup_steps: int = count(0)
-    """Steps in which more is sent: 25% of the entries at first, a quarter of that after each quarter of them."""
+    """Steps in which more is sent: 25% of the entries at first, a quarter as many after each quarter of these steps."""
     indices: str = choice("auto", *CODINGS)
     """How the indices of the entries are coded; auto takes the coding with the fewest bytes."""
 

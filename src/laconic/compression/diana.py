@@ -69,7 +69,7 @@ class Diana(Wrapper):
         return self._gathered.rounds(bucket, moment)
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
-        """The waits of the same."""
+        """The waits of the inner compressor where payloads are gathered."""
         return self._gathered.num_waits(bucket, moment)
 
     def init(self, bucket: Bucket) -> BucketState:

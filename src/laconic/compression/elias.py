@@ -18,7 +18,7 @@ from laconic.core.stateful import BucketState
 from laconic.errors import IllegalCombination
 
 _AS_PACKED = -1
-"""In place of a number of levels: the codes are packed by the quantizer."""
+"""Sent in place of the number of levels: the codes are as the quantizer packs them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,11 +35,12 @@ class ErrorFeedback(Wrapper):
     compression in the same way, in the dtype of the gradients.
 
     A residual takes as much memory as the gradient; in bfloat16 half of that, in int8 a quarter, and the rounding of
-    the residual itself is lost. int8 rounds to multiples of a power of two that each block of 256 values has for
-    itself, so the error of a value is at most 1/127 of the largest in its block.
+    the residual itself is lost. int8 rounds to multiples of a power of two, one for each block of 256 values, so the
+    error of a value is at most 1/127 of the largest in its block.
 
     An error that is not finite (an overflow) is dropped: the receivers have got the infinity itself.
-    g is already divided by the number of workers, so residuals of several workers add up to the update still owed.
+    g is already divided by the number of workers, so residuals of several workers add up to the update still to be
+    sent.
 
     Reference: Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019, arXiv:1901.09847.
     """
@@ -57,7 +58,7 @@ class ErrorFeedback(Wrapper):
     """The dtype of the residual; gradient: that of the gradients; int8: with a unit for each block of 256 values."""
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
-        """Raise if gradients already have that dtype."""
+        """Raise if gradients already have the dtype of the residual."""
         if self.residual in _DTYPES and all(tensor.dtype == _DTYPES[self.residual] for tensor in tensors):
             raise AttachError(
                 f"compression.{self.name}.residual={self.residual} has no effect: all parameters are {self.residual}. "

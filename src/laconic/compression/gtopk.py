@@ -69,14 +69,14 @@ class GTopK(Compressor):
         return (merge,) * seat.num_merges + ((Round("send", (_answer_bytes(entries),)),) if seat.has_guest else ())
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
-        """The same on every rank: a rank without work in a round waits for nothing."""
+        """The same number on every rank: a rank without work in a round yields a wait that is already done."""
         seat = _Seat(moment.rank, moment.world_size)
         return seat.num_merges + 2 * seat.guests_exist if bucket.numel else 0
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
-        """Merge with all others, by pairs; a rank without a pair leaves that to its host."""
+        """Merge with all other ranks, in pairs; a rank without a partner is a guest, whose host rank merges for it."""
         if flat.numel() == 0:
             return
         entries, seat = self._entries(state.bucket), _Seat(group.rank, group.size)
@@ -173,7 +173,7 @@ def _by_pairs(mine: _Part, entries: Entries, seat: _Seat, group: Group) -> _Merg
 
 
 def _answer_bytes(entries: Entries) -> int:
-    """The result, and a bit for each of the guest's entries that says whether it is counted."""
+    """Bytes of the result, and of one bit for each of the guest's entries that says whether it is counted."""
     return entries.packed_bytes + -(-entries.num_values // 32) * 4
 
 

@@ -1,4 +1,4 @@
-"""Send gradients as whole numbers of 8 or 4 bits: int8 and int4 are the two leaves of one idea."""
+"""Send gradients as whole numbers of 8 or 4 bits: int8 and int4 share this implementation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laconic.settings import choice
 
 @dataclass(frozen=True, kw_only=True)
 class Integer(Levels):
-    """Round every value to a whole multiple of a unit that each block has for itself."""
+    """Round every value to a whole multiple of the unit of its block."""
 
     encoder: ClassVar[str] = "integer"
     largest: ClassVar[int]

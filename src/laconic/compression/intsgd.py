@@ -34,10 +34,10 @@ class IntSgd(Compressor):
         decoded = unit * sum_i code_i,   r <- memory * r + (1 - memory) * |decoded|^2
 
     d is the number of values of the parameter, n that of workers; g_i is already divided by n. In the paper r is a
-    moving average of the squared change of the parameters divided by the learning rate, which under SGD is that of the
-    mean gradient, as here. All ranks see the same means, so all know the unit and none has to be sent. The first round
-    sends uncompressed values, because there is no earlier mean. Sums of codes are exact in any order, so a switch could
-    form them too.
+    moving average of the squared change of the parameters divided by the learning rate; under SGD this quotient is the
+    mean gradient, which is used here. All ranks see the same means, so all know the unit and none has to be sent. The
+    first round sends uncompressed values, because there is no earlier mean. Sums of codes are exact in any order, so a
+    network switch could form them too.
 
     Codes have as many bits as n * (2 largest + 1) values need. A code beyond `largest` is clipped, which biases the
     result where a value is far above the usual; the unit then grows for the next round. A parameter with a NaN or an
@@ -137,12 +137,12 @@ def _names(bucket: Bucket) -> list[str]:
 
 
 def _pieces(bucket: Bucket, flat: torch.Tensor) -> list[torch.Tensor]:
-    """The values of each of them."""
+    """The values of each parameter that has any."""
     return [flat[place] for tensor, place in bucket.segments() if tensor.numel]
 
 
 def _numels(state: BucketState) -> torch.Tensor:
-    """The number of values of each of them."""
+    """The number of values of each parameter that has any."""
     key = "intsgd.numels"
     if key not in state.tables:
         sizes = [tensor.numel for tensor in state.bucket.tensors if tensor.numel]
@@ -152,7 +152,7 @@ def _numels(state: BucketState) -> torch.Tensor:
 
 
 def _each(values: torch.Tensor, state: BucketState) -> torch.Tensor:
-    """A value per parameter as one per element."""
+    """Repeat the value of each parameter for each of its elements."""
     # With the size given, there is no synchronization with a GPU.
     return values.repeat_interleave(_numels(state), output_size=state.bucket.numel)
 

@@ -60,7 +60,7 @@ class MomentumCorrection(Wrapper):
         return state
 
     def back(self) -> Compressor:
-        """Without momentum, which is already in the values that were sent."""
+        """The inner compressor's, without momentum, which is already in the values that were sent."""
         return self.inner.back()
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:

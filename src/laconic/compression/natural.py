@@ -18,7 +18,7 @@ class Natural(Quantizer):
 
     Exponents are counted down from the block's largest: 127 of them. Below the lowest of these, |g| becomes the lowest
     with probability |g| / lowest and zero otherwise, which is unbiased too. Powers below 2^-126 or above 2^127 are not
-    used: only values beyond that are always rounded down.
+    used: only values beyond that range are always rounded down.
 
     Reference: Horvath et al. 2019, arXiv:1905.10988.
     """

@@ -17,9 +17,9 @@ class NuqSgd(Quantizer):
         a = |g| / L2(g),   decoded = L2(g) * sign(g) * l,   L2 over a block
         l = one of the two of 0, 2^(1 - levels), ..., 1/4, 1/2, 1 on both sides of a, so that l is a on average
 
-    Most values of a block are far below its norm; there levels of qsgd are far apart, and these are close together.
-    The square of the noise is at most 1/8 + block / 4^levels of that of the signal; where that may be above 1,
-    error_feedback is refused: its residual would grow without bound. A block whose norm exceeds the largest float32
+    Most values of a block are far below its norm; there the levels of qsgd are far apart, and those of nuqsgd are close
+    together. The square of the noise is at most 1/8 + block / 4^levels of that of the signal; where that may be above
+    1, error_feedback is refused: its residual would grow without bound. A block whose norm exceeds the largest float32
     arrives as NaN.
 
     Reference: Ramezani-Kebrya et al. 2019, arXiv:1908.06077.
@@ -38,7 +38,7 @@ class NuqSgd(Quantizer):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """It amplifies where the noise may exceed the signal."""
+        """`amplifies` is set where the noise may exceed the signal."""
         return replace(super().traits, unbiased=True, amplifies=8 * self.block > 7 * 4**self.levels, loss_gap=-0.019)
 
     @property

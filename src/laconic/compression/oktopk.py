@@ -32,17 +32,17 @@ class OkTopK(Compressor):
 
         S_i = topk(g_i),   u = sum_i S_i,   decoded = topk(u), exact to the width of a bin of its histogram
 
-    1. Ranks agree on n regions of the bucket that hold about k/n entries of each rank: means of their own cuts.
+    1. Ranks agree on n regions of the bucket that hold about k/n entries of each rank: the means of their cuts.
     2. Every entry of S_i goes to the rank of its region, which sums them: at most k entries.
-    3. A histogram of |u|, summed over all ranks, gives the threshold of each tensor: all entries above its bin, and
-       of those in it, which differ by less than an eighth, the first.
+    3. A histogram of |u|, summed over all ranks, gives the threshold of each tensor: all entries above its bin are
+       taken, and the first ones in the bin, where entries differ by less than an eighth.
     4. Ranks pass on surplus entries until each has k/n of the result: at most k (n-1)/n entries.
-    5. All gather these: k (n-1)/n entries.
+    5. All ranks gather these: k (n-1)/n entries.
 
     In all a rank sends fewer than 3 k entries, 6 k numbers, whatever n is; indices take fewer bytes than numbers do. In
     addition it sends histograms of 512 bytes per tensor. Each rank knows which of its own entries are part of the
-    result, so error_feedback keeps the others. The paper reuses thresholds and cuts of earlier steps; these are of this
-    step, so no state is kept, exactly k entries arrive, and results do not depend on buckets.
+    result, so error_feedback keeps the others. The paper reuses thresholds and cuts of earlier steps; here both are
+    computed in every step, so no state is kept, exactly k entries arrive, and results do not depend on buckets.
 
     Reference: Li & Hoefler 2022 (Ok-Topk), arXiv:2201.07598.
     """
@@ -122,7 +122,7 @@ class _Part:
     values: torch.Tensor
 
     def between(self, begin: int, end: int) -> _Part:
-        """The entries from one number up to another."""
+        """The entries numbered from `begin` up to `end`."""
         return _Part(self.places[begin:end], self.values[begin:end])
 
     def packed(self, region: range) -> torch.Tensor:

@@ -55,7 +55,7 @@ class PowerSgd(LowRank):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """Measured with default settings."""
+        """`loss_gap` was measured with default settings."""
         return replace(super().traits, gives_factors=True, loss_gap=0.094)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:

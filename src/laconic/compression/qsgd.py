@@ -37,7 +37,7 @@ class Qsgd(Levels):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """It amplifies where the noise may exceed the signal."""
+        """`amplifies` is set where the noise may exceed the signal."""
         return replace(super().traits, unbiased=True, amplifies=4 * self.levels**2 < self.block, loss_gap=0.008)
 
     @property

@@ -21,8 +21,8 @@ class ScaleCom(CommonPlaces):
         leader = round mod n,   I = places of the k largest |g_leader| of each tensor,   decoded = sum_i g_i at I
 
     This is CLT-k (cyclic local top-k). Residuals of the ranks become similar, so entries that are large on one rank are
-    large on most. Bytes do not grow with the number of ranks, as topk's do. The leader's positions are sent as a sum to
-    which all others add zeros, so an ordinary all-reduce, or a server that only adds, carries both rounds.
+    large on most. Unlike those of topk, its bytes do not grow with the number of ranks. The leader's positions are sent
+    as a sum to which all others add zeros, so an ordinary all-reduce, or a server that only adds, carries both rounds.
 
     The paper also filters the residual (a share beta of each new error is kept); error_feedback keeps all of it. A
     value that is not finite reaches all ranks if the leader has it, or if it is at a position that the leader has
@@ -37,7 +37,7 @@ class ScaleCom(CommonPlaces):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """Measured with default settings."""
+        """`loss_gap` was measured with default settings."""
         return replace(super().traits, loss_gap=0.199)
 
     def agree(self, flat: torch.Tensor, state: BucketState, group: Group) -> Agreement:

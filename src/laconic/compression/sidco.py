@@ -21,10 +21,10 @@ class Sidco(Sparsifier):
         t_0 = 0,   t_i = t_(i-1) + mean(|g| - t_(i-1) where |g| > t_(i-1)) * log(1 / share_i)
 
     Each stage keeps a quarter of the entries that passed the previous one, and the last stage keeps k = ceil(density *
-    numel); the means are those of a sample of 16384 magnitudes. Exactly k entries are sent: of too many, k consecutive
-    ones from a random start; too few are filled up with entries that passed an earlier stage. The largest entries are
-    found exactly for a tensor that is smaller than the sample, has a value that is not finite, or of which too few
-    entries passed.
+    numel); the means are those of a sample of 16384 magnitudes. Exactly k entries are sent: if too many pass, k
+    consecutive ones from a random start; if too few, entries that passed an earlier stage are added. The largest
+    entries are found exactly for a tensor that is smaller than the sample, has a value that is not finite, or of which
+    too few entries passed.
 
     Reference: M. Abdelmoniem et al. 2021, arXiv:2101.10761.
     """
@@ -35,7 +35,7 @@ class Sidco(Sparsifier):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """Measured with default settings."""
+        """`loss_gap` was measured with default settings."""
         return replace(super().traits, loss_gap=0.173)
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:

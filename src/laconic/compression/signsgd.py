@@ -21,7 +21,8 @@ class SignSgd(Quantizer):
 
     The result is the vote itself, +1 or -1, not a mean: plain SGD then moves every parameter by the learning rate, so
     it needs a learning rate like Adam's. Where gradients are mostly noise, two workers tie half the time: use an odd
-    number. Both routes give the same vote. One bit cannot represent NaN, so each block carries one number that can.
+    number. Both routes, gather and scatter, give the same vote. One bit cannot represent NaN, so each block carries one
+    number that can.
 
     Reference: Bernstein et al. 2018, arXiv:1810.05291.
     """

@@ -45,7 +45,7 @@ class Sketch(CommonPlaces):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """Measured with default settings."""
+        """`loss_gap` was measured with default settings."""
         return replace(super().traits, loss_gap=0.24)
 
     def agree(self, flat: torch.Tensor, state: BucketState, group: Group) -> Agreement:

@@ -48,7 +48,7 @@ class Thc(Compressor):
     clip: float = number(3.0, above=0.0, at_most=100.0)
     """How far the grid reaches, in units of s."""
     block: int = count(1024, at_least=32, at_most=65536)
-    """Values that are rotated together, rounded down to a power of two; the rest of a parameter in shorter blocks."""
+    """Values rotated together, rounded down to a power of two; the rest of a parameter is cut into shorter blocks."""
 
     @property
     @computed_once

@@ -19,9 +19,9 @@ class Threshold(CountedEntries):
 
         m = |g| > tau,   decoded = m * g
 
-    Their number depends on the gradient: a first round exchanges the counts, a second gathers payloads padded to the
-    longest. g is already divided by the number of workers, so tau must be chosen for that. Strom's own variant sends
-    only signs and adds +-tau; here the values are sent as float32. Values that are not finite are always sent.
+    The number of entries depends on the gradient: a first round exchanges the counts, a second gathers payloads padded
+    to the longest. g is already divided by the number of workers, so tau must be chosen for that. Strom's own variant
+    sends only signs and adds +-tau; here the values are sent as float32. Values that are not finite are always sent.
 
     Reference: Strom 2015, "Scalable distributed DNN training using commodity GPU cloud computing".
     """

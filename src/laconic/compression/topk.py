@@ -36,7 +36,7 @@ class TopK(Sparsifier):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """Measured with default settings."""
+        """`loss_gap` was measured with default settings."""
         return replace(super().traits, loss_gap=0.188)
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:

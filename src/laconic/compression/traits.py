@@ -56,9 +56,9 @@ class Traits:
     payloads_add_up: bool = True
     """The sum of payloads decodes to the sum of the inputs, so one all-reduce carries them, even a decoupled one."""
     density: float = 1.0
-    """The share of values of which a payload tells anything; 1 where it is all, or depends on the values."""
+    """The share of values that a payload carries; 1 where it carries all, or where the share depends on the values."""
     at_random: bool = False
-    """Which values these are is drawn at random, so that one of them may have to wait for long."""
+    """The values that a payload carries are drawn at random, so a value may wait long until it is sent."""
     sends_every_value: bool = True
     """One sum has a number for every value of the input."""
     sends_sums_back: bool = False
@@ -77,7 +77,7 @@ class Traits:
 
 
 def computed_once(method: Callable[[Owner], Value]) -> Callable[[Owner], Value]:
-    """A method without arguments of an object that never changes: exchanges ask for traits in every step.
+    """Cache the result of a method without arguments, of an immutable object: every exchange asks for traits.
 
     Each class that has such a method keeps its own result, so `super().traits` is what the base class computes.
     """

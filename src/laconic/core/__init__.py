@@ -1,1 +1,1 @@
-"""The contracts that all packages share: payloads, transports, plans, events and state. It holds no algorithm."""
+"""The contracts that all packages share: payloads, transports, plans, events and state; no algorithms."""

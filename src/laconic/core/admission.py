@@ -41,5 +41,5 @@ class Unauthenticated:
         return self._hosts.pop(connection, None) is not None
 
     def all(self) -> list[Connection]:
-        """All of them, oldest first."""
+        """All connections without a token, oldest first."""
         return list(self._hosts)

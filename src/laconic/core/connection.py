@@ -1,7 +1,7 @@
 """One connected socket: a thread reads frames, and sending a frame never blocks the sender.
 
 A small frame is sent at once, on the calling thread, if no other frame is queued; otherwise it is queued for a writing
-thread, which starts with the first of them. On a paced link a frame is sent when it would have arrived.
+thread, which is started for the first queued frame. On a paced link a frame is sent when it would have arrived.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Connection:
             raise
 
     def send(self, frame: Frame) -> bool:
-        """Send a frame, now or when its turn comes; False if the connection has ended: then it is dropped."""
+        """Send a frame, now or when its turn comes; False if the connection has ended: then the frame is dropped."""
         pieces = pack(frame, self._token, limit_bytes=self._limit_bytes)
         payload_bytes, header_bytes = frame.payload_bytes, frame.header_bytes
         with self._state:

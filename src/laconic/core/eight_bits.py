@@ -39,7 +39,7 @@ class EightBits:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Its memory layout."""
+        """The tensors that hold the values."""
         return {"codes": self.codes, "exponents": self.exponents}
 
     @property

@@ -19,7 +19,7 @@ from typing import Protocol, Self
 from laconic.errors import LaconicError, one_line
 
 EVENTS_VARIABLE = "LACONIC_EVENTS"
-"""The environment variable with a file to which every session appends its events, beside what its script asks for."""
+"""The environment variable with a file to which every session appends its events, besides the script's own sinks."""
 Scalar = str | int | float | bool | None
 _FIXED = ("kind", "time_s", "rank", "step", "duration_s")
 _LARGEST_WHOLE = 2**64

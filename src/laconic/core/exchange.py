@@ -64,7 +64,7 @@ are added up on the network path, frame by frame, and come back."""
 
 @dataclass(frozen=True)
 class Move:
-    """One operation on the network as data, which a simulator prices; an exchange makes one or several in sequence."""
+    """One network operation as data, whose cost a simulator computes; an exchange makes one or several in sequence."""
 
     kind: MoveKind
     sizes: tuple[int, ...]
@@ -74,9 +74,9 @@ class Move:
     peers: int = 1
     """Neighbours a rank sends to."""
     topology: str = ""
-    """The name of the graph that says who these are."""
+    """The name of the graph that determines these neighbours."""
     partners: tuple[tuple[int, ...], ...] = ()
-    """Who these are where the graph follows from measured links: the partner of every rank in each round of a cycle."""
+    """Where the graph follows from measured links: the partner of every rank in each round of a cycle."""
     answer_bytes: int = 0
     """Bytes of a server's answer to each rank."""
     among_hosts: bool = False
@@ -86,7 +86,7 @@ class Move:
     slots: int = 0
     """Frames of a rank that an aggregator can have at a time."""
     groups: Hosts = ()
-    """What takes the place of hosts, where ranks are grouped and ordered otherwise."""
+    """The groups that take the place of hosts, where ranks are grouped and ordered otherwise."""
 
     @property
     def nbytes(self) -> int:
@@ -121,7 +121,7 @@ class Servers(Protocol):
 
 
 class PartialSum(Work, Protocol):
-    """A sum over all ranks, formed of what has arrived."""
+    """A sum over all ranks, formed of the contributions that have arrived."""
 
     @property
     def rows(self) -> torch.Tensor:
@@ -130,7 +130,7 @@ class PartialSum(Work, Protocol):
 
     @property
     def lost_ratio(self) -> float:
-        """The share of all that ranks sent to this one which is not in the sums that this rank has formed."""
+        """The share of the data sent to this rank that is missing in the sums it has formed."""
         ...
 
 
@@ -138,9 +138,9 @@ class PartialMeans(Protocol):
     """Ranks that send each other datagrams, of which some may be lost, as an architecture sees them."""
 
     def reduce(self, rows: torch.Tensor, *, what: str) -> PartialSum:
-        """Start adding up a table: rows[r] goes to rank r, which adds up what arrives in time and sends all the sum.
+        """Start adding up a table: rows[r] goes to rank r, which adds up what arrives in time and sends the sum to all.
 
-        What is missing of a row counts as the mean of what is there.
+        Missing contributions to a row count as the mean of those that have arrived.
         """
         ...
 
@@ -157,9 +157,9 @@ class Wire:
     servers: Servers | None = None
     """The servers, where the architecture has any."""
     decoupled: bool = False
-    """Sums are formed in two rounds: every rank gets its share of the sum, then all get all."""
+    """Sums are formed in two rounds: a reduce-scatter, then an all-gather."""
     partial_means: PartialMeans | None = None
-    """Where the architecture tolerates that something is lost."""
+    """The means over datagrams, where the architecture tolerates that some are lost."""
 
 
 def one_round(work: Work) -> Exchange:
@@ -168,7 +168,7 @@ def one_round(work: Work) -> Exchange:
 
 
 def in_lockstep(*exchanges: Exchange) -> Exchange:
-    """Several exchanges as one: each wait covers one round of all that still have one."""
+    """Several exchanges as one: each wait covers one round of every exchange that still has one."""
     open_exchanges = list(exchanges)
     while open_exchanges:
         works = [(exchange, next(exchange, None)) for exchange in open_exchanges]

@@ -1,6 +1,6 @@
 """The operations of a transport on a torch process group: the call for each of them, and the bytes it sends.
 
-Waiting and failures are up to the transports that derive from this.
+Transports that derive from GroupOperations handle waiting and failures.
 """
 
 from __future__ import annotations
@@ -195,10 +195,10 @@ class _ThenSum:
 
 
 def _ring_chunks(numel: int, element_bytes: int, rank: int, world_size: int) -> Iterator[tuple[int, int, int]]:
-    """How Gloo's ring adds up row `rank` of n rows: from element to element, and the rank whose values come last.
+    """The ranges in which Gloo's ring adds up row `rank` of n rows: begin, end, and the rank whose values come last.
 
-    A ring goes around n chunks of the whole, each of which is added up from the rank before its own backwards. Chunks
-    are whole numbers of segments, so their borders are not quite those of the rows.
+    The ring cuts the whole into n chunks, one per rank. A chunk is added up backwards through the ranks, beginning with
+    the rank before its own. Chunks are whole numbers of segments, so their borders are not quite those of the rows.
     """
     total_bytes = world_size * numel * element_bytes
     most_bytes = element_bytes * max(1, _GLOO_SEGMENT_BYTES // element_bytes)

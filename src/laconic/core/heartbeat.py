@@ -295,7 +295,7 @@ class Heartbeat:
             raise self.explain(what, one_line(exc)) from exc
 
     def fail(self, rank: int, reason: str) -> None:
-        """Record that `rank` has failed; the first record wins. Returns when the others can read it, or cannot."""
+        """Record that `rank` has failed; the first record wins. Returns once others can read it or the store blocks."""
         if self._failure is None and self._last_words is None:
             self._last_words = json.dumps({"rank": rank, "reason": reason})
             self._wake.set()

@@ -30,7 +30,7 @@ def hosts_of(names: Sequence[str]) -> Hosts:
 
 
 def checked_hosts(hosts: Sequence[Sequence[int]], world_size: int) -> Hosts:
-    """The same in order; raise LaconicError unless every rank is on exactly one of them."""
+    """The hosts in order; raise LaconicError unless every rank is on exactly one of them."""
     ordered = tuple(sorted(tuple(sorted(host)) for host in hosts))
     if () in ordered or sorted(rank for host in ordered for rank in host) != list(range(world_size)):
         raise LaconicError(

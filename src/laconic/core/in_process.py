@@ -96,7 +96,7 @@ class InProcessCluster:
         return [results[rank] for rank in range(self.world_size)]
 
     def stop(self, reason: str) -> None:
-        """Let every operation of a rank raise, those in which ranks wait for each other included."""
+        """Make every operation of a rank raise, including those in which ranks wait for each other."""
         self.transport(0).announce_failure(reason)
 
 

@@ -115,7 +115,7 @@ class PatientStore(dist.Store):
 def in_time(
     call: Callable[[], _T], *, timeout_s: float, thread_name: str, look: Callable[[], None] = lambda: None
 ) -> _T:
-    """Return or raise what `call` does; TimeoutError if it takes longer, and then its thread keeps waiting.
+    """Return or raise what `call` does; TimeoutError after `timeout_s`, and then the thread of `call` keeps waiting.
 
     look: called at intervals meanwhile; its exceptions are raised here.
     """
@@ -175,7 +175,7 @@ def _connect(host: str | None, port: int | None, timeout_s: float) -> dist.Store
 
 
 def sockets(*, without: Collection[int] = ()) -> dict[int, int]:
-    """The sockets of this process: the number of each in the kernel, and its descriptor, those in `without` left out.
+    """The sockets of this process: inode number -> descriptor, without the descriptors in `without`.
 
     A descriptor may be reused for another socket between two calls; the inode number of a socket is never reused.
     """

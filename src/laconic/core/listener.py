@@ -72,7 +72,7 @@ class Listener:
         count: Count | None = None,
         link: PacedLink | None = None,
     ) -> None:
-        """`max_connections`: of ranks that have the token; those without are limited by themselves."""
+        """`max_connections`: of ranks that have the token; connections without it have a limit of their own."""
         if len(token) != TOKEN_BYTES:
             raise CommunicationError(f"the token of {name} must have {TOKEN_BYTES} bytes, got {len(token)}.")
         self.name = name

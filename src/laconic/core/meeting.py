@@ -1,4 +1,4 @@
-"""How the ranks of a session meet: a prefix in the job's store, and a process group of laconic's own."""
+"""How the ranks of a session find each other: a prefix in the job's store, and a process group of laconic's own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Meeting:
         return heartbeat.in_time(lambda: self._other(name, limit), "attaching"), self._parent is dist.group.WORLD
 
     def _gloo(self, limit: timedelta) -> dist.ProcessGroup:
-        """As new_group makes it, but over our own connection to the store.
+        """A Gloo group as new_group makes it, but over our own connection to the store.
 
         Gloo asks the store for the addresses of all ranks. If one of them has just ended, the question blocks for the
         timeout of the training script's own connection, unless it is made over one that can be shut down. If a rank

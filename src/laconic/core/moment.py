@@ -16,7 +16,7 @@ class Moment:
     rank: int = 0
     world_size: int = 1
     round: int = 0
-    """The number of earlier exchanges of everything; the step itself where that happens in every step."""
+    """The number of earlier exchanges of the whole model; equal to the step where every step exchanges it."""
 
     momentum: float = 0.0
     """betas[0] of the optimizer, where its momentum is exchanged; otherwise 0."""

@@ -24,7 +24,7 @@ class OptimizerFacts:
     first_beta: float = 0.0
     """The largest betas[0] of its parameter groups: the decay of the average that Adam and its variants step along."""
     divides: bool = False
-    """Some parameter group has an `eps`, as optimizers have that divide by the size of gradients: Adam, RMSprop,
+    """Some parameter group has an `eps`, like those of optimizers that divide by the size of gradients: Adam, RMSprop,
     Adagrad, Muon."""
 
     @classmethod

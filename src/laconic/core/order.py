@@ -1,6 +1,6 @@
 """The order in which exchanges are issued: one pure object that the runtime executes and the simulator follows.
 
-What comes next depends only on what was submitted and on how many rounds each exchange has, never on which network
+The next action depends only on what was submitted and on how many rounds each exchange has, never on which network
 operation happens to finish first. So every rank issues the same operations in the same order, and a simulator can
 follow that order without running anything.
 

@@ -1,4 +1,4 @@
-"""What a compressor puts on the wire for one bucket."""
+"""The data that a compressor puts on the wire for one bucket."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 @dataclass(frozen=True)
 class Payload:
-    """The tensors of one encoded bucket; their bytes are the bytes sent, nothing else is."""
+    """The tensors of one encoded bucket; exactly their bytes are sent."""
 
     tensors: tuple[torch.Tensor, ...]
 
     def row(self, number: int) -> Payload:
-        """One of several payloads that are stacked: each tensor has a row for each of them."""
+        """One of several stacked payloads: each tensor has one row per payload."""
         return Payload(tuple(tensor[number] for tensor in self.tensors))
 
     @property

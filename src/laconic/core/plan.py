@@ -1,6 +1,6 @@
 """The decision of a schedule: the tensors of each bucket, the order of buckets, and when each may be launched.
 
-The runtime executes a Plan and the simulator prices the same object.
+The runtime executes a Plan, and the simulator predicts the cost of the same object.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Plan:
     """Whether updates are deferred: results are needed when a layer is used next, not at the end of the backward
     pass."""
     decoupled: bool = False
-    """Sums are decoupled: each rank gets its share of the sum when the bucket is exchanged, and all get the
-    rest after the backward pass, last bucket first."""
+    """Sums are decoupled: a reduce-scatter when the bucket is exchanged, and an all-gather after the backward pass,
+    last bucket first."""
     credit_bytes: int = 0
     """Bytes that may be in flight at a time; 0: a few buckets, whatever their size."""
     layout: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ class Layout(NamedTuple):
     rows: tuple[tuple[TensorSpec, ...], ...]
     """For each owner its piece of every tensor; the last ones may be shorter, or empty."""
     places: tuple[int, ...]
-    """Where each tensor's range begins in a row; it is as long as the longest piece."""
+    """Where each tensor's range begins in a row; the range is as long as the longest piece."""
     width: int
     """Elements of a row."""
 
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     """Their ranges in the row; pieces without padding between them share one."""
 
     def taken_from(self, row: torch.Tensor) -> torch.Tensor:
-        """Their values as one tensor: a view of the row where there is no padding between them."""
+        """The values of the pieces as one tensor: a view of the row where there is no padding between them."""
         return row[self.places[0]] if len(self.places) == 1 else torch.cat([row[place] for place in self.places])
 
     def placed(self, values: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
@@ -83,5 +83,5 @@ def layout_of(bucket: Bucket, world_size: int) -> Layout:
 
 
 def row_of(weights: Bucket, world_size: int) -> Bucket:
-    """The contribution of each rank to a gather of these: a range of each tensor, padded to one length."""
+    """The contribution of each rank to an all-gather of `weights`: a range of each tensor, padded to one length."""
     return Bucket(layout_of(weights, world_size).rows[0])

@@ -27,7 +27,7 @@ class Switch:
     """The file of its network namespace."""
 
     def write(self) -> str:
-        """As the environment variable holds it."""
+        """The switch as the environment variable holds it."""
         return f"{self.address} {self.namespace}"
 
 
@@ -46,7 +46,7 @@ def enter_network(namespace: str) -> None:
 
 
 def entrance(namespace: str) -> Callable[[], None]:
-    """What enters a network namespace, also in a child process between fork and exec."""
+    """A function that enters a network namespace, also in a child process between fork and exec."""
     # Looked up before the fork: the child must not need locks that another thread may hold.
     libc = ctypes.CDLL(None, use_errno=True)
 

@@ -66,7 +66,7 @@ class TensorSpec:
         return replace(self, shape=(rows, *self.shape[1:]), whole_bytes=self.nbytes)
 
     def piece(self, begin: int, end: int) -> TensorSpec:
-        """Elements `begin` to `end` of it; itself if that is all."""
+        """Elements `begin` to `end` of this tensor; the tensor itself if these are all."""
         if begin == 0 and end == self.numel:
             return self
         first = self.start + begin
@@ -85,7 +85,7 @@ class TensorSpec:
         )
 
     def shard_piece(self, index: int, count: int) -> TensorSpec:
-        """The elements that rank `index` of `count` holds of it, as `shard` says, as a piece."""
+        """The elements of this tensor that rank `index` of `count` holds, cut as in `shard`, as a piece."""
         rows, rest = self.shape[0], math.prod(self.shape[1:])
         length = -(-rows // count)
         return self.piece(min(index * length, rows) * rest, min((index + 1) * length, rows) * rest)

@@ -31,7 +31,7 @@ Purpose = Literal["payload", "buffers", "control"]
 ReduceOp = Literal["sum", "max", "min"]
 
 DETACHING, DETACHED = "detaching", "detached"
-"""The status of a rank that has begun to detach and will come to no other operation, and of one that has done so."""
+"""The status of a rank that has begun to detach and will join no other operation, and of one that has done so."""
 
 
 def will_not_come(what: str, rank: int, status: str, advice: str) -> str:

@@ -26,7 +26,7 @@ DEFAULT_STRATEGIES: tuple[str, ...] = (
     "demo-int4",
     "streaming_diloco(period=16) / all_reduce / int4 + error_feedback / fusion",
 )
-"""One of each family: DDP's own, fewer bits, few entries, low rank, momentum instead of gradients, local steps."""
+"""One strategy per family: DDP's own, fewer bits, few entries, low rank, momentum instead of gradients, local steps."""
 SHARDED_STRATEGIES: tuple[str, ...] = (
     "bsp / all_reduce / none / fusion",
     "bsp / all_reduce / int8 + error_feedback / fusion",
@@ -34,9 +34,9 @@ SHARDED_STRATEGIES: tuple[str, ...] = (
     "bsp / sharded(weights=int8) / int4 + error_feedback / fusion",
     "streaming_diloco(period=16) / all_reduce / int4 + error_feedback / fusion",
 )
-"""The same where the ranks of a host share one model; the fourth shards it over all hosts instead."""
+"""The default strategies where the ranks of a host share one model; the fourth shards it over all hosts instead."""
 DEFAULT_STEPS = 36
-"""Two rounds of the one that exchanges most rarely."""
+"""Two rounds of the strategy that exchanges most rarely."""
 
 
 def default_strategies(steps: int | None, *, sharded: bool = False) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Comparison:
     torch_ddp: bool = True
     """Whether the baseline runs as well: torch DDP, or HSDP where models are sharded."""
     no_communication: bool = False
-    """Also train every replica alone, which is the fastest possible step."""
+    """Also train every replica alone, which gives the fastest possible step."""
     target_loss: float | None = None
     """None: torch DDP's loss after four fifths of its steps."""
     timeout_s: float = 1800.0

@@ -183,7 +183,7 @@ class Contender:
         return self._buffer.events
 
     def _counts(self, event: Event) -> bool:
-        """Whether it does not belong to the warm-up."""
+        """Whether an event is not part of the warm-up."""
         return event.time_s >= self._rehearsed_s or event.kind == "attach"
 
     def _now(self) -> float:
@@ -248,7 +248,7 @@ class Contender:
         return loss
 
     def _progress(self, seconds: float) -> None:
-        """Measure the time; all ranks get rank 0's."""
+        """Record the training time so far; rank 0 reports it."""
         took_ms = (seconds - self.seconds) * 1e3
         self.seconds = seconds
         if dist.get_rank() == 0:
@@ -263,7 +263,7 @@ class Contender:
         return [loss if self._task.learns and math.isfinite(loss) else None for loss in means]
 
     def _agree_on_seconds(self) -> None:
-        """The longest time of all ranks: the same on every rank, because it decides who continues."""
+        """Take the longest time of all ranks, so that all ranks agree on which contenders continue."""
         longest = torch.tensor(self.seconds, dtype=torch.float64, device=self._device)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         self.seconds = longest.item()
@@ -272,7 +272,7 @@ class Contender:
         return self._session.traffic.sent_bytes() if self._session is not None else 0
 
     def _predicted_bytes(self) -> int | None:
-        """Predicted bytes of a step; torch DDP's from the equal strategy, none for its hooks."""
+        """Predicted bytes of a step; for torch DDP those of the equivalent strategy, for its hooks None."""
         if self._session is not None:
             return self._session.predicted_bytes_per_step()
         if self.strategy == NO_COMMUNICATION:

@@ -125,8 +125,8 @@ def _contenders(config: ContestConfig, log: EventLog) -> list[Contender]:
 def _block_steps(contenders: Sequence[str], least: int) -> tuple[int, int]:
     """Steps in a turn, and additional steps in the first one.
 
-    A turn is a whole number of the longest period, and ends when nothing is in flight: otherwise the next contender's
-    turn would pay for it.
+    A turn is a whole number of the longest period, and ends when nothing is in flight: otherwise the rest of
+    the communication would count in the next contender's turn.
     """
     ours = [name for name in contenders if not is_torchs_own(name)]
     rules = [Strategy.parse(name).synchronization for name in ours]

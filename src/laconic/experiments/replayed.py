@@ -1,4 +1,4 @@
-"""A workload as a model: every layer's compute is slept, its gradients are real tensors.
+"""A workload as a model: every layer sleeps for its compute time, and its gradients are real tensors.
 
 Communication then has the sizes and the timing of a job on a GPU, on a machine that could not compute it. Sleeping lets
 other threads run, so that exchanges continue meanwhile. The host also sleeps when the parameters are on a GPU, which
@@ -121,7 +121,7 @@ class ReplayedLayer(nn.Module):
             start += tensor.numel
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
-        """Sleep the layer's time; the token only carries the order of layers."""
+        """Sleep for the layer's time; the token only carries the order of layers."""
         parameters = list(self._parameters.values())
         # What comes first in the forward pass comes last in the backward pass.
         for start in reversed(range(_READY_AT_ONCE, len(parameters), _READY_AT_ONCE)):

@@ -17,9 +17,9 @@ class ShardGrid:
     """The ranks that shard a model, and the ranks that hold the same shard of it."""
 
     hosts: DeviceMesh
-    """Hosts by ranks of a host."""
+    """Two dimensions: the hosts, and the ranks of a host."""
     inside: DeviceMesh
-    """The ranks of this one's host."""
+    """The ranks on this rank's host."""
     between: DeviceMesh
     """The ranks with the same position on other hosts."""
     everyone: DeviceMesh

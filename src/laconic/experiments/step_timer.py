@@ -21,7 +21,7 @@ class StepTimer:
         self._device = device
         self._stopwatch = Stopwatch(WallClock(), events, rank)
         self.runs_behind = device.type == "cuda"
-        """Whether the device may still be busy with a step when the host has left it."""
+        """Whether the device may still be busy with a step when the host has gone on to the next."""
 
     def mark(self) -> Mark:
         """A mark of the time at which everything issued so far on the current stream is done."""

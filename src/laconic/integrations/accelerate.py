@@ -117,7 +117,7 @@ def prepare_without_ddp(accelerator: Accelerator, model: nn.Module, instead: str
 
 
 def forget_prepared(model: nn.Module) -> None:
-    """Take the mark off that keeps accelerator.prepare() from wrapping the model: laconic no longer synchronizes it."""
+    """Remove the mark that keeps accelerator.prepare() from wrapping the model: laconic no longer synchronizes it."""
     for one in (model, getattr(model, "_orig_mod", model)):
         vars(one).pop("_is_accelerate_prepared", None)
 

@@ -25,16 +25,16 @@ DEFAULT_FIRST = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a rule of growth may look at."""
+    """The facts that a rule of batch growth may use."""
 
     growth: Growth
     model: str
-    """Without its batch."""
+    """The name of the model, without its batch size."""
     batch: int
-    """At the beginning."""
+    """The batch size at the beginning."""
     gpus: int
     samples: float
-    """In all."""
+    """Samples of the whole training."""
     measured: Sequence[int]
     """Batches whose speed is known, small ones first; the one at the beginning is among them."""
 

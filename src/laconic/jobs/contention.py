@@ -118,8 +118,9 @@ def shared(
 ) -> Shared:
     """The step times and options of jobs that run at the same time, each on several hosts.
 
-    Each job takes the option with the least step time x steps_ratio, given what the others do. Jobs change one after
-    the other, the one that gains most first: if all changed at once, they would all change back when the link is free.
+    Each job takes the option with the least step time x steps_ratio, given what the others do. Jobs change their
+    option one after the other, the one that gains most first: if all changed at once, they would all change back when
+    the link is free.
     """
     num_jobs = len(placements)
     crossed = [links.crossed(placement) for placement in placements]
@@ -162,7 +163,7 @@ def shared(
 
 
 def overlapped(compute_s: Floats, communication_s: Floats) -> Floats:
-    """The step time."""
+    """The step time where communication overlaps with the backward pass."""
     return np.maximum(compute_s + TAIL * communication_s, HEAD * compute_s + communication_s)
 
 

@@ -1,13 +1,13 @@
 """When jobs that share a link should begin, so that they communicate in turns.
 
-Each job repeats a period: it computes, then keeps the link busy for a while. On a circle whose circumference all
-periods fit into a whole number of times, jobs are shifted against each other until as little as possible of what they
-send at the same time exceeds the link:
+Each job repeats a period: it computes, then keeps the link busy for a while. On a circle whose circumference is
+a multiple of all periods, jobs are shifted against each other until as little as possible of their simultaneous traffic
+exceeds the capacity of the link:
 
     minimize over shifts   sum over times t of  max(0, sum over jobs of u_j(t - shift_j) - 1)
 
-u_j(t) is the share of the link that job j would use if it were alone. Job after job takes its best shift, again and
-again until nobody gains.
+u_j(t) is the share of the link that job j would use if it were alone. Jobs take their best shift in turn, again and
+again, until no job gains.
 
 Reference: Rajasekaran et al. 2024 (CASSINI), NSDI.
 """
@@ -24,24 +24,24 @@ from laconic.cluster.fabric import Floats
 from laconic.errors import UsageError
 
 _PLACES = 720
-"""Of the longest period: shifts are whole multiples of one of them."""
+"""Places on the circle per longest period: shifts are whole numbers of places."""
 _MOST_PERIODS = 8
-"""Of the longest one on the circle: periods that do not fit before that are taken not to fit at all."""
+"""Longest periods that the circle may hold: periods without a common multiple up to that are taken not to fit."""
 _PASSES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """What a job does on a link in each of its steps, if it is alone there."""
+    """The traffic of a job on a link in each of its steps, if it is alone there."""
 
     period_s: float
     """How long a step takes."""
     begin_s: float
     """When it begins to communicate, counted from the beginning of the step."""
     busy_s: float
-    """For how long it does."""
+    """For how long it communicates."""
     share: float = 1.0
-    """How much of the link it uses meanwhile."""
+    """The share of the link that it uses meanwhile."""
 
     def __post_init__(self) -> None:
         if not (self.period_s > 0 and self.begin_s >= 0 and 0 <= self.busy_s <= self.period_s and 0 < self.share <= 1):
@@ -53,9 +53,9 @@ class Interleaving:
     """Shifts of jobs against each other."""
 
     start_s: tuple[float, ...]
-    """How much later than at once each job begins; the first one never."""
+    """The delay after which each job begins; 0 for the first."""
     excess: float
-    """Share of what all send that exceeds the link at the time; 0: they take turns."""
+    """Share of all traffic that exceeds the capacity of the link when it is sent; 0: jobs take turns."""
 
 
 def interleave(rhythms: Sequence[Rhythm]) -> Interleaving:

@@ -1,8 +1,8 @@
-"""Jobs that move, so that those that links slow down come together on fewer hosts and racks.
+"""Moves jobs, so that those slowed down by links get onto fewer hosts and racks.
 
 A job moves if the time it would lose otherwise is several times as long as its start. Where no host has room for a job
 that would fit one, jobs on a single GPU, which send nothing, move out of its way: the fewest on one host, and among
-these the ones with the longest rests. All jobs that move start again in the same round.
+these the ones with the longest remaining time. All jobs that move start again in the same round.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from laconic.jobs.pool import GpuPool, Placement, PlacementRule
 from laconic.jobs.speeds import Place
 
 _PAYS_OFF = 4.0
-"""Times of a start that a job must lose on its links before jobs move for it."""
+"""A job must lose this many times the time of a start on its links before jobs move for it."""
 
 
 @dataclass(eq=False)
 class Moving:
-    """Decides who moves at the beginning of a round."""
+    """Decides which jobs move at the beginning of a round."""
 
     pool: GpuPool
     places: Mapping[int, Place]
     """Of the jobs that run."""
     rule: PlacementRule
     start_s: float
-    """What a start on other hosts takes."""
+    """The time that a start on other hosts takes."""
     leave: Callable[[int], None]
     """Takes the GPUs of a job back."""
     rest_s: Callable[[int], float]
@@ -42,7 +42,7 @@ class Moving:
         ]
 
     def gather(self, lost_s: Mapping[int, float]) -> None:
-        """Let jobs that run move; lost_s: what links would cost each for the rest of its work."""
+        """Let jobs that run move; lost_s: the time that links would cost each for the rest of its work."""
         for number in sorted(lost_s, key=lambda own: -lost_s[own]):
             if lost_s[number] <= _PAYS_OFF * self.start_s:
                 return
@@ -59,7 +59,7 @@ class Moving:
                         self.leave(mover)
 
     def make_room(self, gpus: int, lost_s: float) -> list[int]:
-        """Let others move for a job that starts; lost_s: what links would cost it if it were cut in two."""
+        """Let other jobs move for one that starts; lost_s: the time links would cost it if split over two hosts."""
         if not self._pays_off(lost_s * gpus, 1):
             return []
         others = self._in_the_way(gpus)
@@ -73,7 +73,7 @@ class Moving:
         return lost_gpu_s > _PAYS_OFF * self.start_s * gpus_that_start
 
     def _elsewhere(self, place: Place) -> Placement:
-        """Where a job would go now."""
+        """The placement that a job would get now."""
         self.pool.give_back(place.placement)
         found = self.pool.take(place.gpus, self.rule)
         self.pool.give_back(found)
@@ -82,7 +82,7 @@ class Moving:
         return found
 
     def _in_the_way(self, gpus: int) -> list[int]:
-        """The fewest jobs on a single GPU without which one host has so many free; none if that cannot be."""
+        """The fewest single-GPU jobs that must leave so that one host has `gpus` free GPUs; none if that cannot be."""
         if not 1 < gpus <= self.pool.gpus_per_host or self.pool.has_room(gpus):
             return []
         singles: dict[int, list[int]] = {}

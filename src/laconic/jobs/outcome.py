@@ -41,7 +41,7 @@ class Outcome:
     finish_s: Floats
     stays: Sequence[Stay]
     served: Sequence[Served]
-    """What became of inference services; their GPUs are not counted below."""
+    """The outcome of inference services; their GPUs are not counted below."""
     num_rounds: int
     num_starts: int
     """The number of times a job got GPUs it did not have before."""
@@ -80,9 +80,9 @@ class Outcome:
 
     @property
     def fairness(self) -> Floats:
-        """Finish-time fairness of each job: its completion time / that on a share of the cluster of its own.
+        """Finish-time fairness of each job: completion time / that on its own share of the cluster.
 
-        The share is 1 while all present jobs fit at the same time; otherwise the number of GPUs per GPU asked for.
+        The share is 1 while all present jobs fit at the same time; otherwise GPUs / GPUs that they ask for.
         """
         edges = np.concatenate([self.arrival_s, self.finish_s])
         gpus = np.array([job.gpus for job in self.jobs], dtype=np.float64)

@@ -28,11 +28,11 @@ class Progress:
         self._steps_per_s = np.array([[phase.steps_per_s for phase in phases] for phases in padded])
 
     def work_per_s(self, jobs: Indices) -> Floats:
-        """Share of the work in a second, as things are now."""
+        """Share of the work done per second in the present phase."""
         return self._work_per_s[jobs, self.phase[jobs]]
 
     def steps_per_s(self, jobs: Indices) -> Floats:
-        """Optimizer steps in a second, as things are now."""
+        """Optimizer steps per second in the present phase."""
         return self._steps_per_s[jobs, self.phase[jobs]]
 
     def left_s(self, jobs: Indices) -> Floats:
@@ -44,7 +44,7 @@ class Progress:
         return self.done[jobs] >= _DONE
 
     def advance(self, jobs: Indices, seconds: Floats, speed: Floats, *, stops: bool = False) -> Floats:
-        """Let jobs run for `seconds`, `speed` times as fast as undisturbed; how long each ran until it was done.
+        """Let jobs run for `seconds`, `speed` times as fast as undisturbed; returns how long each ran until done.
 
         stops: a job stops where its next phase begins.
         """

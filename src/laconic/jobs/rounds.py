@@ -1,11 +1,11 @@
 """Scheduling rounds on a virtual clock: plan, place, run, until every job has ended.
 
-For each round the policy puts the jobs that are there in an order; they get GPUs until none are left. A job that goes
-on with the same number of GPUs stays where it is. Any other start costs time, in which its GPUs do nothing. GPUs of a
+For each round the policy puts the jobs that are present in an order; they get GPUs until none are left. A job that goes
+on with the same number of GPUs stays where it is. Any other start costs time, in which its GPUs are idle. GPUs of a
 job that ends within a round are free from the next one on.
 
 A round may be planned before it begins (`Costs.ahead_s`). The plan does not know what happens later: jobs that come
-then wait for the next round, and GPUs that were given to a job that ends meanwhile do nothing for a whole round.
+then wait for the next round, and GPUs that were given to a job that ends meanwhile stay idle for a whole round.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Run:
         self.serving = Serving(self.services, self.costs.start_s)
 
     def until_all_end(self) -> Outcome:
-        """Round after round."""
+        """Run round after round until all jobs have ended."""
         chooser = self.policy.start()
         self.waiting = sorted(
             (number for number, job in enumerate(self.jobs) if not job.after),
@@ -191,7 +191,7 @@ class _Run:
         )
 
     def _place(self, active: Indices, turn: Turn, num_gpus: int, now_s: float) -> None:
-        """Give GPUs away; GPUs of jobs that have ended since the round was planned stay idle."""
+        """Allocate GPUs to jobs; GPUs of jobs that have ended since the round was planned stay idle."""
         left = num_gpus
         chosen: dict[int, int] = {}
         for place in turn.order.tolist():
@@ -243,7 +243,7 @@ class _Run:
         )
 
     def _lost_if_cut_s(self, number: int) -> float:
-        """What links cost a job for the rest of its work if it is alone on two hosts."""
+        """The time that links cost a job for the rest of its work if it is alone on two hosts."""
         one = np.array([number])
         speed = self.speeds.alone(one, self.progress.steps_per_s(one), 2)
         return float((self.progress.left_s(one) * (1 / speed - 1))[0])
@@ -264,7 +264,7 @@ class _Run:
         )
 
     def _run_for(self, seconds: float, now_s: float) -> None:
-        """Let the jobs of the round run on for a while; let those go that end or stop."""
+        """Let the jobs of the round run on for `seconds`; free the GPUs of those that end or stop."""
         running = self.round
         if not seconds or not len(running.number):
             return

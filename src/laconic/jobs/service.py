@@ -1,4 +1,4 @@
-"""Inference services that share the cluster: how many replicas keep a latency target.
+"""Inference services that share the cluster: how many replicas meet a latency target.
 
 A replica answers one request after the other, each in `request_s` on average. Requests come at random (Poisson) and
 wait for the first free replica. With c replicas and a = requests_per_s x request_s of them busy on average
@@ -35,15 +35,15 @@ class Service:
     name: str
     arrival_s: float
     duration_s: float
-    """How long it is there."""
+    """How long the service is present."""
     requests_per_s: tuple[float, ...]
-    """In equal parts of that time."""
+    """Requests per second in equal parts of that time."""
     request_s: float
-    """What one replica takes for one request, on average."""
+    """The time that one replica takes for one request, on average."""
     latency_s: float
-    """The target."""
+    """The latency target."""
     gpus: int = 1
-    """Of one replica."""
+    """GPUs of one replica."""
 
     def __post_init__(self) -> None:
         where = f'service "{one_line(self.name, 60)}"'
@@ -68,7 +68,7 @@ class Service:
         return self.arrival_s + self.duration_s
 
     def load(self, begin_s: float, end_s: float) -> float:
-        """The most requests per second in a stretch of time; 0 where it is not there."""
+        """The most requests per second between two times; 0 while the service is not present."""
         if end_s <= self.arrival_s or begin_s >= self.end_s:
             return 0.0
         part_s = self.duration_s / len(self.requests_per_s)
@@ -85,7 +85,7 @@ class Service:
         return _waiting(replicas, busy) * math.exp(-(replicas - busy) * slack_s / self.request_s)
 
     def replicas(self, requests_per_s: float) -> int:
-        """The fewest with which no more than 1% of the requests are late; one at least while it is there."""
+        """The fewest replicas with which at most 1% of the requests are late; at least one while it is present."""
         found = max(1, math.floor(requests_per_s * self.request_s))
         while self.late_share(found, requests_per_s) > LATE:
             found += 1

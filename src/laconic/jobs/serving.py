@@ -16,12 +16,12 @@ from laconic.jobs.service import Service
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What became of one service."""
+    """The outcome of one service."""
 
     service: Service
     requests: float
     late_share: float
-    """Of its requests."""
+    """Share of its requests that were late."""
     gpu_s: float
     most_replicas: int
 
@@ -50,11 +50,11 @@ class Serving:
 
     @property
     def last_end_s(self) -> float:
-        """When the last one leaves."""
+        """When the last service leaves."""
         return max((service.end_s for service in self.services), default=0.0)
 
     def plan(self, num_gpus: int, begin_s: float, end_s: float) -> int:
-        """Decide on the replicas of a round; how many of the GPUs are left for jobs."""
+        """Decide on the replicas of a round; returns how many of the GPUs are left for jobs."""
         self._wanted = {}
         for number, service in enumerate(self.services):
             if service.arrival_s < end_s and service.end_s > begin_s:
@@ -64,7 +64,7 @@ class Serving:
         return num_gpus
 
     def shrink(self, pool: GpuPool) -> None:
-        """Drop replicas that the round does without."""
+        """Drop replicas that the round does not need."""
         for number, placements in self.replicas.items():
             while len(placements) > self._wanted.get(number, 0):
                 pool.give_back(placements.pop())
@@ -88,7 +88,7 @@ class Serving:
             record.most = max(record.most, wanted)
 
     def outcome(self) -> list[Served]:
-        """By service, in order of arrival."""
+        """The outcome of each service, in order of arrival."""
         return [
             Served(
                 service=service,

@@ -1,4 +1,4 @@
-"""A real run of 120 jobs on 32 GPUs: one constant from the outcome of one policy, then predictions for the others.
+"""A real run of 120 jobs on 32 GPUs: one constant is fitted to one policy, then the others are predicted.
 
 Needs three files in one folder:
 
@@ -7,14 +7,14 @@ Needs three files in one folder:
     shockwave_tacc32_policies.csv    policy,kind,makespan_s,avg_jct_s,...,cluster_util; only the rows of
                                      max_min_fairness are read
 
-What a start takes is read off makespan and average completion time on the real GPUs: the least sum of squared relative
-errors of both. Nothing else is fitted:
+The time of a start is fitted to makespan and average completion time on the real GPUs, with the least sum of squared
+relative errors of both. Nothing else is fitted:
 
     rounds of 120 s, each planned when half of the one before is over; what happens later is seen by the next plan
     batches grow after the epochs that the training scripts name (shockwave_batches.py); a job whose batch changes saves
     its state, stops, and starts again in the next round
 
-That the 32 GPUs are on 8 hosts of 4 is assumed and has no effect on times here.
+The 32 GPUs are assumed to be on 8 hosts of 4, which has no effect on times here.
 
 Source: github.com/uw-mad-dash/shockwave (MIT); Zheng et al. 2023 (Shockwave), NSDI, arXiv:2210.00093.
 """
@@ -51,7 +51,7 @@ _LONGEST_START_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is known about the policy that the constant is read off."""
+    """The published outcome of the policy that the constant is fitted to."""
 
     makespan_s: float
     average_completion_s: float
@@ -61,13 +61,13 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What a start takes, and how well it reproduces what it was read off."""
+    """The fitted time of a start, and how well it reproduces the outcome that it was fitted to."""
 
     start_s: float
     makespan_error: float
     completion_error: float
     own_gpu_s_error: float
-    """Of the jobs' own GPU-seconds, which nothing was fitted to."""
+    """Error of the jobs' own GPU-seconds, which nothing was fitted to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class Tables:
 
 
 def calibrate(tables: Tables) -> Calibration:
-    """Find what a start takes."""
+    """Fit the time of a start."""
     measured, jobs = tables.measured(), tables.jobs()
 
     def errors(start_s: float) -> tuple[float, float]:

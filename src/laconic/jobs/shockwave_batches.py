@@ -54,7 +54,7 @@ def by_epochs(training: Training, /) -> Sequence[tuple[float, int]]:
 
 
 def _batches(training: Training, epochs: int) -> list[int]:
-    """By epoch."""
+    """The batch of every epoch."""
     model, batch = training.model, training.batch
     most = _LARGEST.get(model, batch)
     if training.growth == "static" or most not in training.measured:

@@ -30,12 +30,12 @@ class Place:
     gpus: int
     begin_s: float
     strategy: str = ""
-    """Its strategy in this round, where that has a price."""
+    """Its strategy in this round, where the costs of strategies were computed."""
 
 
 @dataclass(eq=False)
 class Speeds:
-    """Speeds compared with all GPUs that a job asks for, on one host."""
+    """Speeds relative to the speed on all GPUs that a job asks for, on one host."""
 
     jobs: Sequence[Job]
     cluster: Cluster
@@ -61,12 +61,12 @@ class Speeds:
             self.prices = StrategyPrices()
 
     def first_guess(self, steps_per_s: Floats) -> Floats:
-        """Of jobs that never ran: as if each were alone on as few hosts as can hold it."""
+        """Speeds of jobs that never ran: as if each were alone on as few hosts as can hold it."""
         hosts = np.ceil(np.array([job.gpus for job in self.jobs]) / self.cluster.devices_per_host)
         return self.alone(np.arange(len(self.jobs)), steps_per_s, hosts)
 
     def alone(self, numbers: Indices, steps_per_s: Floats, hosts: Floats | int) -> Floats:
-        """Of jobs each of which is alone on so many hosts of one rack."""
+        """Speeds of jobs, each of them alone on `hosts` hosts of one rack."""
         if self.links is None:
             return np.where(np.asarray(hosts) > 1, 1 / self._spread[numbers], 1.0)
         compute_s = 1 / steps_per_s

@@ -1,7 +1,7 @@
 """The costs of strategies for a job under contention: bytes, encoding and decoding time, steps to the same loss.
 
-Bytes are those that a Strategy declares, encoding is priced as for `laconic plan` on a V100, steps follow from the
-losses that this package knows. A strategy whose loss is not known is never chosen.
+Bytes are those that a Strategy declares, the time of encoding is predicted as by `laconic plan` for a V100, and steps
+follow from the losses that this package knows. A strategy whose loss is not known is never chosen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ITEM_BYTES = 4
 
 @dataclass(frozen=True)
 class Price:
-    """One strategy for one job."""
+    """The cost of one strategy for one job."""
 
     strategy: str
     bytes_ratio: float
@@ -57,9 +57,9 @@ class StrategyPrices:
         self._known: dict[tuple[str, int, int], Price | None] = {}
 
     def options(self, jobs: Sequence[Job], *, choose: bool) -> tuple[Options, list[list[str]]]:
-        """The options of each of these jobs, and their names; the first is its own strategy.
+        """The options of each of these jobs, and their names; the first is the job's own strategy.
 
-        choose: whether other strategies than its own are offered.
+        choose: whether strategies other than the job's own are offered.
         """
         prices = [self._of(job, choose=choose) for job in jobs]
         most = max(map(len, prices), default=1)

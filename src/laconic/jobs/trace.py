@@ -56,7 +56,7 @@ def read_trace(
     growth: batch_growth.Rule = _AFTER_SHARE,
     bytes_of: BytesOf | None = None,
 ) -> list[Job]:
-    """The jobs of a file; growth: when the batch of a job grows whose mode is not static."""
+    """The jobs of a file; growth: the rule by which batches grow, for jobs whose mode is not static."""
     lines = read_lines(path, _NEEDED, _ALLOWED, _OTHER_NAMES)
     return checked([_job(line, throughputs, growth, bytes_of) for line in lines], Path(path).name)
 

@@ -1,8 +1,8 @@
-"""Cuts and mends links of virtual hosts, from the network namespace of their switch.
+"""Cuts and restores links of virtual hosts, from the network namespace of their switch.
 
 A host is cut off by taking its port at the switch down: its own interface stays up and nothing arrives, as with a cable
-that is pulled. Two hosts are cut off from each other by routes that swallow what each sends to the other. Neither end
-is told: connections stay open and silent.
+that is pulled. Two hosts are cut off from each other by blackhole routes, which drop all packets between them. Neither
+end is notified: connections stay open, and nothing arrives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cables:
         _with_links(lambda links: links.link("set", index=links.link_lookup(ifname="lo")[0], state="up"))
 
     def cut(self, host: int, peer: int | None, *, cut: bool) -> None:
-        """Cut the link between two hosts, or that of one host, or mend it."""
+        """Cut the link between two hosts, or that of one host, or restore it."""
         if peer is None:
             port, state = keeper.port(host), "down" if cut else "up"
             _with_links(lambda links: links.link("set", index=links.link_lookup(ifname=port)[0], state=state))
@@ -35,7 +35,7 @@ class Cables:
             self._inside(here, keeper.address(there), cut)
 
     def _inside(self, host: int, destination: str, cut: bool) -> None:
-        """Change the routes of one host, in a thread of its own: a network namespace is entered for good."""
+        """Change the routes of one host, in a thread of its own, which can never leave the namespace."""
         problems: list[Exception] = []
 
         def change() -> None:

@@ -1,4 +1,4 @@
-"""What this machine allows for virtual hosts, tried out in a child process that leaves nothing behind.
+"""The features for virtual hosts that this machine allows, tried out in a child process that leaves nothing behind.
 
 The child enters a network namespace of its own (as root directly, otherwise inside a new user namespace), makes the
 parts of a lab there, and exits; the kernel then removes the namespace with everything in it. The child runs this file

@@ -1,8 +1,9 @@
-"""An elastic job on virtual hosts in which things go wrong on purpose.
+"""An elastic job on virtual hosts into which faults are injected.
 
-Run as a script in the network namespace of the lab's switch, where the job's store listens behind no link. For each
-host there is an agent, whose messages come from that host's namespace: a host that is cut off is silent. Its only
-argument is an ElasticJob as JSON. Exit codes: 0, or 2 with a reason, as for every command.
+Run as a script in the network namespace of the lab's switch, where the job's store listens; no shaped link limits it
+there. For each host there is an agent, whose messages come from that host's namespace, so none arrive from a host that
+is cut off. The script's only argument is an ElasticJob as JSON. Exit codes: 0, or 2 with a reason, as for every
+command.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _PORT = 29500
 """Any port does: each lab has a network of its own."""
 _LOOK_S = 0.02
 _TURN_S = 0.05
-"""A process that is slowed down is stopped and continued once in so long."""
+"""The period in which a process that is slowed down is stopped and continued once."""
 _UNKNOWN = -1
 """The step, or the rank, of an event of the lab that does not know it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticJob:
-    """What runs where, and what happens to it."""
+    """The processes of a job, their hosts, and the faults that are injected."""
 
     command: tuple[str, ...]
     switch: str
@@ -49,7 +50,7 @@ class ElasticJob:
     namespaces: tuple[str, ...]
     """The network namespace of each host."""
     environments: tuple[Mapping[str, str], ...]
-    """What processes of each host find in their environment."""
+    """The environment variables of the processes of each host."""
     ranks_per_host: int
     faults: tuple[Fault, ...]
     seed: int
@@ -57,7 +58,7 @@ class ElasticJob:
     """The file to which lab and ranks append their events."""
 
     def to_json(self) -> str:
-        """This as one line."""
+        """The job as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -86,7 +87,7 @@ class _Slowed:
             self._over.wait(self._run_s)
 
     def end(self) -> None:
-        """Let it run."""
+        """Let the process run."""
         self._over.set()
 
 
@@ -225,7 +226,7 @@ def run(job: ElasticJob) -> None:
 
 
 class _HostThreads:
-    """What `laconic run --join` does on each host, on a thread each."""
+    """The work of `laconic run --join` for each host, one thread per host."""
 
     def __init__(self, hosts: HostAgents, launch: Launch, launcher: Launcher) -> None:
         self.problems: list[LaconicError] = []
@@ -253,7 +254,7 @@ class _HostThreads:
 
 
 def _watch(threads: _HostThreads, launcher: Launcher, injector: FaultInjector) -> float | None:
-    """Carry faults out until the job is over; how long it trained, None if it never did."""
+    """Carry faults out until the job is over; return how long it trained, None if it never did."""
     began_s: float | None = None
     ended_s = time.monotonic()
     while threads.is_running and not threads.problems:

@@ -16,39 +16,39 @@ class JobProcesses(Protocol):
     num_hosts: int
 
     def members(self) -> Sequence[str]:
-        """Those that train together, in the order of their ranks; none before training has begun."""
+        """The processes that train together, in the order of their ranks; none before training has begun."""
         ...
 
     def processes(self, host: int | None = None) -> Sequence[str]:
-        """Those that run, on one host or on all."""
+        """The running processes, on one host or on all."""
         ...
 
     def kill(self, process: str) -> None:
-        """End it with SIGKILL."""
+        """End a process with SIGKILL."""
         ...
 
     def stop(self, process: str) -> None:
-        """Let it stand still (SIGSTOP)."""
+        """Stop a process (SIGSTOP)."""
         ...
 
     def wake(self, process: str) -> None:
-        """Let it go on (SIGCONT)."""
+        """Let a process continue (SIGCONT)."""
         ...
 
     def slow(self, process: str, factor: float) -> None:
-        """Let it run for one part in `factor` of the time; 1: always."""
+        """Let a process run for one part in `factor` of the time; 1: always."""
         ...
 
     def freeze(self, host: int, *, frozen: bool) -> None:
-        """Let what watches the processes of this host stand still, or go on."""
+        """Freeze the agent that watches the processes of this host, or let it continue."""
         ...
 
     def cut(self, host: int, peer: int | None, *, cut: bool) -> None:
-        """Cut the link between two hosts, or that of one host, or mend it."""
+        """Cut the link between two hosts, or that of one host, or restore it."""
         ...
 
     def start(self, host: int) -> str:
-        """Start a further process; its name."""
+        """Start a further process and return its name."""
         ...
 
 
@@ -58,9 +58,9 @@ class Strike:
 
     fault: Fault
     processes: tuple[str, ...]
-    """Those that it struck; of a link that is cut, those on the hosts at its ends."""
+    """The processes that the fault struck; for a cut link, those on the hosts at its ends."""
     over: bool = False
-    """It was undone, after the fault's for_s."""
+    """The fault was undone, after its for_s."""
 
 
 @dataclass
@@ -69,11 +69,11 @@ class _Planned:
     next_s: float
     num_strikes: int = 0
     missed: str = ""
-    """Why it struck nobody when it was its turn."""
+    """Why the fault struck no process when it was due."""
 
 
 class FaultInjector:
-    """Asked often, with the time since training began, and does what is due."""
+    """Carries out the faults that are due; called often, with the time since training began."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class FaultInjector:
         seed: int,
         tell: Callable[[Strike], None] = lambda strike: None,
     ) -> None:
-        """seed: of the draw of processes where a fault names none."""
+        """seed: of the random choice of a process where a fault names none."""
         self._job = job
         self._tell = tell
         self._chance = random.Random(seed)
@@ -107,7 +107,7 @@ class FaultInjector:
             one.next_s = later_s if later_s > now_s else next_s(one.fault, now_s)
 
     def undo_all(self) -> None:
-        """Wake, mend and speed up everything that is still as a fault has left it."""
+        """Undo every fault that is still in effect: resume processes, restore links and speeds."""
         for _, undo, _ in self._undo:
             undo()
         self._undo.clear()
@@ -115,7 +115,7 @@ class FaultInjector:
     def without_effect(self, lasted_s: float | None, *, num_replaced: int) -> list[str]:
         """One sentence for each fault that changed nothing.
 
-        lasted_s: how long training lasted, None if it never began. num_replaced: processes started for others.
+        lasted_s: how long training lasted, None if it never began. num_replaced: processes started to replace others.
         """
         if lasted_s is None:
             told = ", ".join(str(one.fault) for one in self._planned) or str(self._replacing[0])

@@ -1,4 +1,4 @@
-"""What can go wrong in a lab on purpose, as typed: `--kill "rank=2 at=10s"`, `--cut-link 0-1`, `--slow rank=3,5x`.
+"""The faults that a lab can inject, as typed: `--kill "rank=2 at=10s"`, `--cut-link 0-1`, `--slow rank=3,5x`.
 
 A fault is a few words, separated by spaces or commas:
 
@@ -8,7 +8,7 @@ A fault is a few words, separated by spaces or commas:
     after=5s    (join) so long after a process has died             0-1, 2      (cut-link) two hosts; one host
 
 Time zero is the moment at which the first ranks train together. A fault without a time comes then; one that names no
-process strikes one that is drawn.
+process strikes a process drawn at random.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Fabric:
         return namespace
 
     def shape(self, links: list[dict[str, float]]) -> None:
-        """Give hosts other links while they are in use; what waits in a queue is lost, as on a real line."""
+        """Give hosts other links while they are in use; packets in a queue are lost, as on a real line."""
         for namespace, (port, own), link in zip(self.hosts, self._ports, links, strict=True):
             _shape(self._links, port, link, "replace")
             with self._inside(namespace), self._open() as inside:
@@ -198,7 +198,7 @@ def _teach_fast_rates() -> None:
         nla_map = (*known.nla_map[:4], ("TCA_TBF_RATE64", "uint64"))
 
     class TokenBucket:
-        """In the shape of pyroute2's module sched_tbf."""
+        """A class with the interface of pyroute2's module sched_tbf."""
 
         parent = sched_tbf.parent
         fix_request = staticmethod(sched_tbf.fix_request)
@@ -220,7 +220,7 @@ def _teach_fast_rates() -> None:
 
 
 def _shape(links: Any, index: int, link: dict[str, float], how: str = "add") -> None:
-    """Give what leaves through this interface the link's bandwidth, and its delay and loss if it has any."""
+    """Give traffic that leaves through this interface the link's bandwidth, and its delay and loss if it has any."""
     rate = max(1, int(link["bandwidth_bps"] / 8))
     # The bucket must hold a few milliseconds of traffic, or fast links starve between timer ticks.
     burst = max(_BURST_BYTES, rate // 250)
@@ -245,7 +245,7 @@ def _shaped(fabric: Fabric, links: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Build the cluster in the first line, then answer until the input is closed."""
+    """Build the cluster that the first line describes, then answer until the input is closed."""
     line = sys.stdin.readline()
     if not line:
         return 0

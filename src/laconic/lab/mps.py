@@ -88,7 +88,7 @@ class _Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
-        """Why it does not run; empty: it runs, and a process has used the GPU through it."""
+        """Start the daemon and return why it failed; empty: a process has used the GPU through it."""
         command = shutil.which(CONTROL)
         if command is None:
             return f"{CONTROL} is not installed"

@@ -35,7 +35,7 @@ _NEW_NET, _NEW_USER = 0x40000000, 0x10000000
 _MOST_HOSTS = 250
 """Host numbers are the last byte of an address."""
 NO_HOSTNAME = "The hostname of the client socket cannot be retrieved"
-"""What torch warns of on every rank: virtual hosts have addresses and no names, and nothing needs them."""
+"""A warning that torch gives on every rank: virtual hosts have addresses but no names, and nothing needs names."""
 _MASTER_PORT = 29500
 """Any port does: each lab has a network of its own."""
 
@@ -158,11 +158,11 @@ class VirtualHosts:
         self.cluster = changed
 
     def entrance(self, host: int) -> Callable[[], None]:
-        """What a child process must call between fork and exec to run on `host`, and to die with its parent."""
+        """The function a child process must call between fork and exec to run on `host`, and to die with its parent."""
         return self._entrance(self.namespace(host))
 
     def entrance_to_switch(self) -> Callable[[], None]:
-        """The same for a process that runs on the switch itself, which hosts reach behind no link."""
+        """As `entrance`, for a process on the switch itself, to which no shaped link of its own leads."""
         return self._entrance(self.switch.namespace)
 
     def namespace(self, host: int) -> str:
@@ -228,7 +228,7 @@ def places_on(
     """Ranks on virtual hosts, host by host, with the variables that make Gloo and NCCL use the shaped links.
 
     gpu: ranks share one GPU; a host id each makes NCCL take them for ranks on different hosts.
-    members: the hosts of this job, where others run beside it; all of them if left out.
+    members: the hosts of this job, where other jobs run at the same time; all hosts if left out.
     """
     if ranks_per_host < 1:
         raise UsageError(f"ranks per host must be >= 1, got {ranks_per_host}.")

@@ -48,7 +48,7 @@ _REMEMBERED = 4096
 """Size of the cache of answers: a planner asks for each strategy repeatedly."""
 _WARMUP = re.compile(r"warmup\(steps=(\d+)\)")
 _WARMUP_SHARE = 0.25
-"""Steps of the runs with a warm-up: 75 of 300 steps."""
+"""The share of warm-up steps in the runs with a warm-up: 75 of 300."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def power_at(num_parameters: float) -> float:
 
 
 def _cost(known: Known, gap: float, low: float, high: float, scale: Scale, *, because: str) -> LossCost:
-    """Gaps as steps; negative gaps count as zero."""
+    """The gaps converted to steps; negative gaps count as zero."""
     gap, low, high = (max(0.0, value) for value in (gap, low, high))
     first, later = powers()
     power, slower = power_at(scale.num_parameters), later / first

@@ -1,7 +1,8 @@
 """Losses at equal steps compared with bsp and an all-reduce, from this project's runs; tests check them against docs.
 
 All figures are those of docs/results/convergence.md for text: the tiny GPT, 4 workers, nothing tuned for a method;
-those with another number of parameters are of docs/results/time_to_loss.md, each method with its rate of one grid.
+those with another number of parameters are of docs/results/time_to_loss.md, each method with its
+learning rate from one grid.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 BASELINE: tuple[tuple[int, float], ...] = ((384, 2.4434), (2048, 1.7097), (4096, 1.5461), (8192, 1.4665))
 """Steps, and the loss of bsp with an all-reduce after them."""
 DEVIATION_RATIO = 0.019
-"""Standard deviation of that loss between seeds, relative to it."""
+"""Standard deviation of the baseline's loss between seeds, relative to that loss."""
 COMPRESSION_STEPS = 300
 """Steps for which single compressors were trained; a warm-up of 75 of them is a quarter."""
 TINY, SMALL, GPT2 = 120_000, 1_840_000, 124_000_000

@@ -21,7 +21,7 @@ DILOCO_LAWS = {
     4: (19.762, -0.0992),
     8: (21.051, -0.1018),
 }
-"""By M; arXiv:2503.09799, Table 7."""
+"""A and alpha by M; arXiv:2503.09799, Table 7."""
 DILOCO_JOINT_LAW = (19.226, -0.0985, 0.0116)
 """A, alpha and beta in L(N, M) = A N^alpha M^beta; Table 10."""
 LAW_PERIOD = 30
@@ -44,7 +44,7 @@ _DIGIT = 0.005
 """The rounding error of losses printed with two digits."""
 
 TOKENS_AND_LOSS = ((25e9, 2.67), (100e9, 2.52), (250e9, 2.45))
-"""Of data-parallel training of a model of 1e9 parameters on Dolma; arXiv:2501.18512, Table 1."""
+"""Tokens and loss of data-parallel training of a model of 1e9 parameters on Dolma; arXiv:2501.18512, Table 1."""
 
 
 def diloco_gap(num_parameters: float, replicas: int) -> float:
@@ -59,9 +59,9 @@ def diloco_gap(num_parameters: float, replicas: int) -> float:
 
 
 def period_gap(period: int) -> float:
-    """The increase of that share with a longer period: from 30 to 100 steps, averaged over sizes, per doubling.
+    """The increase of DiLoCo's gap with a period longer than 30 steps, from that at 100 steps, averaged over sizes.
 
-    Between them it is assumed to grow with the logarithm of the period; shorter periods are not counted as better.
+    The gap is assumed to grow with the logarithm of the period; shorter periods are not counted as better.
     """
     first, last = C4_PERIODS
     added = [(hundred - thirty) / plain for plain, _, thirty, hundred in C4_LOSSES.values()]

@@ -8,10 +8,10 @@ Without compression the loss falls as a power of the number of steps, so a gap i
 
 The range covers p before, after and soon after the length of a run, one standard deviation between seeds, and all
 lengths at which a method was measured. A strategy whose range includes 1 counts as needing the same steps as bsp.
-For a combination of which only the parts were measured, their product is taken, and the result says so.
+If only the parts of a combination were measured, their product is taken, and the result says so.
 
-All figures are those of losses/measured.py. How a method fares with more workers, in a large model or in a run of weeks
-is not in them, nor in the range; losses/at_scale.py covers that.
+All figures are those of losses/measured.py. Neither they nor the range say how a method fares with more workers, in a
+large model or in a run of weeks; losses/at_scale.py covers that.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class StepsNeeded:
     because: str
     """The measurements, in words."""
     is_product: bool = False
-    """Whether only its parts were measured."""
+    """Whether only the parts of the strategy were measured."""
 
     @property
     def likely(self) -> float:
-        """The ratio, or 1 where the measurements do not distinguish the two."""
+        """The ratio, or 1 where the measurements do not distinguish the strategy from bsp."""
         return 1.0 if self.low <= 1.0 <= self.high else self.ratio
 
     def seconds(self, step_s: float) -> tuple[float, float, float]:
@@ -52,7 +52,7 @@ class StepsNeeded:
         return self.ratio * step_s * BSP_STEPS, self.low * step_s * BSP_STEPS, self.high * step_s * BSP_STEPS
 
     def times(self, other: StepsNeeded) -> StepsNeeded:
-        """Both combined, if they are independent."""
+        """The product of both, on the assumption that they are independent."""
         return StepsNeeded(
             ratio=self.ratio * other.ratio,
             low=self.low * other.low,
@@ -144,12 +144,12 @@ def _powers() -> list[float]:
 
 
 def _powers_around(steps: int) -> list[float]:
-    """The p before that length, after it, and of one more segment, as far as there are any."""
+    """The p of the segments before and after `steps` and of one more, as far as there are any."""
     place = min(range(len(BASELINE)), key=lambda index: abs(BASELINE[index][0] - steps))
     return _powers()[max(0, place - 1) : place + 2]
 
 
 def _power(steps: int) -> float:
-    """The p from there on; after the last segment, that of the last."""
+    """The p of the segment that holds `steps`; after the last segment, that of the last."""
     ends = [end for end, _ in BASELINE[1:]]
     return next((power for end, power in zip(ends, _powers(), strict=True) if steps < end), _powers()[-1])

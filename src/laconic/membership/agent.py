@@ -1,8 +1,8 @@
 """The agent of one host in an elastic job: it starts, watches and replaces workers, and reports to the keeper.
 
 A process that ends is announced at once (waitpid). One that is stopped (SIGSTOP, a debugger) neither ends nor goes on,
-and everybody would wait for it: after a moment it is killed. That the agent itself is there, it says four times a
-second, so that a host that is cut off or frozen is noticed.
+and all ranks would wait for it: after a moment it is killed. The agent itself sends a heartbeat four times a second, so
+that a host that is cut off or frozen is noticed.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Worker:
     """Its slot on this host, LOCAL_RANK, which its replacement takes over."""
     process: Process
     stopped_s: float | None = None
-    """Since when it has been standing still."""
+    """The time since which the process has been stopped."""
     used_ticks: int = 0
-    """The processor time it had used by then."""
+    """The processor time that the process had used by then."""
 
     @property
     def how(self) -> str:
@@ -86,7 +86,7 @@ class Agent:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self.frozen = False
-        """Set by the lab: says nothing and looks at nothing, as if this host stood still."""
+        """Set by the lab: sends no heartbeat and checks no worker, as if this host were frozen."""
         self._store = dist.TCPStore(
             *self.address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
         )

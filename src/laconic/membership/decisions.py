@@ -117,7 +117,7 @@ class Decisions:
         return self._give(f"worker {worker} raised {error}")
 
     def give(self, why: str) -> list[Action]:
-        """There is another reason to end the job."""
+        """End the job for another reason."""
         return self._give(why)
 
     # -- decisions -----------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Decisions:
         return [News(view=self.view.number, kind="change", why="others want to join")]
 
     def _decide(self, view: View) -> list[Action]:
-        """All members that are alive have asked."""
+        """Decide on the next view: all members that are alive have asked for it."""
         asks = [self._asks[name] for name in self._alive]
         fresh = [ask for ask in asks if ask.fresh]
         held = [ask for ask in asks if not ask.fresh]

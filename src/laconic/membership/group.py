@@ -25,7 +25,7 @@ from laconic.membership.view import ViewBroken
 _CONNECT_S = 10.0
 """How long one rank tries to connect to another: all ranks are alive when a view is made."""
 _GRACE_S = 5.0
-"""The backend's own timeout is longer than ours, whose error says more."""
+"""How much longer the backend's own timeout is than ours, whose error says more."""
 _GPU_GRACE_S = 60.0
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _GLOO_THREADS = ("pt_gloo_runloop", "gloo_tcp_loop")
@@ -164,7 +164,7 @@ def connect(
 
 @contextmanager
 def _errors_left_to_us() -> Iterator[None]:
-    """Let the group that is made here raise no signal when a peer dies: by default its watchdog ends this process."""
+    """Turn off NCCL's error handling for groups made here: its watchdog would end this process when a peer dies."""
     before = os.environ.get(_NCCL_ERRORS)
     os.environ[_NCCL_ERRORS] = "0"
     try:

@@ -45,7 +45,7 @@ class Launch:
     replace_after_s: float = 0.0
     """How long after its death a worker is replaced."""
     silent_s: float = SILENT_S
-    """A host that says nothing for so long counts as dead."""
+    """A host that sends no heartbeat for this long counts as dead."""
     environment: Mapping[str, str] = field(default_factory=dict)
     bind: tuple[str, int] = ("127.0.0.1", 0)
     """The address of the store; port 0: any free port."""
@@ -143,11 +143,11 @@ class JobState(Protocol):
         ...
 
     def is_over(self) -> bool:
-        """Whether all workers have."""
+        """Whether all workers have completed training."""
         ...
 
     def was_given_up(self, worker: str) -> bool:
-        """Whether the others go on without it because its host said nothing: it is replaced then, however it ends."""
+        """Whether the job goes on without this worker, as its host was silent: it is then replaced, however it ends."""
         ...
 
 

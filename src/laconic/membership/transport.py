@@ -28,7 +28,7 @@ _ENDING_S = 10.0
 _PAUSE_S = 0.02
 _DEVICE_PAUSE_S = 50e-6
 _LOOK_S = 0.2
-"""Poll interval of a wait for whether the view is over, in case Gloo does not notice."""
+"""How often a wait checks whether the view is over, in case Gloo does not notice."""
 
 
 class ViewTransport(GroupOperations):
@@ -175,17 +175,17 @@ class ViewTransport(GroupOperations):
     # -- the rest of the contract ----------------------------------------------------------------------------------
 
     def tally(self, name: str, amount: int) -> int:
-        """Refused: no strategy that may be attached here counts."""
+        """Raise: no strategy that may be attached here uses a tally."""
         raise CommunicationError(f'"{name}" cannot be counted while the set of ranks may change.')
 
     def drop_tally(self, name: str) -> None:
         """Do nothing, as nothing is counted."""
 
     def acquire(self) -> None:
-        """Do nothing: it is made for one session."""
+        """Do nothing: this transport is made for one session."""
 
     def release(self) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing: this transport is made for one session."""
 
     def set_status(self, status: str, *, exchange: int | None = None) -> None:
         """Do nothing: the keeper knows who is missing."""
@@ -336,8 +336,8 @@ class _PeerWork:
 class _DeviceWork:
     """Operations that run on the device; the host waits for them, too.
 
-    An operation that was aborted ends like any other, and what it received is garbage: were the next kernels already in
-    the stream, they would read it, and positions that are garbage end the whole process.
+    An operation that was aborted ends like any other, but the data it received is garbage. Kernels already in the
+    stream would read it, and indices that are garbage end the whole process.
     """
 
     def __init__(self, transport: ViewTransport, works: list[dist.Work], operation: str) -> None:

@@ -89,7 +89,7 @@ class Ask:
     turn: int = 0
     """Of a fresh member: as in Ready."""
     leaving: bool = False
-    """Whether it was asked to end and will leave."""
+    """Whether this member was asked to end and will leave."""
     why: str = ""
 
 
@@ -99,7 +99,7 @@ class Left:
 
     worker: str
     finished: bool
-    """Whether training is complete; otherwise it was asked to end."""
+    """Whether training is complete; otherwise the worker was asked to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +139,10 @@ _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Ready, A
 class News:
     """News for all members of a view.
 
-    down: it is over, no rank may wait in it any longer.
-    change: it will be over after the next unit, because others want to join.
+    down: the view is over, no rank may wait in it any longer.
+    change: the view will be over after the next unit, because others want to join.
     end: there will be no further view.
-    over: none is needed, because training is complete.
+    over: no further view is needed, because training is complete.
     closed: a member sends this to itself to stop listening.
     """
 

@@ -38,8 +38,8 @@ _COMPRESSIONS = (
     "topk + chain + error_feedback",
     "int4 + ef21",
 )
-"""Of methods that send the same number of bytes the one that was measured to lose least: bf16 for fp16, int8 for fp8
-and natural, topk for sidco."""
+"""Of methods that send the same number of bytes, only the one that was measured to lose least: bf16 instead of fp16,
+int8 instead of fp8 and natural, topk instead of sidco."""
 _BETWEEN_HOSTS = ("bf16", "int8", "qsgd", "int4", "terngrad")
 _WITH_WARMUP = ("powersgd + error_feedback", "onebit + error_feedback", "topk(density=0.1) + error_feedback")
 _LOCAL = (
@@ -88,7 +88,7 @@ def candidates_between_islands() -> list[Strategy]:
 
 
 def other_forms(strategy: Strategy, question: Question) -> list[Strategy]:
-    """The same with other buckets and schedules; strategies that wait for whole rounds gain nothing from that."""
+    """The strategy with other buckets and schedules; strategies that wait for whole rounds gain nothing from that."""
     if not strategy.exchanges_gradients() or strategy.architecture.holds_shards:
         return []
     what = str(strategy).rpartition(" / ")[0]

@@ -24,7 +24,7 @@ from laconic.workload import Workload
 
 PROBED_ERROR, FORMULA_ERROR = 0.076, 0.153
 Standing = Literal["ranked", "limits", "unknown"]
-"""ranked: may be the answer. limits: would break one. unknown: not enough is known about its loss."""
+"""ranked: may be the answer. limits: would break one of the limits. unknown: not enough is known about its loss."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@
 Kernels were measured on an H200 and on one core of a CPU (docs/results/kernels.md). They read and write memory and do
 little else - most reach 60 to 90% of a copy's speed - so another GPU is assumed to be slower by the ratio of memory
 bandwidths. The cost of a wrapper is counted as copies of the gradient. Methods in neither table were not measured and
-have no price.
+have no known cost.
 """
 
 from __future__ import annotations

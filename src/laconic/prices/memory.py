@@ -3,7 +3,7 @@
     replicated    (weights + gradients + 2 Adam moments) x bytes of the dtype
     sharded       the same over all ranks, and the two largest parts of the model unsharded
 
-Activations, temporary buffers and the allocator's cache are not included: it is a lower bound.
+Activations, temporary buffers and the allocator's cache are not included: the result is a lower bound.
 """
 
 from __future__ import annotations

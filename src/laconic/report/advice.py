@@ -1,8 +1,9 @@
 """One sentence per link: which strategy reaches torch DDP's loss soonest, and which sends the fewest bytes for it.
 
-A contest of some steps says how long a step takes, not what it is worth: 20 steps cannot rank losses. How many steps a
-strategy needs for the loss that torch DDP has is taken from long runs (losses/steps_needed.py), where they were
-made. They were made with a GPT on text; for anything else only strategies that compute what DDP computes are known.
+A contest of a few steps measures how long a step takes, not how much it lowers the loss: 20 steps cannot rank losses.
+The number of steps that a strategy needs to reach torch DDP's loss is taken from long runs (losses/steps_needed.py),
+where there are any. These runs trained a GPT on text; for anything else the number is known only for strategies that
+compute what DDP computes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Sooner:
 
     @classmethod
     def of(cls, row: Row, baseline: Row, needed: StepsNeeded) -> _Sooner:
-        """The range is that of step times, by their quartiles, and of the steps needed."""
+        """The range combines the quartiles of the step times with the range of the steps needed."""
         return cls(
             row=row,
             needed=needed,
@@ -78,13 +79,13 @@ def _sentence(baseline: Row, others: Sequence[Row], *, text: bool) -> str:
 
 
 def _known(row: Row, *, text: bool) -> StepsNeeded | None:
-    """The steps that a strategy needs, where they were measured as a whole, and with work of this kind."""
+    """The steps that a strategy needs, if they were measured for the whole strategy and with work of this kind."""
     needed = steps_needed(Strategy.parse(row.strategy))
     return needed if needed is SAME or (text and needed is not None and not needed.is_product) else None
 
 
 def _least(rows: Sequence[Row], baseline: Row) -> tuple[Row, float] | None:
-    """Which of them sends the fewest bytes, and how many times fewer than torch DDP."""
+    """The row that sends the fewest bytes, and how many times fewer than torch DDP."""
     counted = [(row, row.wire_bytes_per_step) for row in rows if row.wire_bytes_per_step]
     if not counted or not baseline.wire_bytes_per_step:
         return None

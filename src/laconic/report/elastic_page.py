@@ -1,6 +1,6 @@
 """One offline HTML page about an elastic run: members over time, seconds lost per change, goodput.
 
-Processes stand where other pages have strategies. What its figures draw, with times in seconds:
+Processes take the place that strategies have on other pages. The data of its figures, with times in seconds:
 
 strategies  [{"text", "name", "colour", "symbol"}]                one for each process
 stays       [{"strategy", "begin", "end"}]                        while it was a member

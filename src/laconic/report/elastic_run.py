@@ -1,11 +1,11 @@
-"""From the events of an elastic run to who trained when, what each change of the ranks cost, and the goodput.
+"""Computes from the events of an elastic run who trained when, what each change of the ranks cost, and the goodput.
 
     lost     = (first unit after a change - last unit before it) - typical time of a unit afterwards
     lost     = longer of the unit a fault strikes and the next one - typical time, where the same ranks go on
     goodput  = 1 - sum of lost / time from the first unit to the last
 
 A unit is what ranks complete together: a step, or a round of local updates. Its typical time is the median between two
-units of one view. Where several views follow each other without a unit, the first of them is charged.
+units of one view. Where several views follow each other without a unit, the lost time counts for the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from laconic.errors import UsageError
 KINDS = ("attach", "view", "unit", "fault")
 """The events that are used."""
 _ENOUGH = 3
-"""Times between units of one view, to tell what is typical of it."""
+"""The fewest times between units of one view from which its typical time is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,10 @@ class MembershipChange:
     fault: str
     """The fault of the lab that it followed from; empty: none is known."""
     noticed_s: float | None
-    """From that fault to the moment at which the first rank noticed that somebody had died."""
+    """From the fault to the moment at which the first rank noticed that another had died."""
     lost_s: float
     redone: bool
-    """An exchange was made once more, without those that died."""
+    """Whether an exchange was repeated without the ranks that died."""
     lost_residual_norm: float | None
 
 
@@ -81,7 +81,7 @@ class ElasticRun:
     unit_s: float
     """The typical time of a unit."""
     lost_s: float
-    """By all changes and faults together."""
+    """Seconds lost by all changes and faults together."""
     goodput: float
     stays: tuple[Stay, ...]
     changes: tuple[MembershipChange, ...]
@@ -190,7 +190,7 @@ def _typical(units: Sequence[tuple[float, int]]) -> dict[int | None, float]:
 def _lost(
     views: Sequence[_View], units: Sequence[tuple[float, int]], typical: Mapping[int | None, float]
 ) -> dict[int, float]:
-    """By view: the seconds that the change to it, and to those that follow it at once, has cost."""
+    """By view: the seconds that the change to it, and to views that follow it at once, has cost."""
     found: dict[int, float] = {}
     numbers = [view.number for view in views]
     for (one_s, one_view), (other_s, other_view) in pairwise(units):
@@ -202,7 +202,7 @@ def _lost(
 
 
 def _stays(views: Sequence[_View], began_s: float, end_s: float) -> Iterable[Stay]:
-    """In the order in which processes became members, none of which comes back under its name."""
+    """The stays in the order in which processes became members; no process returns under the same name."""
     begin: dict[str, float] = {}
     end: dict[str, float] = {}
     for view in views:
@@ -214,8 +214,7 @@ def _stays(views: Sequence[_View], began_s: float, end_s: float) -> Iterable[Sta
 
 
 def _attributed(faults: Sequence[Event], views: Sequence[_View]) -> dict[int, Event]:
-    """By view: the fault that it followed from, the last before it that started one of those that joined, or struck one
-    of those that died.
+    """By view: the fault that caused it, the last before it that started a rank that joined or struck one that died.
 
     A process that was only slowed down has not died of that.
     """

@@ -1,6 +1,6 @@
 """Assigns waits to exchanges.
 
-A wait says from when to when training stood still. What it stood still for, the ends of exchanges tell:
+A wait records from when to when training stood still. The ends of exchanges show what training waited for:
 
     wait               |------------------------|
     bucket 0     ---------|                     :       until here it was for bucket 0,
@@ -8,7 +8,7 @@ A wait says from when to when training stood still. What it stood still for, the
     bucket 2           -------------------------|       and then for bucket 2
 
 Where another exchange is still in flight when the wait ends, not all were waited for (a layer needs its own gradients
-only): then all of the wait was for the one whose end ended it.
+only): then the whole wait was for the exchange whose end ended it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Exchanges:
         return within[-1] if within else None
 
     def under_way(self, at_s: float) -> bool:
-        """Whether an exchange ends later."""
+        """Whether an exchange is in flight at this time."""
         later = self._events[bisect_right(self._ends_s, at_s + SLACK_S) :]
         return any(event.time_s < at_s - SLACK_S for event in later)
 

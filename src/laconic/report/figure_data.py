@@ -49,7 +49,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """Both in a few words; a paced link is never shown as if it were shaped."""
+        """Speed and kind in a few words; a paced link is never shown as if it were shaped."""
         return self.link if self.link == self.links else f"{self.link} ({self.kind})"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def first_free_lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
-    """The lane of each (begin, end), given by rising begin: the first whose last span has ended by then."""
+    """The lane of each (begin, end), sorted by begin: the first lane whose last span has ended by then."""
     ends: list[float] = []
     lanes: list[int] = []
     for begin, end in spans:

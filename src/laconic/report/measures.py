@@ -7,9 +7,9 @@
         encode      the time the step waited while its own communication thread encoded or decoded
 
 Where most steps exchange nothing (local SGD and the like), a step's time and bytes are means instead of medians.
-On a GPU a step's time is the wall clock of the turns without the first steps: a mean of what events in the training
-stream say, and a share of what was still on its way when a turn ended.
-Rank 0's times are used. A contest that was cut short gives rows from what there is.
+On a GPU a step's time is the wall clock of the turns without the first steps: the mean time by events in the
+training stream, and a share of the work that was still in flight when a turn ended.
+Rank 0's times are used. A contest that was cut short gives rows from the steps that it made.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Recording:
         ]
 
     def drained_s(self) -> float | None:
-        """On a GPU, per step: the wall clock of all turns beyond their steps, for what outlasts them; else None."""
+        """On a GPU, per step: the wall clock of turns beyond their steps, for work that outlasts them; else None."""
         walls_s = [turn.data.get("wall_s") for turn in self.turns]
         if not walls_s or not all(isinstance(wall_s, float) for wall_s in walls_s):
             return None

@@ -1,7 +1,7 @@
 """One offline HTML page for one or several runs.
 
-Python reads the folders, writes the tables and hands all numbers to the page as JSON; page.js draws the figures, of
-the parts in figures.js, with plotly.js, which the page carries along. The page loads nothing: its own security policy
+Python reads the folders, writes the tables and hands all numbers to the page as JSON; page.js draws the figures from
+the parts in figures.js, with plotly.js, which is embedded in the page. The page loads nothing: its own security policy
 forbids it.
 """
 
@@ -44,7 +44,7 @@ class _Line:
     is_fastest: bool
     is_first_at_target: bool
     bar_percent: float
-    """Its speed-up against the largest in the table."""
+    """Its speed-up as a percentage of the largest in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ def _letters() -> Iterator[str]:
 
 
 def _as_texts(environment: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-    """One line per entry; what it holds on that line."""
+    """One line per entry: its name, and its value as text."""
     return tuple((name.replace("_", " "), _as_text(value)) for name, value in environment.items())
 
 

@@ -77,13 +77,13 @@ def _room(event: Event) -> str:
 
 
 def _microseconds(event: Event, zero_s: float) -> tuple[float, float]:
-    """Begin and end; nanoseconds are kept, what lies below is noise of floating-point seconds."""
+    """Begin and end, rounded to nanoseconds: further digits are noise of floating-point seconds."""
     begin = round((event.time_s - zero_s) * 1e6, 3)
     return begin, max(begin, round((event.time_s + event.duration_s - zero_s) * 1e6, 3))
 
 
 def _nested(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same spans, none of which ends after one that is around it: rounding must not make them cross."""
+    """The spans, cut so that none ends after a span that encloses it: rounding must not make them cross."""
     around: list[float] = []
     fitted: list[tuple[float, float]] = []
     for begin, end in spans:

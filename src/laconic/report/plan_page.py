@@ -1,6 +1,6 @@
 """One offline HTML page about a plan: the verdict, the map of bandwidths and workers, and time against loss.
 
-What its figures draw:
+The data of its figures:
 
 strategies  [{"text", "name", "colour", "symbol"}]
 cells       [{"strategy", "bps", "rate", "workers", "sooner"}]     the best one there

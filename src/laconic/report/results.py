@@ -31,7 +31,7 @@ def is_torchs_own(contender: str) -> bool:
 
 
 def baseline_of(contenders: Iterable[str]) -> str:
-    """The baseline of the others."""
+    """The baseline with which the other contenders are compared."""
     return TORCH_HSDP if TORCH_HSDP in contenders else TORCH_DDP
 
 
@@ -40,7 +40,7 @@ class Row:
     """One strategy on one link, compared with the baseline."""
 
     strategy: str
-    """The strategy's full text, or one of PyTorch's own."""
+    """The strategy's full text, or the name of one of PyTorch's own."""
     name: str
     """Its short name: that of an equal preset, if there is one."""
     link: str
@@ -59,7 +59,7 @@ class Row:
     exposed_ms: float
     """Time the step waited for the network: forward and backward take this much longer than without communication."""
     wire_bytes_per_step: int | None
-    """Bytes each rank sent per step to other hosts, on average over those of a host; None where nobody counted."""
+    """Bytes each rank sent per step to other hosts, averaged over the ranks of a host; None: not counted."""
     wire_bytes_source: Literal["kernel", "transport"] | None
     """kernel: the link's own counter, headers of all layers included."""
     counted_bytes_per_step: int | None
@@ -68,7 +68,7 @@ class Row:
     final_loss: float | None
     """Mean over the last tenth of its steps; None where nothing is learnt (replayed compute)."""
     loss_at_equal_steps: float | None
-    """The same at the number of steps that every strategy on this link has done."""
+    """The loss, averaged likewise, at the number of steps that every strategy on this link has done."""
     seconds_to_target: float | None
     """Training time until the smoothed loss reached the target; None if it did not."""
     speedup_over_ddp: float | None

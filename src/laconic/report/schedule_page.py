@@ -1,6 +1,6 @@
 """One offline HTML page about many jobs on one cluster: completion times, a Gantt chart, loads of links.
 
-Policies stand where other pages have strategies. What its figures draw:
+Policies take the place that strategies have on other pages. The data of its figures:
 
 strategies  [{"text", "name", "colour", "symbol"}]
 cdfs        [{"strategy", "seconds": [time]}]                     completion times, short ones first
@@ -27,7 +27,7 @@ _MOST_JOBS = 200
 """In the Gantt chart of one policy."""
 _MOST_LINKS = 24
 _BUSY = 0.1
-"""Links that are never so busy are left out."""
+"""Links whose load never reaches this share are left out."""
 _TIMES = 60
 """Columns in the figure of links."""
 

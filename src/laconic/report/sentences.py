@@ -11,11 +11,11 @@ from laconic.report.timeline import RankStep, Span
 from laconic.units import human_bytes
 
 _NEGLIGIBLE = 0.005
-"""Of a step."""
+"""The share of a step below which a time is not mentioned."""
 
 
 def milliseconds(value: float) -> str:
-    """With three digits or more from 1 on; units.js writes the same."""
+    """A time with three digits or more from 1 ms on; units.js writes the same."""
     if 0 < value < 0.1:
         return f"{value:.2g}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -75,7 +75,7 @@ def _coding(step: RankStep, waits: Sequence[Span]) -> float:
 
 
 def _sent_bytes(step: RankStep, bucket: int) -> int | None:
-    """The bytes of its exchange, both halves where there are two; of one step if several are recorded."""
+    """The bytes of a bucket's exchange, both halves where there are two; of one step if several are recorded."""
     for age in (0, -1):
         of_bucket = [span for span in step.spans if (span.kind, span.bucket, span.age) == ("exchange", bucket, age)]
         sent = [span.wire_bytes for span in of_bucket if span.wire_bytes is not None]

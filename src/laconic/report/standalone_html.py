@@ -21,7 +21,7 @@ SHARED_SCRIPTS = ("units.js", "figures.js", "stage.js")
 def render_page(
     name: str, drawing: Mapping[str, object], filters: Mapping[str, Callable[..., str]], values: Mapping[str, object]
 ) -> str:
-    """The page of this name: NAME.html.jinja with these filters and values, and NAME.js, which draws the drawing."""
+    """The page of this name: NAME.html.jinja with these filters and values, and NAME.js, which draws the figures."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(resource),
         autoescape=True,

@@ -6,7 +6,7 @@ import math
 
 
 def strict(value: object) -> object:
-    """The same without NaN and infinities, which JSON does not have: a loss may have diverged."""
+    """The value without NaN and infinities, which JSON does not have: a loss may have diverged."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """One offline HTML page about simulated strategies: their cost by number of workers and bandwidth.
 
-The page is made as that of a run is: Python writes the tables and hands all numbers over as JSON, sweep_page.js draws
-the figures. What its figures draw:
+The page is made like that of a run: Python writes the tables and hands all numbers over as JSON, sweep_page.js draws
+the figures. The data of its figures:
 
 strategies  [{"text", "name", "colour", "symbol"}]
 bandwidths  [{"bps", "label"}]                        slow ones first
@@ -41,7 +41,7 @@ class _Table:
     cluster: str
     bandwidth: int
     workers: int
-    """Both as positions."""
+    """Bandwidth and workers are positions in the lists of the figures' data."""
     lines: tuple[_Line, ...]
 
 
@@ -109,7 +109,7 @@ def _document(
 
 
 def _target(needed: StepsNeeded | None, found: Prediction) -> list[float] | None:
-    """The time, and its range."""
+    """The time to plain DDP's loss, and its range."""
     return None if needed is None else list(needed.seconds(found.step_s))
 
 

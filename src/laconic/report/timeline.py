@@ -115,10 +115,10 @@ def _rank_step(events: Sequence[Event], step: Chosen, zero_s: float) -> RankStep
 
 
 def _ages(events: Sequence[Event], here: Iteration) -> dict[int, Age]:
-    """By id of the event, whose gradients it exchanges.
+    """By id of each event: which step's gradients it exchanges.
 
-    A session counts its steps and need not have begun with the first; but of all that begins in a step, that of its own
-    gradients has the highest number.
+    The numbers of a session's steps may differ from those here; but of all exchanges that begin in a step, those of its
+    own gradients have the highest number.
     """
     exchanged = [event for event in events if event.kind in COMMUNICATION_KINDS]
     number = max((event.step for event in exchanged if here.begin_s <= event.time_s < here.end_s), default=None)

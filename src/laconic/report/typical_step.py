@@ -1,10 +1,10 @@
 """Which step of a strategy to draw: of the later half of its steps, the one of median duration.
 
-Where most steps exchange nothing (local SGD and the like), only those that do are looked at.
+Where most steps exchange nothing (local SGD and the like), only steps that exchange something are considered.
 
-Schedules that hold updates back exchange the gradients of one step during the forward pass of the next. Of theirs a
-step is taken that follows another one and is followed by one: a turn's first has nothing to wait for, and after its
-last nobody watches the link.
+Schedules that hold updates back exchange the gradients of one step during the forward pass of the next. For these
+schedules, a step is taken that directly follows another and is directly followed by one: the first step of a turn has
+nothing to wait for, and after the last one the link is not observed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Chosen:
 
 
 def key_of(event: Event) -> Key:
-    """Whose event it is."""
+    """The link and the strategy of an event."""
     return str(event.data.get("link")), str(event.data.get("strategy"))
 
 

@@ -21,7 +21,7 @@ _ADDRESS_BYTES = 256
 _ANY_EXCHANGE = 2**62
 """A number above that of any exchange."""
 _LAST_WORDS_S = 2.0
-"""How long the last words of a rank that has ended may take to arrive through the job's store."""
+"""How long the announcement of a rank that has ended may take to arrive through the job's store."""
 
 
 def check_agreement(job: Job, *, init_sync: bool, sync_optimizer: bool) -> None:
@@ -76,7 +76,7 @@ def differing(transport: Transport, description: Mapping[str, str]) -> list[dict
 
 
 def first_difference(first: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """The first key under which two descriptions differ, and what each has there."""
+    """The first key under which two descriptions differ, and its value in each."""
     for key in [*first, *(key for key in other if key not in first)]:
         if first.get(key) != other.get(key):
             return key, first.get(key, "missing"), other.get(key, "missing")
@@ -117,7 +117,7 @@ def agree(job: Job, operation: str, about: Mapping[str, str] | None = None) -> l
 
 
 def check_equal(job: Job) -> None:
-    """Raise on every rank unless parameters and buffers are the same everywhere: what init_sync=False promises."""
+    """Raise on every rank unless parameters and buffers are equal on all ranks, as init_sync=False promises."""
     named = [*job.model.named_parameters(), *job.model.named_buffers()]
     mine = torch.tensor(
         digests(local(tensor) for _, tensor in named), dtype=torch.int64, device=job.transport.control_device

@@ -239,14 +239,14 @@ def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup
 
 
 def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Global ranks, as meshes have them; none where there is no group, which the transport will report."""
+    """The global ranks of a group, as in a device mesh; empty if there is no group, which the transport will report."""
     if not dist.is_available() or not dist.is_initialized():
         return []
     return dist.get_process_group_ranks(group)
 
 
 def _all_sinks(given: EventSink | None, cleanup: ExitStack) -> EventSink:
-    """The sink of the script and the log that the environment names, as the lab does."""
+    """The sink of the script, and the log that an environment variable names; the lab sets that variable."""
     log = log_of_environment(os.environ)
     if log is None:
         return given or DiscardEvents()
@@ -263,7 +263,7 @@ def _planned(strategy: Strategy, total_steps: int | None) -> Strategy:
 
 
 def _torch_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
-    """The transport over torch.distributed, paced if LACONIC_PACE is set, as the lab does on some machines."""
+    """The transport over torch.distributed, paced if LACONIC_PACE is set; the lab sets it on some machines."""
     link = link_from_environment(os.environ)
     torch_transport = TorchTransport(group, timeout_s=timeout_s)
     return torch_transport if link is None else PacedTransport(torch_transport, link, timeout_s=timeout_s)
@@ -319,7 +319,7 @@ def _make_server_pool(job: Job) -> ServerPool | None:
 
 
 def _open_datagrams(job: Job) -> DatagramGroup | None:
-    """The datagrams of this strategy, if it forms means of what arrives."""
+    """The datagram group of this strategy, if the strategy averages only the rows that arrive."""
     bound = job.strategy.architecture.loss_bound
     # One rank that makes outer steps by itself has nobody to send to.
     group = None if bound is None or job.transport.world_size == 1 else DatagramGroup(job, bound)

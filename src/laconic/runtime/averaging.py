@@ -1,4 +1,4 @@
-"""What a synchronization rule asks of the other ranks while one bucket is exchanged."""
+"""The operations that a synchronization rule can request from all ranks while one bucket is exchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laconic.strategy import Strategy
 
 @dataclass(frozen=True)
 class Averaging:
-    """The architecture and the compressor of a strategy, at work on one bucket."""
+    """The architecture and the compressor of a strategy, applied to one bucket."""
 
     strategy: Strategy
     state: BucketState

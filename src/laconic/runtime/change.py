@@ -3,7 +3,7 @@
 Transport, communication thread, optimizer hooks, counters and events stay; what the old strategy has put on the model
 is taken off, and the new one starts as if it had just been attached. Nothing that a rank has computed is lost:
 
-    averaged gradients          each rank adds the gradients that it still owes to its next ones, so the sum over ranks
+    averaged gradients          each rank's next gradients include those still to be sent, so the sum over ranks
                                 is the same and nothing is sent twice
     replicas that train alone   x <- mean_i(x_i) - sum_i(changes still owed), uncompressed; where gradients are averaged
                                 next, the optimizer's state becomes that of rank 0
@@ -122,7 +122,7 @@ def check_change(job: Job, at_work: AtWork, strategy: Strategy, workplace: Workp
 
 
 def owes_gradients(strategy: Strategy, hooks: TrainingHooks | None = None) -> bool:
-    """Whether gradients wait for the next exchange; hooks: of this strategy, which may have taken over some."""
+    """Whether gradients wait for the next exchange; hooks: those of this strategy, which may have taken over some."""
     if not strategy.exchanges_gradients():
         return False
     carried = hooks is not None and any(CARRIED in fields for fields in hooks.state().values())
@@ -166,7 +166,7 @@ def why_not_changed(strategy: Strategy) -> str:
 
 
 def _reunite(job: Job, hooks: TrainingHooks, *, optimizers: bool) -> None:
-    """Make one model of replicas that have trained alone, and with `optimizers` one state of their optimizers."""
+    """Average replicas that have trained alone and, with `optimizers`, make the optimizers' state that of rank 0."""
     hooks.settle()
     average(job, _owed(job.strategy, hooks))
     if optimizers and job.transport.world_size > 1:
@@ -180,7 +180,7 @@ def _reunite(job: Job, hooks: TrainingHooks, *, optimizers: bool) -> None:
 
 
 def _owed(strategy: Strategy, hooks: TrainingHooks | None) -> dict[str, torch.Tensor]:
-    """What this rank still owes of each parameter: gradients, or changes of parameters."""
+    """The values of each parameter that this rank has still to send: gradients, or changes of parameters."""
     if hooks is None:
         return {}
     owed, found = strategy.owed_fields() | {CARRIED}, dict[str, torch.Tensor]()

@@ -1,5 +1,5 @@
-"""What all_reduce learns when it is attached: which ranks share a host, for auto how long each algorithm takes, and for
-a measured placement how fast every two ranks exchange.
+"""Facts that all_reduce finds out when attached: which ranks share a host; for auto, how long each algorithm takes; for
+a measured placement, how fast each pair of ranks exchanges.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import torch
 from laconic.cluster.pairs import measure_pairs
 from laconic.cluster.trials import Stage
 from laconic.collectives import ALGORITHMS
-from laconic.collectives.choice import NATIVE, Costs
+from laconic.collectives.choice import NATIVE, TIMED_BYTES, Costs
 from laconic.collectives.execution import WholeExchange, run
 from laconic.core.clock import Clock
 from laconic.core.hosts import Hosts, Pairs
 from laconic.core.transport import Transport, Work
 from laconic.strategy import Strategy
 
-_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _REPEATS = 5
 """Timed repeats, after one warm-up."""
 _LIMIT_S = 2.0
@@ -38,7 +37,7 @@ def settle(strategy: Strategy, transport: Transport, clock: Clock, device: torch
 
 @dataclass(frozen=True)
 class _Trials:
-    """Measures among the ranks of a transport, which all call the same."""
+    """Measurements among the ranks of a transport; all ranks make the same calls."""
 
     transport: Transport
     clock: Clock
@@ -69,15 +68,16 @@ def measure(
 ) -> Costs:
     """Time the backend's own algorithm and these for a few sizes, in turn; the time of the slowest rank counts.
 
-    hosts: ranks as algorithms take them together; those of the transport if left out.
+    hosts: ranks as algorithms group them by host; the transport's own grouping if left out.
 
-    Sizes grow until the time is spent: a slow link stops early, and needs to know no more. Counted as control traffic.
+    Sizes grow until the time is spent; a slow link stops at small sizes, which are enough there. Counted as control
+    traffic.
     """
     algorithms = [NATIVE, *algorithms]
     sizes: list[int] = []
     seconds: list[list[float]] = []
     spent_s = 0.0
-    for nbytes in _SIZES:
+    for nbytes in TIMED_BYTES:
         # All ranks have the same numbers here, so all continue or all stop.
         if sizes and spent_s + (1 + _REPEATS) * _expected_s(sizes, seconds, nbytes) > limit_s:
             break

@@ -28,7 +28,7 @@ _RECEIVE_FORCED = 33
 _RECEIVE_BYTES = 2**23
 """Buffer for datagrams that arrive while this process is not scheduled."""
 _SEND_BYTES = 2**18
-"""What waits for a slow link: less than the queue of the link holds, so that a send waits and nothing is dropped."""
+"""Frames waiting for a slow link: fewer than the link's queue holds, so that a send blocks and nothing is dropped."""
 FRAMES_PER_CALL = 44
 """As many as fit into 64 KiB if each fills an Ethernet packet."""
 
@@ -45,12 +45,12 @@ class Frames:
         return len(self.headers)
 
     def only(self, which: npt.NDArray[np.bool_]) -> Frames:
-        """Those of them where `which` is true."""
+        """The frames for which `which` is true."""
         return self if which.all() else Frames(self.headers[which], self.values[which])
 
 
 def frames_of(datagram: Bytes, segment_bytes: int, header: np.dtype, most_bytes: int) -> Iterator[Frames]:
-    """The frames of a datagram, which the kernel may have put together of segments; too short or long ones left out."""
+    """The frames of a datagram, which the kernel may have merged; frames that are too short or long are left out."""
     if segment_bytes <= 0:
         return
     whole = len(datagram) // segment_bytes
@@ -68,7 +68,7 @@ class Datagram:
 
     content: Bytes
     segment_bytes: int
-    """Length of each frame in it, but the last may be shorter."""
+    """Length of each frame in it, except that the last may be shorter."""
     sender: Address
 
 
@@ -76,7 +76,7 @@ class Datagrams:
     """A socket on one interface, never on all of them."""
 
     def __init__(self, host: str, *, send_bytes: int = _SEND_BYTES) -> None:
-        """`send_bytes`: frames that may wait for a slow link before a send waits."""
+        """`send_bytes`: how many bytes may wait for a slow link before a send blocks."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             self._socket.bind((host, 0))

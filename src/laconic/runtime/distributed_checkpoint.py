@@ -65,7 +65,7 @@ class _Saved:
             )
 
     def head(self) -> dict[str, Any]:
-        """All values that are no tensors; empty containers are not saved."""
+        """All values that are not tensors; empty containers are not saved."""
         found = self._read({path: None for path in self._places if path[0] not in {"ranks", "digest"}})
         head: dict[str, Any] = {"order": [], "resize": {}, "digest": {}}
         head |= {path[0]: value for path, value in found.items() if len(path) == 1}

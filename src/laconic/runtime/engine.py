@@ -42,7 +42,7 @@ class Task:
     on_done: Callable[[], None] | None = None
     """Called on the communication thread, on a GPU with its stream as the current one, also after a failure."""
     nbytes: int = 0
-    """Its bytes in flight until it is finished, where those are limited."""
+    """Bytes that it keeps in flight until it is finished, where bytes in flight are limited."""
     credit_bytes: int = 0
     """Bytes that may be in flight when the next one starts; 0: the number of exchanges is limited instead."""
     decoupled: bool = False

@@ -50,7 +50,7 @@ class FsdpPart:
         return self.group._all_gather_comm, self.group._reduce_scatter_comm
 
     def use(self, gather: Any, scatter: Any) -> None:
-        """Replace them by these objects."""
+        """Let these objects gather weights and sum gradients from now on."""
         self.module.set_custom_all_gather(gather)
         self.module.set_custom_reduce_scatter(scatter)
 
@@ -60,7 +60,7 @@ class FsdpPart:
         return getattr(self.group, "reduce_scatter_unused_params", None)
 
     def sum_unused(self, enabled: bool) -> None:
-        """Sum them, or leave them out."""
+        """Sum parameters without a gradient as zeros, or leave them out."""
         self.module.set_reduce_scatter_unused_params(enabled, recurse=False)
 
     @contextmanager

@@ -42,7 +42,7 @@ class Attendance(NamedTuple):
     divisor: int
     """The number of ranks that a mean is taken over."""
     source: int
-    """The rank whose module buffers count."""
+    """The rank whose module buffers all ranks take over."""
 
 
 class Joining(Protocol):
@@ -65,7 +65,7 @@ class Recovery(Protocol):
         ...
 
     def weigh(self, count: int, what: str) -> None:
-        """Weight this rank by a count in the next mean; all ranks tell each other theirs."""
+        """Weight this rank by a count in the next mean; all ranks exchange their counts."""
         ...
 
     def step_made(self) -> None:
@@ -97,7 +97,7 @@ class Job:
     replan_servers: Callable[[Sequence[Bucket]], None] | None = None
     """Tells servers about other buckets, where there are servers that form sums."""
     partial_means: PartialMeans | None = None
-    """Where means are formed of what arrives in time."""
+    """Set where means are formed only of the contributions that arrive in time."""
     updates_in_parts: bool = True
     """Whether the optimizers are separable, for schedules that defer updates."""
     staleness: int = 0
@@ -107,11 +107,11 @@ class Job:
     dropped: int = 0
     """The number of this worker's gradients that a server has dropped because they arrived too late."""
     losses: ReportedLosses = field(default_factory=ReportedLosses)
-    """What the training loop has reported, for strategies that decide by it."""
+    """The losses that the training loop has reported, for strategies that decide by them."""
     join: Joining | None = None
     """Set while ranks are inside session.join()."""
     recovery: Recovery | None = None
-    """Where the set of ranks may change; None: it is fixed."""
+    """Handles changes of the set of ranks; None: the set is fixed."""
     chosen_by: str = ""
     """The chooser of the strategy during training, as text; empty: the user's strategy is fixed."""
     after_step: list[Callable[[Job], None]] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Job:
         return self.strategy.architecture.share(self.announce(phase).divisor)
 
     def share_by_count(self, count: int, what: str) -> float:
-        """The same as `share` for a mean that is weighted by a count of each rank; all ranks tell each other theirs."""
+        """Like `share`, but for a mean weighted by a count of each rank; all ranks exchange their counts."""
         transport = self.transport
         if self.recovery is not None:
             self.recovery.weigh(count, what)

@@ -59,7 +59,7 @@ def broadcast_optimizer_state(
 
 
 def _entries(optimizers: Optimizers, parameters: Parameters) -> Iterator[tuple[str, Any]]:
-    """Everything that can be compared, in words, the same order on all ranks."""
+    """Everything that can be compared, in words, in the same order on all ranks."""
     several = len(optimizers) > 1
     for number, optimizer in enumerate(optimizers):
         of = f" of optimizer {number}" if several else ""

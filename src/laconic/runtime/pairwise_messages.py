@@ -20,7 +20,7 @@ _UNDECODABLE = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
 class PairwiseMessages(Protocol):
-    """One replica's edges; whoever calls holds the lock on the shared parameters."""
+    """One replica's edges; the caller holds the lock on the shared parameters."""
 
     asks: tuple[int, ...]
     """Neighbours that this replica starts exchanges with."""

@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class Reenterable(AbstractContextManager[None]):
-    """Each time it is entered, a new one is made and entered."""
+    """A context manager that makes and enters a new context each time it is entered."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make

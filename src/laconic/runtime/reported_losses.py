@@ -13,28 +13,28 @@ _WHAT = "the losses of all ranks"
 
 
 class ReportedLosses:
-    """Those of this rank since all ranks last compared them."""
+    """The losses of this rank since all ranks last compared theirs."""
 
     def __init__(self) -> None:
         self._total: torch.Tensor | float = 0.0
         self._count = 0
 
     def add(self, loss: torch.Tensor | float) -> None:
-        """One more, without its graph; a tensor stays on its device, so that nobody waits for it."""
+        """Add a loss without its graph; a tensor stays on its device, so that the host does not wait for it."""
         self._total = self._total + (loss.double() if isinstance(loss, torch.Tensor) else loss)
         self._count += 1
 
     def numbers(self) -> torch.Tensor:
-        """Their sum and how many they are."""
+        """The sum of the losses, and their number."""
         return torch.tensor([float(self._total), self._count], dtype=torch.float64)
 
     def restore(self, numbers: torch.Tensor) -> None:
-        """Continue from what `numbers` gave."""
+        """Continue from the values that `numbers` returned."""
         self._total, count = numbers.tolist()
         self._count = int(count)
 
     def mean_of_all(self, transport: Transport, engine: Engine, *, step: int, asked_by: str) -> float:
-        """The mean over all ranks of each one's mean since the last call; every rank calls it, and gets the same.
+        """The mean over all ranks of each rank's mean since the last call; every rank calls this and gets the same.
 
         Raises CommunicationError on every rank if one of them has reported nothing.
         """

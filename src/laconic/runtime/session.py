@@ -94,11 +94,11 @@ class Session:
     def change_strategy(self, strategy: Strategy | str, *, reason: str = "") -> None:
         """Change to another strategy from the next step on; every rank calls it, after optimizer.step().
 
-        Both average gradients in every step, or exchange changes of parameters after some steps (local_sgd, the DiLoCo
-        family), over all ranks and without servers. Nothing that was still to be sent is lost: gradients are added to
-        the next ones, and replicas that have trained alone become the mean of all, less what they owed, with the
-        optimizer's state of rank 0 if gradients are averaged next. Steps, bytes and events are counted on; hooks,
-        buckets and everything else the old strategy remembered are new.
+        Each of the two strategies must average gradients in every step, or exchange changes of parameters after some
+        steps (local_sgd, the DiLoCo family), over all ranks and without servers. Nothing that was still to be sent is
+        lost: gradients are added to the next ones, and replicas that have trained alone become the mean of all, minus
+        the changes that were still to be sent, with the optimizer's state of rank 0 if gradients are averaged next. The
+        counts of steps, bytes and events continue; hooks, buckets and all other state of the old strategy start anew.
 
         reason: for the event log.
 
@@ -239,10 +239,10 @@ class Session:
                 for batch in data:
                     ...
 
-        It does what torch's Join does for DDP, for bsp and local updates over all_reduce. Every rank enters the block.
-        At its end, under a strategy that keeps replicas equal, all take the model and optimizer state of the rank that
-        trained last; replicas of local updates stay as they are: call average() for one model. A rank that has run out
-        waits at most timeout_s for the next exchange of the others.
+        Like torch's Join for DDP, but for bsp and local updates over all_reduce. Every rank enters the block. At its
+        end, under a strategy that keeps replicas equal, all take the model and optimizer state of the rank that trained
+        last; replicas of local updates stay as they are: call average() for one model. A rank that has run out waits at
+        most timeout_s for the next exchange of the others.
 
         divide_by_initial_world_size: means are over all ranks; False: over those that still have data.
         """
@@ -265,13 +265,13 @@ class Session:
 
     @property
     def slots(self) -> int:
-        """Slots in which an aggregator adds up this job's frames (in_network); 0: it has none, or there is none."""
+        """Slots in which an aggregator adds up this job's frames (in_network); 0: no slots, or no aggregator."""
         client = None if self._pool is None else self._pool.client
         return 0 if client is None else client.num_slots
 
     @property
     def lost_ratio(self) -> float:
-        """The share of the frames sent to this rank that its means were formed without (bounded_loss); 0 elsewhere."""
+        """The share of the frames sent to this rank that are missing from its means (bounded_loss); 0 elsewhere."""
         datagrams = self._at_work.datagrams
         return 0.0 if datagrams is None else datagrams.lost_ratio
 
@@ -286,15 +286,15 @@ class Session:
         return self._job.dropped
 
     def report_loss(self, loss: torch.Tensor | float) -> None:
-        """Say what the loss of this rank's batch is; in every step, before optimizer.step().
+        """Report the loss of this rank's batch; call this in every step, before optimizer.step().
 
             loss = criterion(model(inputs), targets)
             loss.backward()
             session.report_loss(loss)
             optimizer.step()
 
-        Strategies that decide by the loss (adacomm) need it and raise without. With others it goes to the event log
-        alone. A tensor is not waited for, unless events are recorded.
+        Strategies that decide by the loss (adacomm) need it, and raise without it. With other strategies the loss only
+        goes to the event log. The host does not wait for a tensor, unless events are recorded.
         """
         if isinstance(loss, torch.Tensor) and loss.numel() != 1:
             raise CommunicationError(

@@ -45,7 +45,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The shard of its gradient that belongs to the local shard of the parameter."""
+    """The shard of a parameter's gradient that belongs to the parameter's local shard."""
     gradient = parameter.grad
     if gradient is None or not is_sharded(gradient):
         return gradient
@@ -87,7 +87,7 @@ class Pieces(Mapping[str, torch.Tensor]):
 
 
 def place_of(tensor: torch.Tensor) -> str:
-    """Which shard of it is local, in words; empty for a plain tensor."""
+    """Which shard of the tensor is local, in words; empty for a plain tensor."""
     if not is_sharded(tensor):
         return ""
     mesh: Any = tensor.device_mesh  # pyrefly: ignore[missing-attribute]
@@ -109,8 +109,9 @@ def as_saved(
     """The state of shards in a form in which the ranks of a shard group do not overwrite each other.
 
     A field with a value for every element becomes sharded as its parameter is, so that it can be loaded onto other
-    shards; the name of any other field gets its coordinates on the mesh. per_element: names of the former, by
-    parameter.
+    shards; the name of any other field gets its coordinates on the mesh.
+
+    per_element: the names of the fields with a value for every element, by parameter.
     """
     saved: ParameterState = {}
     for name, fields in state.items():
@@ -215,7 +216,7 @@ def fsdp_modules(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _fsdp_groups(model: nn.Module) -> dict[int, str]:
-    """Id of a parameter -> the innermost part that fully_shard() was called with: their gradients come at once."""
+    """Id of a parameter -> the innermost part that fully_shard() was called with: a part's gradients come at once."""
     found: dict[int, str] = {}
     for name, module in fsdp_modules(model):  # outer modules first, so that inner ones win
         found |= {id(parameter): name or OUTERMOST for parameter in module.parameters()}

@@ -84,7 +84,7 @@ class Stopwatch:
             self._write()
 
     def flush(self) -> None:
-        """Write what is still pending; on a GPU, wait for it."""
+        """Write all pending events; on a GPU, wait for them."""
         until_s = time.monotonic() + _FLUSH_S
         with self._lock:
             self._write()

@@ -56,7 +56,7 @@ class Usage:
             self._job.transport.tally(self._counter, 1)
 
     def ask(self, used_here: Mapping[str, bool], *, missing: bool) -> None:
-        """All exchanges of this pass are launched: what is asked in every pass travels behind them."""
+        """All exchanges of this pass are launched; a question that is asked in every pass is sent after them."""
         if self._always:
             self._asked = _Question(self._job, used_here, used_all=not missing)
 

@@ -12,7 +12,7 @@ from laconic.core.timing import Timing
 from laconic.settings import Method
 
 _EVEN = 256
-"""Elements."""
+"""The elements of a piece are rounded up to a multiple of this where possible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Schedule(Method):
     def bucket_limits(self) -> tuple[int, int] | None:
         """Bytes at which its first bucket and the later ones are sent, if it forms buckets as torch's DDP does.
 
-        None: it forms others.
+        None: it forms other buckets.
         """
         return None
 
@@ -53,7 +53,7 @@ class Schedule(Method):
         raise NotImplementedError
 
     def lasting_plan(self, tensors: Sequence[TensorSpec]) -> Plan | None:
-        """The permanent plan where any pass may leave parameters out; None: plans follow the observed order.
+        """The permanent plan where any pass may leave parameters unused; None: plans follow the observed order.
 
         `tensors` come in the order of registration.
         """

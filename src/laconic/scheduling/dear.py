@@ -22,7 +22,7 @@ class Dear(Schedule):
 
         backward: reduce-scatter of buckets, last layers first      next forward: all-gather, first layers first
 
-    Both halves move (n-1)/n N bytes, so training never waits for a link that is busy no longer than a step computes.
+    Each half moves (n-1)/n N bytes, so training waits for the link only if it is busy for longer than a step computes.
     With bytes=0 a few bucket sizes are tried in the first steps and the one with the shortest steps is kept.
 
     Reference: Zhang et al. 2023, arXiv:2302.12445.

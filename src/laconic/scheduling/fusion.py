@@ -22,7 +22,7 @@ class Fusion(Schedule):
     """Collect gradients in the order in which they become ready and exchange a bucket when it is full.
 
     A bucket is closed by the tensor that makes its size reach the limit, per dtype and device; of a model sharded by
-    FSDP, also where a part ends whose gradients arrive together. In the first step the order is not known yet, so
+    FSDP, also at the end of each part whose gradients arrive together. In the first step the order is not known yet, so
     everything is sent as one bucket. These are the boundaries of torch's DDP, which is why results are equal bit for
     bit. With find_unused_parameters=True, buckets are filled in the order of registration instead and do not change, as
     in DDP with that setting.
@@ -52,7 +52,7 @@ class Fusion(Schedule):
 
     @classmethod
     def with_limits(cls, first_bytes: int, limit: int) -> Fusion:
-        """Buckets with these limits; what is the default anyway is left out."""
+        """Buckets with these limits; a limit that is the default anyway is left out."""
         if first_bytes == min(_FIRST_BYTES, limit):
             return cls(bytes=limit)
         return cls(bytes=limit, first_bytes=first_bytes)
@@ -70,7 +70,7 @@ class Fusion(Schedule):
         return Plan(self._filled(tensors))
 
     def lasting_plan(self, tensors: Sequence[TensorSpec]) -> Plan:
-        """What DDP does with find_unused_parameters=True: filled in the order of registration, sent backwards."""
+        """The buckets of DDP with find_unused_parameters=True: filled in the order of registration, sent backwards."""
         positions = {tensor.name: index for index, tensor in enumerate(tensors)}
         by_first = sorted(self._filled(tensors), key=lambda bucket: min(positions[t.name] for t in bucket.tensors))
         return Plan(tuple(reversed(by_first)))

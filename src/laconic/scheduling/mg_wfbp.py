@@ -21,9 +21,9 @@ class MgWfbp(Schedule):
         end(j) = min over i < j of   max(end(i), ready(j)) + a + b bytes(i+1 .. j)
 
     Few large exchanges wait long for their last gradient, many small ones pay the start-up cost a every time; this is
-    the best of all ways to cut the sequence, found by dynamic programming. a and b are those of what is sent: a
+    the best of all ways to cut the sequence, found by dynamic programming. a and b depend on what is sent: a
     compressor of several rounds has a larger a, and one that sends few bytes a smaller b. Until times have been
-    measured every tensor travels by itself. Planned anew when times drift.
+    measured, every tensor is sent by itself. The plan is made anew when times drift.
 
     Reference: Shi et al. 2019, arXiv:1811.11141; with sparse gradients Shi et al. 2020 (OMGS-SGD), INFOCOM.
     """

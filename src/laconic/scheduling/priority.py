@@ -15,16 +15,16 @@ from laconic.settings import flag, size
 from laconic.units import MIB
 
 _LINK_HAS_TIME = 2.0
-"""Backward passes; with the next forward pass a step has about one and a half."""
+"""Backward passes that sending everything may take; a step with the next forward pass takes about one and a half."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Priority(Schedule):
     """Cut tensors into pieces and send those of front layers first; the next forward pass waits layer by layer.
 
-    Gradients become ready from the last layer to the first, but the first is needed first. So among the pieces that are
-    there the one nearest to the front goes next, and what is left when the backward pass has ended travels during the
-    next forward pass. The order is planned from measured times, the same on all ranks, so nobody has to ask anybody.
+    Gradients become ready from the last layer to the first, but the first is needed first. So of the pieces that are
+    ready, the one nearest to the front is sent next, and pieces left when the backward pass has ended are sent during
+    the next forward pass. The order is planned from measured times and equal on all ranks: they need not negotiate it.
 
     Reference: Jayarajan et al. 2019 (P3), arXiv:1905.03960; Peng et al. 2019 (ByteScheduler), SOSP.
     """
@@ -60,10 +60,10 @@ class Priority(Schedule):
 
 
 def _front_first(pieces: list[Bucket], ready_s: dict[str, float], timing: Timing) -> list[Bucket]:
-    """As the link sends them: of what is there, what became ready last, being nearest to the front.
+    """The order in which the link sends pieces: of those ready, the one that became ready last, nearest to the front.
 
-    What would still be in flight when the first layers are there follows them, for they are awaited at once - unless
-    the link has so much to do that it must not be idle.
+    A piece that would still be in flight when the first layers' gradients are ready is sent after those, which the next
+    forward pass needs at once - unless the link has so much to send that it must not be idle.
     """
     waiting = [
         (max(ready_s[tensor.owner] for tensor in piece.tensors), number, piece) for number, piece in enumerate(pieces)

@@ -24,6 +24,6 @@ class Wfbp(Schedule):
     def plan(
         self, tensors: Sequence[TensorSpec], *, observed: bool, timing: Timing | None = None, candidate: int = 0
     ) -> Plan:
-        """One bucket per tensor; before an order has been observed, last registered goes first."""
+        """One bucket per tensor; before an order has been observed, the last registered one goes first."""
         order = tensors if observed else reversed(tensors)
         return Plan(tuple(Bucket((tensor,)) for tensor in order))

@@ -43,7 +43,7 @@ def because(task_graph: TaskGraph, outcome: Outcome, first_s: float, end: int) -
 
 
 def _words(label: Label) -> str:
-    """What a task does; "of" where it does that for a bucket."""
+    """The words for a task; they end in "of" where the name of a bucket follows."""
     if label.kind in {"forward", "backward"}:
         return "computes"
     if label.kind == "optimizer":

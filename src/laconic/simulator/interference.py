@@ -48,7 +48,7 @@ def slowed(task_graph: TaskGraph, graph: Graph, ratio: float) -> Outcome:
 
 
 def busy_until(begins_s: _Floats, ends_s: _Floats) -> tuple[_Floats, _Floats]:
-    """Times, and the total time until each of them that is covered by an interval; linear between two."""
+    """Times, and how much of the time until each of them is covered by intervals; linear between two."""
     if not len(begins_s):
         return np.zeros(1), np.zeros(1)
     order = np.argsort(begins_s, kind="stable")

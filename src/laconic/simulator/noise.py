@@ -1,7 +1,7 @@
 """Compute times that vary from step to step and from rank to rank.
 
 Each rank's step takes a random multiple of its usual time, log-normal with mean 1. Where all wait for all, the slowest
-rank counts; where replicas meet every H steps, the slowest sum over H steps, which varies less:
+rank counts; where replicas synchronize every H steps, the slowest sum over H steps counts, which varies less:
 
     largest of n draws of a normal distribution = inverse(U^(1/n)),   deviation over H steps = deviation / sqrt(H)
 
@@ -68,7 +68,7 @@ def _factors(inputs: Inputs, num_steps: int, ratio: float, random: np.random.Gen
 
 
 def _first(ratio: float, count: int, num_ranks: int, num_steps: int, random: np.random.Generator) -> _Floats:
-    """For each step, the factor of the rank that is number `count` of a class; of any rank if none is waited for."""
+    """For each step, the factor of the `count`-th fastest rank of a class; of any rank if none is waited for."""
     if not count:
         return _slowest(ratio, 1, random.random(num_steps))
     return _slowest(ratio, 1, random.beta(count, num_ranks - count + 1, num_steps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from laconic.collectives.choice import NATIVE, Costs
+from laconic.collectives.choice import NATIVE, TIMED_BYTES, Costs
 from laconic.core.exchange import Move
 from laconic.core.hosts import Hosts, Pairs
 from laconic.core.plan import Plan
@@ -16,13 +16,11 @@ from laconic.strategy import Strategy
 
 _SMALL_BYTES, _LARGEST_BYTES = 4096, 2**25
 _LONG_ENOUGH_S = 0.05
-_SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24)
-"""The algorithms that the runtime measures for auto."""
 
 
 @dataclass(frozen=True)
 class _Simulated:
-    """What would be measured, from what the network says."""
+    """The measurements that the runtime would make, predicted by the network model."""
 
     hosts: Hosts
     network: Network
@@ -33,16 +31,16 @@ class _Simulated:
 
         def times(name: str) -> tuple[float, ...]:
             move = Move("sum", (), name, groups=groups if name != NATIVE else ())
-            return tuple(seconds(self.network, replace(move, sizes=(size,)), sum(map(len, hosts))) for size in _SIZES)
+            return tuple(seconds(self.network, replace(move, sizes=(size,)), sum(map(len, hosts))) for size in TIMED_BYTES)
 
-        return Costs(_SIZES, tuple((name, times(name)) for name in (NATIVE, *algorithms)))
+        return Costs(TIMED_BYTES, tuple((name, times(name)) for name in (NATIVE, *algorithms)))
 
     def pairs(self) -> Pairs:
         return self.rates()
 
 
 def settled(strategy: Strategy, hosts: Hosts, network: Network, pairs: Callable[[], Pairs]) -> Strategy:
-    """The strategy, knowing where ranks are and what would be measured among them."""
+    """The strategy with its architecture adapted to the hosts of ranks and the predicted measurements among them."""
     architecture = strategy.architecture.settled(lambda: hosts, _Simulated(hosts, network, pairs))
     return strategy if architecture is strategy.architecture else replace(strategy, architecture=architecture)
 

@@ -54,7 +54,7 @@ class Sweep:
         return (row for row, _ in self.simulations())
 
     def simulations(self) -> Iterator[tuple[Row, Simulation | None]]:
-        """The same, each with its tasks and times; None where it is refused."""
+        """The rows, each with the simulation behind it; None where the strategy is refused."""
         for setting in self.settings:
             network = network_of(setting.cluster, self.fidelity)
             for strategy in self.strategies:

@@ -33,7 +33,7 @@ class Tenant:
     strategy: Strategy | str
     workload: Workload
     devices: Sequence[int]
-    """The device of each rank; no device has two."""
+    """The device of each rank; no device has two ranks."""
     start_s: float = 0.0
     """How much later than the first job it begins."""
 
@@ -41,8 +41,8 @@ class Tenant:
 def simulate_together(tenants: Sequence[Tenant], cluster: Cluster, *, message_s: float = 0.0) -> list[Shared]:
     """The step time of each job when all run at the same time, and when it has the fabric to itself.
 
-    Jobs start together, or at their `start_s`, and run for about as long, the slowest of them for a dozen of its
-    periods; counted is the second half of the time in which all are running.
+    Jobs start together, or at their `start_s`, and run for about the same time, the slowest of them for a dozen of its
+    periods. Only the second half of the time in which all are running is counted.
     """
     _check(tenants, cluster)
     network = FlowNetwork(cluster, message_s=message_s)

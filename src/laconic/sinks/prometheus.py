@@ -3,7 +3,7 @@
     laconic_steps_total, laconic_sent_bytes_total     counters
     laconic_step_seconds, laconic_wait_seconds, ...   gauges of the last complete step
 
-Each has the label `rank`.
+Each metric has the label `rank`.
 """
 
 from __future__ import annotations

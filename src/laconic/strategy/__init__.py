@@ -334,7 +334,7 @@ class _AsTheRuleSays(ByStep):
 
 
 def _of_each(buckets: Sequence[Bucket], codec: Compressor, price: Callable[[Bucket], int]) -> int:
-    """The sum of all prices; equal buckets, of which large models have many, are priced once."""
+    """The sum of `price` over all buckets, computed once for equal ones, of which large models have many."""
     if codec.traits.by_name:
         return sum(map(price, buckets))
     alike: dict[object, list[Bucket]] = {}

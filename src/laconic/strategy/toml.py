@@ -13,7 +13,7 @@
 
 A setting that is itself a method is text or a table with a name, as an axis is.
 
-Each axis is text or a table; axes left off are what the synchronization declares (`partners`), then the defaults.
+Each axis is text or a table; axes left off take what the synchronization declares (`partners`), else the defaults.
 A file may hold the table itself or a table [strategy].
 """
 

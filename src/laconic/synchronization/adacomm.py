@@ -25,7 +25,7 @@ class _Timetable(NamedTuple):
     last: int = 0
     """Steps that were complete at the last round."""
     period: int = 0
-    """H after it; 0: H_0."""
+    """H after that round; 0: H_0."""
     first_loss: float = 0.0
     """F_0; 0: not known yet."""
 
@@ -36,10 +36,10 @@ class AdaComm(LocalUpdates):
 
         x_i <- mean_j(x_j)   every H steps,      after a round   H <- min(H_0, ceil(sqrt(F / F_0) H_0))
 
-    F is the mean of what all replicas have reported with session.report_loss(loss) since the round before, F_0 the same
-    of the first round. Early on, where every step gains much, replicas hardly wait for each other; towards the end,
-    where the noise between replicas decides, they average often. For losses above zero, such as cross entropy. A loss
-    that is not finite leaves the period as it is.
+    F is the mean of the losses that all replicas have reported with session.report_loss(loss) since the previous round,
+    and F_0 that of the first round. Early on, where every step gains much, replicas hardly wait for each other; towards
+    the end, where the noise between replicas dominates, they average often. For losses above zero, such as cross
+    entropy. A loss that is not finite leaves the period as it is.
 
     Bytes are predicted for the period in force. The simulator takes H_0, the period of the beginning.
 
@@ -68,7 +68,7 @@ class AdaComm(LocalUpdates):
         return self.timetable.rounds + max(0, step - self.timetable.last) // self.interval
 
     def after_round(self, num_steps: int, loss: float) -> Self:
-        """The same with the period that the loss gives."""
+        """The same rule, with the period that follows from the loss."""
         now = self.timetable._replace(rounds=self.round_number(num_steps), last=num_steps, period=self.interval)
         if not math.isfinite(loss):
             return replace(self, timetable=now)

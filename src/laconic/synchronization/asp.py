@@ -16,8 +16,8 @@ class Asp(Asynchronous):
 
         server, on a gradient of worker i:   g <- g + lambda g * g * (x - x_then),   x <- optimizer(x, g)
 
-    x_then is what worker i last got, and staleness the number of gradients of others applied since. With gossip there
-    is no server: pairs of replicas average in the background (AD-PSGD).
+    x_then are the parameters that worker i last received, and staleness is the number of gradients of other workers
+    applied since. With gossip there is no server: pairs of replicas average in the background (AD-PSGD).
 
     Reference: Dean et al. 2012 (Downpour), NeurIPS; Zhang et al. 2016 (staleness-aware), arXiv:1511.05950; Zheng et al.
     2017 (delay compensation), arXiv:1609.08326.

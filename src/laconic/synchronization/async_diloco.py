@@ -46,7 +46,7 @@ class AsyncDiLoCo(Asynchronous):
     momentum: float = number(0.9, at_least=0.0, at_most=0.999)
     """The outer momentum."""
     buffer: int = count(0)
-    """N: the momentum is refreshed with the mean of so many changes. 0: the number of workers."""
+    """N: the momentum is refreshed with the mean of N changes. 0: the number of workers."""
     spread: float = share(0.0, above=None, at_least=0.0)
     """The share of the momentum's step that is made in equal parts on all N changes; the rest is made on the N-th."""
 

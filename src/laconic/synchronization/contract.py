@@ -5,8 +5,9 @@ bulk-synchronous training as the default. `quantity` and `barrier` say how a rul
 
     barrier, "gradient"    gradients are averaged before the optimizer's step; `around` does more than average them
     barrier, "momentum"    the optimizer's momentum is averaged in the gradients' place from some step on: `around`
-                           leaves it where the gradient was, and the optimizer is given it; `begins`: not yet. Where
-                           nothing is `due`, replicas make the step alone; `returns`: they come back together
+                           puts it in the place of the gradient, where the optimizer reads it. In a step that
+                           `begins`, gradients are averaged. In one in which nothing is `due`, each replica steps alone;
+                           in one that `returns`, replicas agree again
     barrier, "change"      parameters are averaged after some steps; `outer` applies the mean. See `LocalUpdates`
     no barrier, "gradient" the server applies each gradient with `rate`, or the mean of the first ones of a step where
                            a rule `takes_first`. See `Asynchronous`
@@ -35,10 +36,10 @@ parameters since replicas last agreed."""
 
 
 class Average(Protocol):
-    """What a rule asks of the other replicas while a bucket is exchanged."""
+    """The collectives that a rule may use while a bucket is exchanged."""
 
     def __call__(self, flat: torch.Tensor, own: torch.Tensor | None) -> Exchange:
-        """Replace `flat` by the mean; fill `own`, if given, with what this rank contributed to it."""
+        """Replace `flat` by the mean; fill `own`, if given, with this rank's contribution to it."""
         ...
 
     def total(self, number: torch.Tensor) -> Exchange:
@@ -50,9 +51,9 @@ class Pace(NamedTuple):
     """The pace of a worker."""
 
     last_s: float
-    """When its last gradient arrived."""
+    """When the worker's last gradient arrived."""
     step_s: float
-    """The time from its last answer to that gradient."""
+    """The time from the server's last answer to the worker until that gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +91,11 @@ class Synchronization(Method):
     remembers_unsent: ClassVar[bool] = False
     """Keeps the values that compression does not send, so it needs a lossy compressor without a residual of its own."""
     needs_factors: ClassVar[bool] = False
-    """Makes a step of the two thin matrices that a low-rank compressor decodes, so it needs one that hands them over
+    """Makes its step from the two thin matrices that a low-rank compressor decodes, so it needs one that returns them
     (`BucketState.factors`)."""
     lazy: ClassVar[bool] = False
-    """An exchange that is due begins with a question to all, and ends there if no replica has anything new to send. So
-    bytes are predicted as a bound."""
+    """An exchange that is due begins by asking all replicas, and ends there if none has anything new to send. So the
+    predicted bytes are an upper bound."""
     fields: ClassVar[Mapping[str, Resize]] = {}
     """Its state per element, and what becomes of each field when the number of workers changes."""
     whole_fields: ClassVar[Mapping[str, Resize]] = {}
@@ -102,8 +103,8 @@ class Synchronization(Method):
     asks_for_loss: ClassVar[bool] = False
     """When the next round is due depends on the loss, which the training loop reports: see `after_round`."""
     losses_field: ClassVar[str] = ""
-    """The one of `whole_fields` that holds what this replica has reported since the last round: the sum, and how many.
-    Written by whoever saves a state."""
+    """The one of `whole_fields` that holds the losses this replica has reported since the last round: their sum and
+    number. Written by the code that saves a state."""
     scale_equivariant: ClassVar[bool] = True
     """Twice the gradients give twice the result. False if the result is a direction: a GradScaler would divide it by
     its scale and shrink every step."""
@@ -111,8 +112,8 @@ class Synchronization(Method):
     """Those fields that hold changes still to be sent, as they would be exchanged: they are applied when another
     strategy takes over."""
     partners: ClassVar[Mapping[str, str]] = {}
-    """The methods of axes that a strategy leaves off, where the general defaults do not fit: axis -> text. As text,
-    because the other axes are not known here."""
+    """The default methods for axes that a strategy leaves off, where the general ones do not fit: axis -> text. As
+    text, because the other axes are not known here."""
     scaled_fields: ClassVar[frozenset[str]] = frozenset()
     """Fields in the unit of the gradients, which are rescaled when a GradScaler changes its scale."""
     corrects: ClassVar[bool] = False
@@ -161,7 +162,7 @@ class Synchronization(Method):
         return self.interval
 
     def rounds_per_step(self, moment: str = "") -> float:
-        """How often everything is exchanged, per optimizer step; or one of `moments`."""
+        """Exchanges of the whole model, or of one of `moments`, per optimizer step."""
         return 1.0 / self.interval
 
     def round_number(self, step: int) -> int:
@@ -171,7 +172,7 @@ class Synchronization(Method):
 
     def due(self, num_steps: int) -> list[int]:
         """Fragments whose exchange is launched when `num_steps` steps are complete; where gradients or momenta are
-        exchanged, with the last of these.
+        exchanged, with the last of these steps.
         """
         if num_steps <= self.warmup:
             return list(range(self.num_parts))
@@ -207,7 +208,7 @@ class Synchronization(Method):
 
     @property
     def beginning(self) -> str:
-        """The compressor of the steps in which the strategy's is not used; "": it is used in all."""
+        """The compressor of the steps in which the strategy's own is not used; "": that is used in all."""
         return ""
 
     def begins(self, step: int) -> bool:
@@ -219,7 +220,7 @@ class Synchronization(Method):
     def refresh(self, step: int, beta2: float) -> float:
         """The weight of this step's squared gradient in the variance once that is no longer Adam's own.
 
-        0: nothing, because `around` leaves a momentum and no gradient.
+        0: no refresh, because `around` leaves a momentum and no gradient.
         """
         return 0.0
 
@@ -282,7 +283,8 @@ class Synchronization(Method):
     def correct(self, values: torch.Tensor, anchor: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
         """Change a replica's parameters before the optimizer's step; gradients have been computed by then.
 
-        values: of one parameter. anchor, memory: x_old and this method's fields for it, of its shape. rate: as above.
+        values: of one parameter. anchor, memory: x_old and this method's fields for it, of its shape.
+        rate: the optimizer's learning rate for it.
         """
         raise NotImplementedError
 
@@ -300,7 +302,7 @@ class Synchronization(Method):
 
     @property
     def sure_lead(self) -> int | None:
-        """Steps by which it may always be ahead; beyond these, up to `lead`, only as `more_steps` says."""
+        """Steps by which the fastest worker may always be ahead; beyond these, up to `lead`, as `more_steps` says."""
         return self.lead
 
     def more_steps(self, fastest: Pace, slowest: Pace, room: int) -> int:
@@ -341,8 +343,8 @@ class Synchronization(Method):
     # -- where the loss decides when the next round is due: asks_for_loss ------------------------------------------
 
     def after_round(self, num_steps: int, loss: float) -> Self:
-        """The rule from here on: a round was due when `num_steps` steps were complete, and `loss` is the mean of what
-        all replicas have reported since the one before.
+        """The rule from here on: a round was due when `num_steps` steps were complete, and `loss` is the mean of
+        the losses that all replicas have reported since the previous round.
         """
         return self
 
@@ -350,7 +352,7 @@ class Synchronization(Method):
         """Write `whole_fields` into the state of a bucket."""
 
     def noted(self, state: BucketState) -> Self:
-        """The rule as `whole_fields` in the state of a bucket have it."""
+        """The rule that `whole_fields` in the state of a bucket describe."""
         return self
 
     # -- what is remembered ----------------------------------------------------------------------------------------

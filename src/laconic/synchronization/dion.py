@@ -28,10 +28,10 @@ class Dion(Synchronization):
         R = mean_i(R_i),    V = R with columns of length one,         G <- scale P V^T
 
     P and R are the factors of the strategy's compressor: `powersgd`, as published, or `acpsgd`, which exchanges one of
-    them per step. V need not be kept: its columns span what those of R span, which `powersgd` keeps. Columns of R that
-    are only rounding error make no step. What the factors leave out stays in the momentum. A parameter that the
-    compressor sends uncompressed (vectors, small matrices, those that `per_layer` skips) has a plain momentum, and its
-    step is the sign of the mean:
+    them per step. V need not be kept: its columns span the same space as those of R, which `powersgd` keeps. Columns of
+    R that are only rounding error make no step. The part of M_i that the factors leave out stays in the momentum. A
+    parameter that the compressor sends uncompressed (vectors, small matrices, those that `per_layer` skips) has a plain
+    momentum, and its step is the sign of the mean:
 
         m_i <- mu m_i + g_i,   g <- sign(mean_i(m_i))
 
@@ -99,7 +99,8 @@ class Dion(Synchronization):
 def unit_columns(factors: Factors) -> Factors:
     """The factors with each column on the left and each row on the right divided by its length.
 
-    A pair that is only rounding error, compared with the longest, becomes zero; not finite lengths make all NaN.
+    A pair that is only rounding error, compared with the longest, becomes zero; a length that is not finite makes all
+    NaN.
     """
     left, right = factors
     lengths = torch.linalg.vector_norm(left, dim=0) * torch.linalg.vector_norm(right, dim=1)

@@ -33,7 +33,7 @@ class Dssp(Asynchronous):
     staleness: int = count(3)
     """The number of steps by which the fastest worker may always be ahead of the slowest."""
     most: int = count(15, at_least=1)
-    """The largest number of steps by which it may ever be ahead."""
+    """The largest number of steps by which the fastest worker may ever be ahead."""
     learning_rate: str = choice("mean", "full")
     """mean: divided by the number of workers, so that one gradient of each moves parameters as far as their mean.
     full: that of the optimizer."""

@@ -1,4 +1,4 @@
-"""Replicas tied to a common center by springs."""
+"""Elastic averaging: replicas are drawn towards a common center."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Easgd(LocalUpdates):
         c <- c + beta mean_i(x_i - c),   x_i <- x_i - alpha (x_i - c)
 
     Replicas stay apart and explore; the center is the model. session.average() gives the mean of replicas, which is
-    near it. With alpha = beta = 1 this is local SGD.
+    near the center. With alpha = beta = 1 this is local SGD.
 
     Reference: Zhang et al. 2015, arXiv:1412.6651, whose alpha is beta / n, and which draws replicas towards the center
     as it was before the round.

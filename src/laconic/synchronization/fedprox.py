@@ -18,8 +18,8 @@ class FedProx(LocalUpdates):
         x_i <- optimizer(x_i - lr mu (x_i - x_old), g_i),    x_i <- mean_j(x_j)   every H steps
 
     g_i is the gradient at x_i, so with plain SGD this descends F_i(x) + mu/2 |x - x_old|^2, as published. Another
-    optimizer makes its own step in addition, as AdamW does with weight decay. It is meant for data that differ between
-    workers.
+    optimizer makes its own step in addition, as AdamW does with weight decay. FedProx is meant for heterogeneous
+    (non-IID) data: data that differ between workers.
 
     Reference: Li et al. 2020, arXiv:1812.06127.
     """

@@ -19,17 +19,18 @@ _MEAN = "lag.mean"
 
 @dataclass(frozen=True, kw_only=True)
 class Lag(Synchronization):
-    """Average gradients only in steps in which some worker's has changed; in the others the last mean is used again.
+    """Average gradients only in steps in which some worker's gradient has changed; otherwise reuse the last mean.
 
         exchange if |g_i - s_i|^2 > threshold |m|^2 for some worker i:   s_i <- g_i,   m <- mean_j(C(g_j))
         m takes the place of the gradient
 
     Each bucket decides for itself. Plain SGD has moved its parameters by lr m in the last step, so the threshold is
     that move, squared, in units of lr. Workers first tell each other with one number whether they want to exchange,
-    because an all-reduce takes all of them; then all send their gradients as they are now.
+    because an all-reduce takes all of them; then all send their current gradients.
 
     For gradients of whole data sets or of very large batches. Those of small batches change completely from step to
-    step, so every one is sent. Bytes depend on the gradients; what is predicted is what is sent if every step counts.
+    step, so every one is sent. Bytes depend on the gradients; the prediction is an upper bound, the bytes of an
+    exchange in every step.
 
     Reference: Chen et al. 2018, arXiv:1805.09965 (LAG-WK with D = 1), whose workers decide one by one.
     """

@@ -21,17 +21,17 @@ _GONE = 1e-7
 
 @dataclass(frozen=True, kw_only=True)
 class NoLoCo(LocalUpdates):
-    """Train alone for `period` steps, then make an outer step with the mean of a few neighbours, drawn to theirs.
+    """Train alone for `period` steps, then make an outer step with a few neighbours' mean, drawn towards their anchors.
 
         d_i = a_i - x_i                                               a_i: replica i's own anchor, x_old
         u_i <- beta u_i + lr mean_j(d_j) + gamma (a_i - mean_j(a_j)),   a_i <- a_i - u_i,   x_i <- a_i
 
     j: replica i and its partner; with "gossip(topology=random_pairs)", as published, another one in every round. No
-    replica waits for all, and a round sends N bytes however many there are. Both means are one exchange, of
+    replica waits for all, and a round sends N bytes however many replicas there are. Both means are one exchange, of
     lr d_j - gamma a_j. The term with gamma keeps replicas together, so they differ after rounds too, by little:
     session.average() makes one model of them.
 
-    Reference: Kolehmainen et al. 2025, arXiv:2506.10911, which calls beta, lr and gamma alpha, beta and gamma.
+    Reference: Kolehmainen et al. 2025, arXiv:2506.10911, where beta, lr and gamma are called alpha, beta and gamma.
     """
 
     name: ClassVar[str] = "noloco"

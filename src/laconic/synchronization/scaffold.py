@@ -25,8 +25,8 @@ class Scaffold(LocalUpdates):
 
     e_i = c - c_i, the difference of the control variates of the paper (its option II), follows from d and d_i, so only
     d is sent, where the paper sends c_i as well. With plain SGD these are the paper's steps; with another optimizer e_i
-    corrects updates instead of gradients. A round with a learning rate of zero does not change e_i. It is meant for
-    data that differ between workers.
+    corrects updates instead of gradients. A round with a learning rate of zero does not change e_i. SCAFFOLD is meant
+    for heterogeneous (non-IID) data: data that differ between workers.
 
     Reference: Karimireddy et al. 2020, arXiv:1910.06378.
     """

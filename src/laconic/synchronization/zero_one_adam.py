@@ -28,9 +28,9 @@ class ZeroOneAdam(SharedVariance):
         a round    u <- mean_i(C(u_i)),   x_i <- x_old - lr u / (sqrt(v) + eps),   m_i <- u / k,   u_i <- 0
         refresh    g <- mean_i(C_first(g_i)) in place of g_i,   v <- (1 - w) v + w g^2
 
-    A round ends each `period` of steps, of which k have been made since the last one; x_old are the parameters after
-    that, with the weight decay of the steps since. v, T and refreshes are those of onebit_adam. The steps of a round
-    count with its last learning rate. Published with rounds that become rarer up to every 16th step; `period` is
+    A round ends each `period` of steps; k is the number of steps since the last round. x_old are the parameters after
+    that round, with the weight decay of the steps since. v, T and refreshes are those of onebit_adam. The steps of a
+    round count with its last learning rate. Published with rounds that become rarer up to every 16th step; `period` is
     constant here.
 
     Between refreshes there are no gradients: clip_grad_norm_ clips momenta, and in a round their sum.
@@ -60,7 +60,7 @@ class ZeroOneAdam(SharedVariance):
         return step >= self.warmup and (step + 1) % self.period == 0
 
     def refreshes(self) -> Mapping[int, int]:
-        """One step later where a round is due."""
+        """As in the base class, but one step later where a round is due."""
         later = {step + self.returns(step): number for step, number in super().refreshes().items()}
         return {step: number for step, number in later.items() if step < self.total_steps}
 

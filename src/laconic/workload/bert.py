@@ -1,6 +1,6 @@
 """BERT with both heads of its pretraining, sequences of 64 tokens, tensors named as Hugging Face names them.
 
-The vocabulary is padded to 30,528 (a multiple of 64): only so do the models have the 110,111,042 and 336,232,258
+The vocabulary is padded to 30,528 (a multiple of 64): only then do the models have the 110,111,042 and 336,232,258
 parameters of the survey whose times are used here. The masked-token head shares the word embedding's weight, whose
 gradient is complete when the embedding, the first layer, has finished its backward pass.
 

@@ -2,7 +2,8 @@
 
     parameters of a block    attention 2 width^2 + 2 width kv_width,   feed-forward 3 width inner (gated) or 2
 
-Normalizations have a weight and no bias, linear layers no bias: a share of a thousandth in models that have them.
+Normalizations have a weight and no bias, linear layers no bias; in models with biases, these are a thousandth of all
+parameters.
 
 Reference: Vaswani et al. 2017, arXiv:1706.03762; gated feed-forward: Shazeer 2020, arXiv:2002.05202.
 """
@@ -18,7 +19,7 @@ from laconic.workload.workload import TensorShape
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderShape:
-    """The numbers a decoder is made of, and what one step of one rank is fed."""
+    """The dimensions of a decoder, and the input of one rank in one step."""
 
     blocks: int
     width: int

@@ -1,4 +1,4 @@
-"""A workload for a model of which little is known: a decoder of a likely shape, or what a config.json describes.
+"""A workload for a model of which little is known: a decoder of a likely shape, or one from a config.json.
 
 The shapes are those of a published family of decoders: for a number of parameters, the depth of the member nearest in
 size, and the width that gives the number.

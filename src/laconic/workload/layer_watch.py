@@ -22,12 +22,12 @@ from torch.utils.hooks import RemovableHandle
 from laconic.workload.device_time import Mark
 
 WHOLE_MODEL = "(model)"
-"""What the model itself is called where it is a layer, or where nothing in it is one; no module is called so."""
+"""The name of the model itself where it is a layer, or where no module in it is one; no module has this name."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """Something seen in a pass."""
+    """An event in a pass: a layer begins to compute, or a gradient is complete."""
 
     kind: Literal["layer", "ready"]
     name: str
@@ -85,7 +85,7 @@ class LayerWatch:
         self._handles.clear()
 
     def turn(self, loss: torch.Tensor) -> None:
-        """The forward pass is over, the backward pass comes next; it begins with the last layer's functions."""
+        """Mark the end of the forward pass; the backward pass begins with the last layer's functions."""
         last = self._layer or WHOLE_MODEL
         if not self.forward:
             self._see(last)

@@ -48,11 +48,11 @@ class Profile:
     forward_factor: float
     """The factor on the forward times of layers, as measured with hooks."""
     backward_factor: float
-    """Likewise."""
+    """The factor on the backward times of layers, likewise."""
     ready_error_s: float
     """The largest time between the completion of a gradient and the end of its layer in the workload."""
     notes: tuple[str, ...]
-    """What else there is to know; also in the workload's source."""
+    """Further remarks; also in the workload's source."""
 
 
 def profile(
@@ -88,7 +88,7 @@ def profile(
 
 
 def _on(value: object, device: torch.device) -> object:
-    """The same with all tensors on the device."""
+    """The value with all its tensors on the device."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -190,14 +190,14 @@ def _assembled(
 
 
 def _usual(passes: Sequence[SeenPass]) -> SeenPass:
-    """A step in which gradients came in the order in which they came most often."""
+    """A step in which gradients were complete in the most frequent order."""
     orders = Counter(tuple(step.ready_s) for step in passes)
     usual = orders.most_common(1)[0][0]
     return next(step for step in passes if tuple(step.ready_s) == usual)
 
 
 def _owned(usual: SeenPass, parameters: Mapping[str, nn.Parameter]) -> tuple[dict[str, list[str]], list[str]]:
-    """The parameters of each layer, and those that got no gradient, which go with the last to be ready."""
+    """The parameters of each layer, and those that got no gradient, which are added to the layer that is ready last."""
     owned = usual.parameters_by_layer()
     unused = [one for one in reversed(list(parameters)) if one not in usual.ready_s]
     if not owned:
@@ -207,7 +207,7 @@ def _owned(usual: SeenPass, parameters: Mapping[str, nn.Parameter]) -> tuple[dic
 
 
 def _dtype(parameters: Iterable[nn.Parameter]) -> tuple[torch.dtype, list[str]]:
-    """The dtype of most elements; a workload has one."""
+    """The dtype of most elements, as a workload has only one."""
     elements: Counter[torch.dtype] = Counter()
     for parameter in parameters:
         elements[parameter.dtype] += parameter.numel()
@@ -228,7 +228,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _ready_error_s(workload: Workload, passes: Sequence[SeenPass]) -> float:
-    """The largest median distance between a gradient's own time and the end of its layer, both in the same pass."""
+    """The largest median time between the completion of a gradient and the end of its layer, both in the same pass."""
     errors: dict[str, list[float]] = {}
     for step in passes:
         ended_s = 0.0

@@ -1,4 +1,4 @@
-"""Times of layers whose work is known and whose sum has been measured or is stated.
+"""Times of layers whose work is known, where their total time has been measured or is stated.
 
     weight  = max(operations / peak rate, bytes / memory bandwidth),   backward = 2 * forward
 
@@ -28,7 +28,7 @@ class Device:
     flops_per_s: float
     memory_bytes_per_s: float
     element_bytes: int = 4
-    """Of what is multiplied."""
+    """Bytes per element of the factors of a product."""
 
 
 RTX_2080_TI = Device(flops_per_s=13.4e12, memory_bytes_per_s=616e9)
@@ -59,7 +59,7 @@ class LayerWork:
 
 
 def timed_layers(work: Sequence[LayerWork], device: Device, *, compute_s: float) -> tuple[Layer, ...]:
-    """Layers that take `compute_s` in sum, each its share of it."""
+    """Layers that take `compute_s` in total, divided in proportion to their weights."""
     layers: list[Layer] = []
     for layer in work:
         forward_s = layer.forward_s(device)
@@ -74,10 +74,10 @@ def stated_compute_s(work: Sequence[LayerWork], device: Device, *, share: float)
 
 
 def linear_tensors(name: str, shape: tuple[int, int], *, bias: int) -> tuple[TensorShape, ...]:
-    """The tensors of a linear layer; autograd has the bias's gradient first."""
+    """The tensors of a linear layer; autograd completes the bias's gradient first."""
     return (TensorShape(name=f"{name}.bias", shape=(bias,)), TensorShape(name=f"{name}.weight", shape=shape))
 
 
 def normalization_tensors(name: str, width: int) -> tuple[TensorShape, ...]:
-    """The tensors of a batch or layer normalization; autograd has the weight's gradient first."""
+    """The tensors of a batch or layer normalization; autograd completes the weight's gradient first."""
     return (TensorShape(name=f"{name}.weight", shape=(width,)), TensorShape(name=f"{name}.bias", shape=(width,)))

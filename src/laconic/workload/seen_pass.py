@@ -1,8 +1,8 @@
 """The hooks' record of one step as a list of layers for a workload.
 
 A workload's backward pass takes its layers in reverse, each once, and a layer's gradients are ready when its time has
-passed. So layers stand in the reverse order in which they finished: a module that is called twice stands where its
-first call is, because its gradients are complete only there, and so does a layer whose weight others share.
+passed. So layers are listed in the reverse of the order in which they finished: a module that is called twice is listed
+where its first call is, because its gradients are complete only there, and so is a layer whose weight others share.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class SeenPass:
     """By layer, in the order in which layers first computed."""
     backward_s: dict[str, float]
     ready_s: dict[str, float]
-    """By parameter, in the order in which gradients were complete; after the begin of the backward pass."""
+    """By parameter, in the order in which gradients were complete; counted from the beginning of the backward pass."""
     owners: dict[str, str]
     """By parameter: in which layer's time its gradient became complete."""
     last_seen: dict[str, int]
-    """By layer that computed backward: how much was seen in the pass before it began for the last time."""
+    """By layer that computed backward: the number of events in the pass before it began for the last time."""
     completed: dict[str, int]
-    """By parameter: how much was seen in the pass before its gradient was complete."""
+    """By parameter: the number of events in the pass before its gradient was complete."""
 
     @classmethod
     def read(cls, timer: DeviceTime, watch: LayerWatch, step: Step) -> SeenPass:
@@ -99,7 +99,7 @@ class SeenPass:
 
 
 def _by_layer(timer: DeviceTime, sights: Sequence[Sight], began: Mark, ended: Mark) -> dict[str, float]:
-    """Seconds of each layer: from each sight of one to the next of any; what comes before all belongs to the first."""
+    """Seconds of each layer: from each sight of it to the next of any; time before all sights belongs to the first."""
     layers = [sight for sight in sights if sight.kind == "layer"]
     starts = [began, *(sight.mark for sight in layers[1:])]
     spent: dict[str, float] = {}

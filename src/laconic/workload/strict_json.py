@@ -29,7 +29,7 @@ def parse(text: str, what: str) -> object:
 def read_object(
     value: object, where: str, *, required: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> Mapping[str, object]:
-    """An object with all required keys and none but those and the optional ones."""
+    """An object with all required keys, and no others except the optional ones."""
     if not isinstance(value, dict):
         raise UsageError(f"{where} must be an object {{...}}, got {shown(value)}.")
     known = (*required, *optional)
@@ -43,7 +43,7 @@ def read_object(
 
 
 def read_list(value: object, where: str, *, of: str) -> list[object]:
-    """A list; `of` says what of, in errors."""
+    """A list; `of` describes its elements in errors."""
     if not isinstance(value, list):
         raise UsageError(f"{where} must be a list of {of}, got {shown(value)}.")
     return value

@@ -36,7 +36,7 @@ class Projection(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Of all of them together."""
+        """Parameters of all these matrices together."""
         return self.experts * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
 
     @property
@@ -140,7 +140,7 @@ class Transformer:
         return self.num_hidden_layers - self.first_k_dense_replace if self.is_mixture else 0
 
     def projections(self, *, mixture: bool | None = None) -> Iterator[Projection]:
-        """Every matrix of one layer; `mixture` says of which kind, where a model has both."""
+        """Every matrix of one layer; `mixture`: whether that has experts, where a model has both kinds."""
         yield from self._attention()
         if self.is_mixture if mixture is None else mixture:
             yield from self._experts()
@@ -203,7 +203,7 @@ class Transformer:
 
     @property
     def num_parameters(self) -> int:
-        """All of them."""
+        """Parameters of the whole model."""
         dense = self.num_hidden_layers - self.num_mixture_layers
         found = self.embedding_parameters() + self.head_parameters()
         if dense:
@@ -214,7 +214,7 @@ class Transformer:
 
     @property
     def num_active_parameters(self) -> int:
-        """Those that one token passes."""
+        """The parameters that one token passes through."""
         unused = sum((p.experts - p.active) * p.parameters // p.experts for p in self.projections())
         return self.num_parameters - self.num_mixture_layers * unused
 

@@ -43,7 +43,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-"""What gradients may be made of, as a file spells it."""
+"""The dtypes that gradients may have, as a file spells them."""
 _MOST_ELEMENTS = 2**42
 """A tensor above this would not fit into any host."""
 _SCALED = " Times scaled to "
@@ -94,7 +94,7 @@ class Workload:
 
     name: str
     batch: int
-    """Samples of one rank in one step; what a sample is, the source says."""
+    """Samples of one rank in one step; `source` says what a sample is."""
     layers: tuple[Layer, ...]
     """In the order of the forward pass; the backward pass takes them in reverse."""
     source: str
@@ -168,7 +168,7 @@ class Workload:
             max over layers l:  compute - compute of the layers before l + byte_s x bytes of the layers up to l
 
         Gradients of the first layers are ready when the backward pass of all others is over, and are needed before
-        their next forward pass: only the compute of the first layers themselves can hide them.
+        their next forward pass: only the compute of the first layers themselves can hide their exchange.
         """
         left_s, nbytes, least_s = self.compute_s, 0, self.compute_s
         for layer in self.layers:
@@ -233,7 +233,7 @@ class Workload:
 
     @classmethod
     def from_json(cls, text: str) -> Workload:
-        """Read a JSON document; what it does not say exactly is refused."""
+        """Read a JSON document; unknown or missing keys and values of a wrong type are refused."""
         where = "workload JSON"
         table = strict_json.read_object(
             strict_json.parse(text, where),

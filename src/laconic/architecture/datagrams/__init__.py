@@ -1,1 +1,1 @@
-"""What a sum over datagrams needs that has nothing to do with sockets: how values lie in rows, and what may be lost."""
+"""The parts of a sum over datagrams that do not involve sockets: how values lie in rows, and how much may be lost."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LossBound:
-    """What is tolerated, and how long is waited for the rest."""
+    """How much loss is tolerated, and how long an owner waits for the rest."""
 
     tolerate: float
     """The share of all that ranks send to an owner that may be missing, on average over exchanges."""
     percentile: float
-    """The share of recent exchanges that were complete in the time that is waited."""
+    """The share of recent exchanges that were complete within the waiting time."""

@@ -22,7 +22,7 @@ ROW_BYTES = 1440
 
 @dataclass(frozen=True)
 class Rows:
-    """The shape in which so many values travel."""
+    """The shape in which this many values travel."""
 
     numel: int
     world_size: int
@@ -54,7 +54,7 @@ class Rows:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes one rank sends: rows that others own to these, and the means of its own to all others."""
+        """Bytes one rank sends: rows to the ranks that own them, and the means of its own rows to all others."""
         if self.world_size == 1:
             return 0
         return shard_exchange_sent(self.nbytes, self.world_size) + all_gather_sent(self.owned_bytes, self.world_size)
@@ -70,5 +70,5 @@ class Rows:
         return table.view(self.num_rows, self.world_size, self.width).transpose(0, 1).contiguous()
 
     def in_order(self, owned: torch.Tensor) -> torch.Tensor:
-        """The table of rows again."""
+        """The table of rows, from `by_owner`."""
         return owned.transpose(0, 1).reshape(-1, self.width)

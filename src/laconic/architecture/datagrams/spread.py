@@ -1,10 +1,10 @@
-"""A randomized Hadamard transform across rows, so that a lost row takes a little from many values and no value whole.
+"""A randomized Hadamard transform across rows, so that a lost row removes a little of many values, none entirely.
 
     forward(X) = H D X,   backward(Y) = D H Y,   H[i, j] = (-1)^(number of ones in i & j) / sqrt(B),   D random signs
 
-Rows are transformed in blocks of B <= 64, ever shorter ones at the end; value v of every row is mixed with value v of
+Rows are transformed in blocks of B <= 64, the last ones shorter; value v of every row is mixed with value v of
 the other rows in its block. Losing one row of a block removes 1/B of what its values hold together, whichever row it
-is. Sums and differences alone are used, so equal rows give equal bits on every rank.
+is. Only sums and differences are used, so equal rows give equal bits on every rank.
 
 Reference: Ailon & Chazelle 2009 (fast Johnson-Lindenstrauss transform); Warraich et al. 2025 (OptiReduce), NSDI.
 """
@@ -26,7 +26,7 @@ def spread(table: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def gathered(table: torch.Tensor, seed: int) -> torch.Tensor:
-    """What `spread` was given."""
+    """The inverse of `spread`."""
     return (_transformed(_wide(table)) * _signs(table, seed)).to(table.dtype)
 
 
@@ -35,13 +35,13 @@ def _wide(table: torch.Tensor) -> torch.Tensor:
 
 
 def _signs(table: torch.Tensor, seed: int) -> torch.Tensor:
-    """One sign for each row: what rows have in common must not gather in one of them."""
+    """One random sign for each row, so that what rows have in common is not concentrated in one of them."""
     drawn = torch.randint(0, 2, (len(table), 1), generator=torch.Generator().manual_seed(seed))
     return (2 * drawn - 1).to(table.device, _wide(table[:0]).dtype)
 
 
 def _blocks(num_rows: int) -> Iterator[tuple[int, int, int]]:
-    """From row to row, and the length of the blocks in between."""
+    """The first row and the end of each range of equal blocks, and the length of its blocks."""
     begin, length = 0, BLOCK
     while begin < num_rows:
         end = begin + (num_rows - begin) // length * length

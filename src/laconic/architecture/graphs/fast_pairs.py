@@ -1,4 +1,4 @@
-"""Pairs of replicas with the fastest links between them that still bring everyone together.
+"""Pairs of replicas with the fastest links, chosen such that values still spread to all replicas.
 
     s_ij = min(bits per second from i to j, and from j to i); within a factor of two of each other counts as equal
     tree = the spanning tree of all replicas with the fastest links: its slowest one is as fast as can be
@@ -7,11 +7,11 @@
     rounds follow each other until every link of the tree was used, and begin again
 
 The links of the tree connect all replicas, so what one has learned reaches all others within a few cycles. Slow links
-that cannot be done without share rounds, so that the other rounds are fast. Where all links are equal and the number of
+that are needed are put into the same rounds, so that the others are fast. Where all links are equal and the number of
 replicas is a power of two, a cycle is a hypercube: it ends with the exact mean.
 
-Reference: Tang et al. 2020 (SAPS-PSGD), arXiv:2002.09692, which draws the matchings and keeps track of who has met whom
-lately.
+Reference: Tang et al. 2020 (SAPS-PSGD), arXiv:2002.09692, which draws the matchings and keeps track of the pairs that
+were matched lately.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def fast_pairs(speeds: Speeds) -> tuple[Partners, ...]:
 
 
 def _slowness(speeds: Speeds) -> dict[_Pair, int]:
-    """For each pair how many times its link is half as fast as the fastest, rounded: what is less is noise."""
+    """For each pair log2(speed of the fastest link / speed of its link), rounded: smaller differences are noise."""
     size = len(speeds)
     both = {(i, j): min(speeds[i][j], speeds[j][i]) for i in range(size) for j in range(i + 1, size)}
     fastest = max(both.values(), default=1.0)
@@ -62,7 +62,7 @@ def _apart(pair: _Pair) -> tuple[bool, int, int]:
 
 
 def _add(partners: list[int], pairs: Sequence[_Pair]) -> list[_Pair]:
-    """Make pairs of those whose ends are both free, in this order; gives those that were made."""
+    """Match the pairs whose ends are both free, in this order; returns those that were matched."""
     made: list[_Pair] = []
     for i, j in pairs:
         if partners[i] == i and partners[j] == j:
@@ -72,7 +72,7 @@ def _add(partners: list[int], pairs: Sequence[_Pair]) -> list[_Pair]:
 
 
 def _spanning_tree(size: int, fastest_first: Sequence[_Pair]) -> Iterator[_Pair]:
-    """Kruskal's, from the fastest link on."""
+    """Kruskal's algorithm, from the fastest link on."""
     part = list(range(size))
     for i, j in fastest_first:
         if part[i] != part[j]:

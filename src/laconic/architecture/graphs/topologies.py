@@ -50,7 +50,7 @@ class Topology:
     targets: Callable[[int, int, int, int], set[int]]
     """(rank, world size, round, seed): the ranks that this rank sends to."""
     draws: bool = False
-    """Whether these are drawn from the seed."""
+    """Whether targets are drawn from the seed."""
 
     def placed(self, rank: int, order: Sequence[int], round: int, seed: int) -> Neighbourhood:
         """The same where the i-th rank of `order` stands in the place of rank i."""
@@ -149,7 +149,7 @@ ONE_PEER_EXPONENTIAL = Topology(
     "one_peer_exponential", fixed=False, symmetric=False, balanced=True, targets=_one_peer_exponential
 )
 FAST_PAIRS = Topology("fast_pairs", fixed=False, symmetric=True, balanced=True, targets=_fast_pair)
-"""As it is where all links are equal; see `cycle_of` for where they are not."""
+"""The pairs where all links are equal; see `cycle_of` for links that differ."""
 RANDOM_PAIRS = Topology("random_pairs", fixed=False, symmetric=True, balanced=True, targets=_random_pair, draws=True)
 RANDOM_TARGETS = Topology(
     "random_targets", fixed=False, symmetric=False, balanced=False, targets=_random_target, draws=True

@@ -26,7 +26,7 @@ def row_batches(layout: Layout, compression: Codec) -> list[list[Batch]]:
 
 
 def rows_bytes(layout: Layout, compression: Codec, moment: Moment) -> list[int]:
-    """Of the payloads of each row; a thousand rows that are alike are priced once."""
+    """Bytes of the payloads of each row; rows of the same shapes are computed only once."""
     traits, known = compression.traits, dict[object, int]()
     found: list[int] = []
     for owner, row in enumerate(layout.rows):
@@ -169,7 +169,7 @@ def _encoded_at_once(
 def _encoded(
     rows: Rows, shares: Sequence[Sequence[CodedRow]], compression: Codec, rank: int, device: torch.device
 ) -> tuple[torch.Tensor, list[Payload]]:
-    """The same, piece by piece."""
+    """As `_encoded_at_once`, piece by piece."""
     payloads = [
         [compression.encode(taken, part) for row in share for taken, part in row.values(rows[row.owner])]
         for share in shares

@@ -27,7 +27,7 @@ class Arguments:
     racks: int = 1
     """Racks with equally many hosts, each behind an uplink of its own; 1: all hosts on one switch."""
     oversubscription: float = 1.0
-    """What the hosts of a rack can send, in proportion to what its uplink carries."""
+    """The total bandwidth of a rack's hosts, divided by the bandwidth of its uplink."""
     in_turn: bool = False
     """Put host h into rack h mod the number of racks, so that neighbouring ranks are in different racks."""
     cluster: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
@@ -37,17 +37,17 @@ class Arguments:
     links: Literal["auto", "shaped", "paced"] = "auto"
     """shaped: real links of virtual hosts; paced: limited in software; auto: shaped where this machine allows it."""
     kill: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="WHOM-AND-WHEN")] = ()
-    """Elastic scripts: kill a process, --kill "rank=2 at=10s", or a drawn one, --kill every=30s; or all of a host=1."""
+    """Elastic scripts: kill a process, --kill "rank=2 at=10s", a random one, --kill every=30s, or all of a host=1."""
     join: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="WHEN")] = ()
-    """Replace those that died later, --join after=5s, instead of at once; or add a process, --join "at=20s host=1"."""
+    """Replace dead processes later, --join after=5s, instead of at once; or add a process, --join "at=20s host=1"."""
     freeze: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="WHOM-AND-WHEN")] = ()
-    """Let a process stand still, --freeze "rank=1 for=0.5s", or a whole host, --freeze "host=1 at=10s"."""
+    """Freeze a process, --freeze "rank=1 for=0.5s", or a whole host, --freeze "host=1 at=10s"."""
     cut_link: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="HOSTS-AND-WHEN")] = ()
     """Cut two hosts off from each other, --cut-link "0-1 at=10s for=5s", or one from all others, --cut-link 2."""
     slow: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="WHOM-AND-FACTOR")] = ()
-    """Give a process a part of the time, --slow rank=3,5x, perhaps for a while, --slow "3x at=10s for=30s"."""
+    """Slow a process down, --slow rank=3,5x, or only for a while, --slow "3x at=10s for=30s"."""
     seed: int = 0
-    """Of the draw of processes where a fault names none."""
+    """Seed of the random choice of a process where a fault names none."""
     output: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """With faults: where to write the events, for laconic report; by default a folder under runs/."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "1h"

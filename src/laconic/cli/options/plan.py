@@ -22,9 +22,9 @@ class Arguments:
     batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Sequences per worker and step, for --params and a config.json. Left out: 8."""
     sequence: Annotated[int | None, tyro.conf.arg(metavar="TOKENS")] = None
-    """Tokens per sequence, for the same. Left out: 1024."""
+    """Tokens per sequence, for --params and a config.json. Left out: 1024."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Dtype of gradients, for the same. Left out: that of the config, else float32."""
+    """Dtype of gradients, for --params and a config.json. Left out: that of the config, else float32."""
     device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Device of the ranks: h200, h100, a100, v100, l40s, l4, t4, rtx-4090, rtx-3090, cpu. Left out: h200."""
     compute: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None

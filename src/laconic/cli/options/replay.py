@@ -10,7 +10,7 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Replay a workload: compute is slept, gradients cross real links, under each strategy and torch DDP.
+    """Replay a workload under each strategy and torch DDP: sleeps stand in for compute, gradients cross real links.
 
     This measures schedules cleanly even on few cores, for models that this machine could not train.
     """

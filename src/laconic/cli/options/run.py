@@ -31,4 +31,4 @@ class Arguments:
     on_error: Literal["end", "replace"] = "end"
     """What becomes of the job when the script raises an error in one process."""
     silent: Annotated[str, tyro.conf.arg(metavar="TIME")] = "1.5s"
-    """A host that says nothing for so long counts as dead."""
+    """A host that sends no heartbeat for this long counts as dead."""

@@ -22,7 +22,7 @@ class Arguments:
     processes: bool = False
     """Repeat the checks with processes that communicate over Gloo."""
     matrix: bool = False
-    """Instead of one strategy, check as many as it takes for every two registered methods to meet, which takes minutes;
-    Ctrl-C prints what was found so far."""
+    """Instead of one strategy, check enough of them to cover every pair of registered methods, which takes minutes;
+    Ctrl-C prints the findings so far."""
     json: bool = False
     """Print JSON instead of a table."""

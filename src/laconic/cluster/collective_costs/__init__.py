@@ -1,6 +1,6 @@
 """The cost of collective operations between GPUs, from measured tables: start-up, ramp and plateau.
 
-It lies below the simulator, so that training, planning and serving take their times from one place.
+This package lies below the simulator, so that training, planning and serving take their times from one place.
 """
 
 from laconic.cluster.collective_costs.between_nodes import NodeLink

@@ -3,8 +3,8 @@
     time = max(inside one node, bytes over a node's boundary / rate of its NICs) + hops * time of a hop
 
 The parts overlap, because libraries cut buffers into pieces and forward them while others arrive. A ring crosses the
-boundary of each node once, so what leaves a node is what one GPU sends, however many GPUs it has; all GPUs of a node
-send their own part of an all-to-all, and of that the share whose destination is on another node leaves.
+boundary of each node once, so as many bytes leave a node as one GPU sends, however many GPUs the node has. In an
+all-to-all, each GPU of a node sends a part of its own, and the share with a destination on another node leaves.
 
     hops    all_reduce               2 log2(nodes)     a tree, which libraries use where start-up counts
             all_gather, others       nodes - 1
@@ -25,11 +25,11 @@ class NodeLink:
 
     nics: int
     nic_bytes_per_s: float
-    """As on the data sheet, one direction."""
+    """The rate of one NIC as on the data sheet, in one direction."""
     efficiency: float = 0.94
-    """Share of it that large messages reach; NVIDIA expects 46 to 48 GB/s of 50 (nccl-tests, issue 290)."""
+    """Share of this rate that large messages reach; NVIDIA expects 46 to 48 GB/s of 50 (nccl-tests, issue 290)."""
     hop_s: float = 8e-6
-    """From a GPU to one on another node; NCCL's cost model counts 2.7 us to 9.6 us, depending on the protocol."""
+    """Latency to a GPU on another node; NCCL's cost model counts 2.7 us to 9.6 us, depending on the protocol."""
 
     def __post_init__(self) -> None:
         if self.nics < 1:

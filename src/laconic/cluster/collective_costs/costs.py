@@ -33,7 +33,7 @@ from laconic.units import human_bytes
 
 MOST_GPUS = 1 << 20
 _SLOWER_LINK = 0.8
-"""A rate below this share of that of fewer GPUs belongs to another link."""
+"""A rate below this share of the rate among fewer GPUs belongs to another link."""
 _RAMP_BYTES = 322e-6 * 275e9 - (1 << 26)
 
 
@@ -59,7 +59,7 @@ class CollectiveCosts:
         return list(self._warnings)
 
     def seconds(self, name: str, nbytes: float, gpus: int, nodes: int = 1) -> float:
-        """The time of an operation; what `warnings` collects is not returned."""
+        """The time of an operation alone; extrapolations are recorded in `warnings`, not returned."""
         return self.estimate(name, nbytes, gpus, nodes).seconds
 
     def estimate(self, name: str, nbytes: float, gpus: int, nodes: int = 1) -> CollectiveTime:

@@ -8,12 +8,12 @@ does. Two resources bound the time per token, and a start-up with a ramp comes o
     NIC     = token bytes * nodes' * (N - 1) / N / rate of one NIC                  the rest stays in the node
     time    = tokens * max(SMs, NIC) + start-up + ramp * tokens / (tokens + half)
 
-With k experts per token of E on G GPUs, drawn without regard to where they are,
+With k of E experts per token, on G GPUs, drawn regardless of where they are,
 
     copies = G (1 - C(E - E/G, k) / C(E, k))
 
 and likewise nodes'. Where routing limits a token to `most_nodes` of more nodes (4 in DeepSeek-V3), it takes the nodes
-with the best experts, and those are then among the k: the token reaches every node it is limited to.
+with the best experts, and these experts are then among the k, so the token reaches every node it is limited to.
 
 The constants are from DeepEP's normal kernels on one and two nodes of H100 (8 GPUs, 256 experts, top 8, hidden 7168;
 aiconfigurator, wideep_deepep_normal_perf): five plateaus - 20 SMs on one node, 20 on two, for both directions, and 24
@@ -141,7 +141,7 @@ class ExpertAllToAll:
             raise UsageError("hidden, sms and nic_bytes_per_s must be positive.")
 
     def seconds(self, direction: Direction, tokens: int) -> float:
-        """For `tokens` on every GPU."""
+        """The time for `tokens` on every GPU."""
         if tokens < 1:
             raise UsageError(f"the number of tokens must be at least 1, got {tokens}.")
         kernel, routing = _KERNELS[direction], self.routing

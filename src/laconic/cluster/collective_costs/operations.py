@@ -27,14 +27,14 @@ class Operation:
     passes: int
     """How many times the buffer goes round: an all-reduce is a reduce-scatter and an all-gather."""
     measured: bool = True
-    """Whether tables have it; broadcast and send are derived from operations that move the same bytes."""
+    """Whether tables contain it; broadcast and send are derived from operations that move the same bytes."""
 
     def steps(self, gpus: int) -> int:
         """Rounds of messages between neighbours."""
         return self.passes * (gpus - 1)
 
     def sent_bytes(self, nbytes: float, gpus: int) -> float:
-        """What each GPU sends."""
+        """The bytes that each GPU sends."""
         if gpus == 1:
             return 0.0
         return nbytes * (self.passes * (gpus - 1) / gpus if self.measured else 1)

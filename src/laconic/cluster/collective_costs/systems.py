@@ -56,7 +56,7 @@ class System:
     in_switch_ratio: float = 0.0
     """Rate at which switches add up (NVLink SHARP), relative to that of a ring; 0: they cannot."""
     node_link: NodeLink | None = None
-    """The NICs of a node; None: nothing is known about more than one."""
+    """The NICs of a node; None: nothing is known about several nodes."""
     source: str = ""
 
     def __post_init__(self) -> None:

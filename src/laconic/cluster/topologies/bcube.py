@@ -1,8 +1,8 @@
 """BCube(n, k): n**(k + 1) hosts with k + 1 NICs each, NIC i on a switch of level i with n ports.
 
 A host's number has k + 1 digits to the base n; the hosts on one switch of level i differ in digit i only. A route
-corrects one digit after the other, and hosts on the way pass messages on. Which digit comes first a hash of the two
-ends decides, so that all NICs are used; the others follow downwards, and after digit 0 comes digit k.
+corrects one digit after the other, and intermediate hosts forward messages. A hash of the two ends decides which digit
+comes first, so that all NICs are used; the others follow downwards, and after digit 0 comes digit k.
 
 Reference: Guo et al. 2009, BCube: A High Performance, Server-centric Network Architecture for Modular Data Centers.
 """
@@ -22,7 +22,7 @@ from laconic.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class BCube(Topology):
-    """Hosts with several NICs on small switches of several levels; hosts pass messages on."""
+    """Hosts with several NICs on small switches of several levels; hosts forward messages."""
 
     kind: ClassVar[str] = "bcube"
 

@@ -32,11 +32,11 @@ class Ports:
 
     num_hosts: int
     nics: int
-    """Of each host."""
+    """The number of NICs of each host."""
     capacity_bytes_per_s: Floats
-    """Of the link of each NIC, per host."""
+    """The capacity of the link of each NIC, per host."""
     delay_s: Floats
-    """Likewise."""
+    """The delay of the link of each NIC, per host."""
     usual: Link
     """The link most hosts have, which cables between switches are derived from."""
 
@@ -49,7 +49,7 @@ class Messages:
     """The source host of each message."""
     destination: Indices
     source_nic: Indices
-    """The NIC, counted within its host, of the device each comes from."""
+    """The NIC, counted within its host, of the device that each message comes from."""
     destination_nic: Indices
     spread: npt.NDArray[np.uint64]
     """A hash of (source device, destination device), which spreads messages over equal paths, as ECMP does."""
@@ -69,7 +69,7 @@ class Topology(ABC):
 
     kind: ClassVar[str] = ""
     in_lab: ClassVar[bool] = False
-    """The lab can join virtual hosts like this."""
+    """Whether the lab can connect virtual hosts with this topology."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -79,7 +79,7 @@ class Topology(ABC):
                 object.__setattr__(self, field.name, read)
 
     def check(self, num_hosts: int, nics: int, devices_per_host: int) -> None:
-        """Raise UsageError if such hosts cannot be joined like this."""
+        """Raise UsageError if this topology cannot connect such hosts."""
         if max(nics, devices_per_host) % min(nics, devices_per_host):
             raise UsageError(
                 f"{devices_per_host} devices cannot share {nics} NICs evenly. One number must divide the other."

@@ -1,7 +1,7 @@
 """Groups of routers: every router is joined to all others of its group, and every group to all others.
 
 Routes are minimal: to the router of the own group that holds a cable to the other group, over that cable, then to the
-destination's router. Of several cables between two groups a hash of the two ends takes one.
+destination's router. Of several cables between two groups, a hash of the two ends selects one.
 
     cable c from group a to group b leaves router (((b - a - 1) mod groups) * cables + c) mod routers of group a
 
@@ -40,16 +40,16 @@ class Dragonfly(Topology):
 
     groups: int = whole(most=1024)
     routers: int = whole(most=1024)
-    """In each group."""
+    """Routers in each group."""
     hosts_per_router: int = whole()
     cables: int = whole(1, most=1024)
-    """Between every two groups."""
+    """Cables between every two groups."""
     local_bps: float | None = rate()
     """Bandwidth of a cable between two routers of a group; None: as a host's link."""
     between_bps: float | None = rate()
     """Bandwidth of a cable between groups; None: as a host's link."""
     delay_s: float = seconds()
-    """Of every cable between routers."""
+    """Delay of every cable between routers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

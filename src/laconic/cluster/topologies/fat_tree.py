@@ -3,7 +3,7 @@
     cables of a leaf    = round(hosts_per_leaf * nics / oversubscription), one to each spine switch
     bandwidth of each   = hosts_per_leaf * nics * bandwidth of a host's link / oversubscription / cables
 
-Each message takes one spine (and core) switch, chosen by a hash of its two ends as ECMP does: flows may meet on one
+Each message takes one spine (and core) switch, chosen by a hash of its two ends as ECMP does: flows may share one
 cable while another is idle.
 
 Reference: Al-Fares et al. 2008, A Scalable, Commodity Data Center Network Architecture.
@@ -41,15 +41,15 @@ class FatTree(Topology):
     hosts_per_leaf: int = whole()
     """Hosts on one leaf switch, with all their NICs."""
     oversubscription: float = number(1.0, least=0.01, most=1000)
-    """What the hosts of a leaf can send, in proportion to what can leave the leaf."""
+    """Bandwidth of the hosts of a leaf, divided by the bandwidth of its cables to spine switches."""
     spines: int | None = whole(None)
     """Spine switches (in each pod), one cable to each from every leaf; None: so many that a cable is like a host's."""
     leaves_per_pod: int | None = whole(None)
     """None: two levels, every spine switch joins all leaves."""
     pod_oversubscription: float = number(1.0, least=0.01, most=1000)
-    """What the leaves of a pod can send to its spine switches, in proportion to what can leave the pod."""
+    """Bandwidth from the leaves of a pod to its spine switches, divided by the bandwidth out of the pod."""
     delay_s: float = seconds()
-    """Of every cable between switches."""
+    """Delay of every cable between switches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -66,7 +66,7 @@ class Racks(Topology):
 
             bandwidth of an uplink = hosts of the rack x bandwidth of a host's link / oversubscription
 
-        in_turn: host h is in rack h mod num_racks, as schedulers that know no racks may place ranks; else neighbours
+        in_turn: host h is in rack h mod num_racks, as schedulers unaware of racks may place ranks; else neighbours
         share a rack.
         """
         if not 1 <= num_racks <= num_hosts or num_hosts % num_racks:

@@ -1,7 +1,7 @@
 """Rail-optimised: NIC i of every host on rail switch i, and a spine that joins the rails.
 
 Devices with the same place in their hosts reach each other through one switch; others cross the spine. The cables from
-a rail switch to the spine count as one: what they are spread over is not modelled.
+a rail switch to the spine count as one: several spine switches are not modelled.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Rail(Topology):
     kind: ClassVar[str] = "rail"
 
     oversubscription: float = number(1.0, least=0.01, most=1000)
-    """What all hosts can send into a rail, in proportion to what can leave it for other rails."""
+    """Bandwidth of all hosts into a rail, divided by the bandwidth from the rail to other rails."""
     delay_s: float = seconds()
-    """Of the cables between rail switches and spine."""
+    """Delay of the cables between rail switches and spine."""
 
     def check(self, num_hosts: int, nics: int, devices_per_host: int) -> None:
         super().check(num_hosts, nics, devices_per_host)

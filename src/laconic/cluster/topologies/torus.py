@@ -1,7 +1,7 @@
-"""Hosts in a grid whose edges meet, each with a cable to both neighbours of every dimension.
+"""Hosts in a grid whose edges wrap around, each with a cable to both neighbours of every dimension.
 
-Messages go the shorter way round, one dimension after the other, the first dimension first; where both ways are as
-short, a hash of the two ends decides. Hosts on the way pass them on.
+Messages go the shorter way round, one dimension after the other, the first dimension first; where both ways are
+equally short, a hash of the two ends decides. Intermediate hosts forward messages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from laconic.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Torus(Topology):
-    """A grid of hosts whose edges meet; every cable out of a host is like the host's link."""
+    """A grid of hosts whose edges wrap around; every cable out of a host is like the host's link."""
 
     kind: ClassVar[str] = "torus"
 
     dims: tuple[int, ...] = wholes(least=1, most=3, of=Whole(least=2))
-    """Hosts along each dimension; numbers of hosts grow fastest along the last."""
+    """Hosts along each dimension; host numbers grow fastest along the last."""
 
     def check(self, num_hosts: int, nics: int, devices_per_host: int) -> None:
         held = math.prod(self.dims)

@@ -25,7 +25,7 @@ class ByStep(Wrapper):
     """`first` for the exchanges that `is_first` selects, the wrapped method for the others."""
 
     first: Compressor = method(NoCompression(), wants=Compressor)
-    """The compressor of those steps: one without state, such as int8."""
+    """The compressor used instead in the selected steps: one without state, such as int8."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -72,7 +72,7 @@ class LowRank(Compressor):
         return noise
 
     def note_factors(self, state: BucketState, matrix: Matrix, p: torch.Tensor, q: torch.Tensor) -> None:
-        """Leave the decoded P and Q^T of a matrix to the synchronization rule, if that has requested them."""
+        """Hand the decoded P and Q^T of a matrix to the synchronization rule, if the rule has requested them."""
         if state.factors is not None:
             # Copies: a method may keep the same memory for the next step, or remove values that are not finite.
             state.factors[matrix.name] = Factors(p.clone(), q.clone())
@@ -99,7 +99,7 @@ class Matrix:
         return first[self.p_place].view(self.rows, self.rank)
 
     def q(self, second: torch.Tensor) -> torch.Tensor:
-        """Its Q^T, among all of them."""
+        """Its Q^T, among those of all matrices."""
         # Transposed: multiplying by M then goes along its rows, which is twice as fast on a CPU.
         return second[self.q_place].view(self.rank, self.columns)
 

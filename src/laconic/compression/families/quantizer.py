@@ -93,7 +93,7 @@ class Quantizer(Packed):
         return encode_keeping(self.encoder, rows, residuals, chunks, seed, **self.encoder_settings())
 
     def unpack(self, packed: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
-        """Decode them."""
+        """Decode the codes with their scales."""
         # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
         decode(self.decoder, packed, self.chunks(state), out, **self.decoder_settings())
 
@@ -113,7 +113,7 @@ class Quantizer(Packed):
         decode_rows(self.decoder, rows, self.chunks(state), out, add=True, **self.decoder_settings())
 
     def packed_bytes(self, bucket: Bucket) -> int:
-        """As `chunks` counts them."""
+        """Bytes of scales, codes and padding, as `chunks` counts them."""
         return _packed_bytes(bucket, self.block, self.bits, self.num_scales)
 
 
@@ -130,7 +130,7 @@ class Levels(Quantizer):
 
     @property
     def bits(self) -> int:
-        """As many as there are multiples of either sign, and zero."""
+        """As many bits as the multiples of either sign and zero need."""
         return (2 * self.largest_level).bit_length()
 
     def decoder_settings(self) -> dict[str, float]:

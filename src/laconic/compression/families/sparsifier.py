@@ -68,7 +68,7 @@ class Sparsifier(Packed):
     def entries(self, bucket: Bucket) -> Entries:
         """The number of entries of each tensor that are sent, and their packing.
 
-        Positions are those in the bucket; where they are not, `dense` maps them.
+        Positions refer to the bucket; where they do not, `dense` maps them to it.
         """
         return Entries(bucket, tuple(self.num_entries(tensor.numel) for tensor in bucket.tensors), self.indices)
 

@@ -1,4 +1,4 @@
-"""Chooses the kernels of a device: the only module that imports numba's and Triton's, and warns if they fail."""
+"""Chooses the kernels of a device: the only module that imports those in numba and Triton, and warns if that fails."""
 
 from __future__ import annotations
 

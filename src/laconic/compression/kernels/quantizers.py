@@ -1,6 +1,6 @@
 """Pack a bucket into codes and scales, and unpack it again.
 
-A family of quantizers has two tables, and more on devices where a launch takes long:
+A family of quantizers has two tables, and more on devices where a kernel launch takes long:
 
     ENCODERS[name](flat, chunks, packed, moment_seed, **settings)     fills `packed` except for its padding
     DECODERS[name](packed, chunks, out, add, **settings)              fills `out`, or adds to it
@@ -9,7 +9,7 @@ A family of quantizers has two tables, and more on devices where a launch takes 
     KEEPING_ENCODERS[name](rows, residuals, chunks, packed, moment_seed, **settings)
                                                                       encodes sums, whose losses replace the residuals
 
-The last three may lack a name; of their encoders, `can_encode(name, chunks)` says whether they can encode these chunks.
+The last three tables may lack a name; `can_encode(name, chunks)` says whether their encoders can encode these chunks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def encode_rows(
     reference: bool = False,
     **settings: float,
 ) -> torch.Tensor:
-    """The packed bytes of each of `rows`, which have chunks of the same lengths, and other random numbers."""
+    """The packed bytes of each row; all rows have chunks of the same lengths, but different random numbers."""
     packed = _packed((len(rows),), chunks[0], rows.device)
     if not packed.numel():
         return packed
@@ -71,7 +71,7 @@ def encode_keeping(
     moment_seed: int,
     **settings: float,
 ) -> torch.Tensor | None:
-    """The packed bytes of each row + its residual, which what was lost replaces; None: no kernel does this at once."""
+    """The packed bytes of each row + residual; the residual becomes the error; None: no kernel does both at once."""
     kernels = load_kernels("quantizers", rows.device.type)
     at_once = getattr(kernels, "KEEPING_ENCODERS", {}).get(name)
     if at_once is None or not kernels.can_encode(name, chunks[0]):
@@ -87,7 +87,7 @@ def encode_keeping(
 
 
 def _packed(count: tuple[int, ...], chunks: Chunks, device: torch.device) -> torch.Tensor:
-    """Memory for what is packed, with zeros for padding."""
+    """Memory for the packed bytes, with zeros as padding."""
     packed = torch.empty((*count, chunks.packed_bytes), dtype=torch.uint8, device=device)
     used = chunks.scale_bytes + chunks.code_bytes
     if used < chunks.packed_bytes:
@@ -105,7 +105,7 @@ def decode(
     reference: bool = False,
     **settings: float,
 ) -> None:
-    """Write what `packed` stands for into `out`, or add it: the same bits, without room for a second copy."""
+    """Decode `packed` into `out`, or add it: the same bits as decoding, then adding, without memory for a copy."""
     assert len(packed) == chunks.packed_bytes, f"{len(packed)} bytes where {chunks.packed_bytes} are due"
     if len(packed):
         kernels = load_kernels("quantizers", out.device.type, reference=reference)
@@ -122,7 +122,7 @@ def decode_rows(
     reference: bool = False,
     **settings: float,
 ) -> None:
-    """Write what each of `rows` stands for into the same row of `out`, or add all of them, in their order, to `out`."""
+    """Decode each of `rows` into the same row of `out`, or add all of them, in their order, to `out`."""
     assert rows.shape[1] == chunks.packed_bytes, f"{rows.shape[1]} bytes where {chunks.packed_bytes} are due"
     assert rows.stride(1) == 1, "the bytes of a payload lie one after the other"
     if not rows.numel():

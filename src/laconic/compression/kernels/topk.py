@@ -8,13 +8,13 @@ from laconic.compression.kernels.loader import load_kernels
 
 
 def topk_indices(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the k largest magnitudes of `values` (one dimension) are, in ascending order; of equals the first.
+    """Ascending indices of the k largest magnitudes of `values` (one dimension); of equal magnitudes, the first.
 
-    What is not finite counts as largest, NaN above all.
+    Values that are not finite count as largest, NaN above infinity.
     """
     return load_kernels("topk", values.device.type).topk_indices(values, k)
 
 
 def topk_of_rows(values: torch.Tensor, k: int) -> torch.Tensor:
-    """For every row of `values`, where its k largest magnitudes are, in ascending order; of equals the first."""
+    """For every row of `values`, the ascending indices of its k largest magnitudes; of equal ones, the first."""
     return load_kernels("topk", values.device.type).topk_of_rows(values, k)

@@ -62,12 +62,12 @@ class Chunks:
 
     @cached_property
     def num_chunks(self) -> int:
-        """How many there are."""
+        """The number of chunks."""
         return sum(-(-tensor.numel // self.block) for tensor in self.bucket.tensors)
 
     @cached_property
     def code_bytes(self) -> int:
-        """Bytes of all codes: the last entry of `code_starts`, without making the others."""
+        """Bytes of all codes: the last entry of `code_starts`, without computing the others."""
         whole, total = (self.block * self.bits + 7) // 8, 0
         for tensor in self.bucket.tensors:
             full, rest = divmod(tensor.numel, self.block)
@@ -81,7 +81,7 @@ class Chunks:
 
     @cached_property
     def packed_bytes(self) -> int:
-        """Bytes of the whole."""
+        """Bytes of the whole payload."""
         return -(-(self.scale_bytes + self.code_bytes) // 4) * 4
 
     @cached_property

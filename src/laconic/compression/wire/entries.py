@@ -35,7 +35,7 @@ class Entries:
 
     @cached_property
     def numel(self) -> int:
-        """Entries they are chosen from."""
+        """The number of values that entries are chosen from."""
         return self.bucket.numel
 
     @cached_property

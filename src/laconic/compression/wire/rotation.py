@@ -27,7 +27,7 @@ class Rotation:
 
     bucket: Bucket
     longest: int
-    """Rounded down to a power of two."""
+    """The length of the longest blocks; it is rounded down to a power of two."""
 
     @cached_property
     def _runs(self) -> list[tuple[int, int]]:

@@ -59,7 +59,7 @@ class Task(Protocol):
         ...
 
     def optimizer(self, model: nn.Module, *, directions: bool = False) -> Optimizer:
-        """An optimizer for it; directions: for a strategy that gives directions of length one, not gradients."""
+        """An optimizer for the model; directions: for a strategy that gives directions of length one, not gradients."""
         ...
 
     def batch(self, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,5 +77,5 @@ def batch_generator(seed: int, step: int, rank: int) -> torch.Generator:
 
 
 def millions(num_parameters: int) -> str:
-    """1.9 M, for titles."""
+    """The number in millions for titles, such as 1.9 M."""
     return f"{num_parameters / 1e6:.3g} M"

@@ -84,7 +84,7 @@ class ImageTask:
         return self._model()
 
     def optimizer(self, model: nn.Module, *, directions: bool = False) -> Optimizer:
-        """SGD for directions: a step of Adam is about as long as a direction times its learning rate."""
+        """SGD for directions, else AdamW: with the same learning rate, steps of both are about equally long."""
         kind = torch.optim.SGD if directions else torch.optim.AdamW
         return kind(model.parameters(), lr=self._config.learning_rate)
 

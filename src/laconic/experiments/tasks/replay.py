@@ -1,4 +1,4 @@
-"""Replayed compute: the layers of a workload are slept, their gradients are real and cross the real links."""
+"""Replayed compute: layers sleep for their compute time, and their gradients are real and cross the real links."""
 
 from __future__ import annotations
 

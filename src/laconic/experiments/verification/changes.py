@@ -42,7 +42,7 @@ class Change:
         return cast(Value, defaults[self.key])
 
     def text(self, strategy: Strategy) -> str:
-        """As it is written: topk.density=0.1."""
+        """The setting as it is written in a strategy: topk.density=0.1."""
         method = self.method(strategy)
         return f"{method.name}.{self.key}={self.setting(strategy).show(self.value(strategy))}"
 
@@ -89,10 +89,11 @@ def _of(method: Method, path: tuple[str, ...]) -> Iterator[Change]:
 def comparisons(strategy: Strategy, change: Change) -> Iterator[tuple[Strategy, Strategy]]:
     """Pairs of strategies that differ in this setting alone; any difference between them is its effect.
 
-    First the strategy itself and the same with the default. Where that is refused because another chosen setting
-    requires this one, both without the other; where neither works without the other, the strategy and the same without
-    both; where there is no such pair either, the strategy and the nearest allowed value, if there is one. A default of
-    "auto" may come to the chosen value by itself, so it is compared with other choices instead.
+    The strategy is compared with the same strategy with the default. Where that is refused because another chosen
+    setting requires this one, both are compared without the other setting; where neither setting works without the
+    other, the strategy is compared with the same strategy without both; where that is refused too, with the nearest
+    allowed value, if there is one. A default of "auto" may resolve to the chosen value, so the strategy is also
+    compared with the other choices.
     """
     usual = change.undone(strategy)
     setting = change.setting(strategy)

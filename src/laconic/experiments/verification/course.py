@@ -14,7 +14,7 @@ _FEW = 6
 _MANY = 48
 """More steps than this are made only if nothing shorter shows a round."""
 _LATE = 2**20
-"""Beyond any warm-up of a compressor."""
+"""A step beyond any warm-up of a compressor."""
 
 
 _LENGTH = 100
@@ -72,7 +72,7 @@ def opening(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) 
 
 
 def warms_up(strategy: Strategy, tensors: Sequence[TensorSpec], world_size: int) -> bool:
-    """Whether other bytes are sent in the first round than later on."""
+    """Whether the first round sends a different number of bytes than later ones."""
     plans = strategy.plans(tensors, world_size)
     early, steady = Moment(0, 0, world_size), Moment.steady(world_size)
     return any(strategy.plan_bytes(plan, early) != strategy.plan_bytes(plan, steady) for plan in plans)

@@ -12,7 +12,7 @@ from laconic.strategy import Strategy
 
 _STEPS = 24
 _ENOUGH = 0.97
-"""What the loss must have fallen to, as a share of what it was: little, because some methods begin slowly."""
+"""The loss must fall to this share of its first value: only a little, because some methods begin slowly."""
 _SLOWER = 0.1
 _NOT_LEARNED = ": it does not fall"
 

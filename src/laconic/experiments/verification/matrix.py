@@ -1,8 +1,8 @@
-"""Every registered method with every other: strategies in which each pair of names that may meet occurs at least once.
+"""Pairwise testing of registered methods: strategies in which each pair that can be combined occurs at least once.
 
-All strategies that can be written with default settings are hundreds of thousands. What goes wrong between methods
-nearly always goes wrong between two of them, so a few hundred strategies that hold all pairs are verified instead. Two
-methods that no strategy can hold are refused by a rule of legality, which is named.
+There are hundreds of thousands of strategies with default settings. Errors in combinations of methods nearly always
+come from two of them, so a few hundred strategies that hold all pairs are verified instead. Where no strategy can hold
+two methods, the rule of legality that refuses them is named.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from laconic.synchronization import SYNCHRONIZATIONS
 
 _TOGETHER = [rule for rule in RULES if rule not in ALONE]
 _TRIED = 48
-"""Strategies that are compared before one is taken for a pair: more find fewer strategies, and take longer."""
+"""Candidates compared before a strategy is chosen for a pair: with more, fewer strategies are needed, in more time."""
 
 
 class Name(NamedTuple):
@@ -50,9 +50,9 @@ class Refused:
     """Why no strategy can hold two methods."""
 
     rule: str
-    """What the rule says in general."""
+    """The summary of the rule."""
     reason: str
-    """What it says of these two."""
+    """Why the rule refuses these two."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Matrix:
     refused: Mapping[Pair, Refused]
 
     def pairs(self) -> list[Pair]:
-        """Every pair, by the places of both."""
+        """Every pair, sorted by the places of both."""
         held = {pair for row in self.rows.values() for pair in pairs_of(row)}
         order = {place: number for number, place in enumerate(PLACES)}
         return sorted({*held, *self.refused}, key=lambda pair: [(order[name.place], name.name) for name in pair])
 
     def verdicts(self, findings: Sequence[Findings]) -> dict[Pair, PairVerdict]:
-        """What is known of each pair: it passed if every check of some strategy that holds it did."""
+        """The verdict on each pair: it passed if some strategy that holds it passed every check."""
         failed = {one.strategy for one in findings if one.failures}
         found: dict[Pair, PairVerdict] = dict.fromkeys(self.pairs(), "not reached")
         for pair in self.refused:
@@ -85,7 +85,7 @@ class Matrix:
 
 
 def registered() -> dict[str, list[str]]:
-    """The names of every place."""
+    """The registered names for every place."""
     found: dict[str, list[str]] = {place: [] for place in PLACES}
     for axis, registry in AXES.items():
         for method in registry:
@@ -138,7 +138,7 @@ def _without_schedules(known: Mapping[str, Sequence[Name]]) -> Iterator[Row]:
 
 
 def _rows_with(pair: Pair, holding: Mapping[Name, list[Row]], known: Mapping[str, Sequence[Name]]) -> Iterator[Row]:
-    """The rows that hold both, of which some are spread evenly over all there are come first."""
+    """The rows that hold both; a sample spread evenly over all of them comes first."""
     fixed = [name for name in pair if name.place != "scheduling"]
     schedules = [name for name in pair if name.place == "scheduling"] or known["scheduling"]
     rows = [row for row in holding.get(fixed[0], []) if all(name in row for name in fixed)]
@@ -187,7 +187,7 @@ def _may_wrap(what: Name, around: Name) -> bool:
 
 @lru_cache(maxsize=2**17)
 def _fits(row: Row) -> bool:
-    """Whether all axes fit together; compression with itself has been asked before."""
+    """Whether all axes fit together; the rules of compression alone have been checked before."""
     return first_refusal(_built(row), _TOGETHER) is None
 
 
@@ -197,7 +197,7 @@ def _strategy(row: Row) -> Strategy:
 
 
 def _why(pair: Pair, known: Mapping[str, Sequence[Name]]) -> Refused:
-    """The rule that parts them: the first whose nearest choice gives up one of the two."""
+    """The rule that refuses the pair: the first whose nearest allowed strategy gives up one of the two."""
     fixed = {**_row_of(Strategy()), **{name.place: name for name in pair}}
     if fixed["wrapper"].name and not any(name.place == "compression" for name in pair):
         # One that it may wrap: that it cannot wrap another says nothing about these two.

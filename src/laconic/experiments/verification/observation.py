@@ -32,7 +32,7 @@ class Observation:
     plan: str
     """A digest of the buckets of a model with very many parameters."""
     in_flight: int
-    """The most of these buckets that may be in flight at a time, where bytes in flight are limited; else 0."""
+    """The most buckets of that model that may be in flight at a time, where bytes in flight are limited; else 0."""
     slots: int
     """Slots in which an aggregator has formed sums; else 0."""
     staleness: int
@@ -100,7 +100,7 @@ def _large_plan(strategy: Strategy, world_size: int) -> tuple[str, int]:
 
 
 def most_in_flight(plan: Plan) -> int:
-    """The most buckets of a plan that are in flight at a time; 0: that is not limited by bytes."""
+    """The most buckets of a plan that are in flight at a time; 0: bytes in flight are not limited."""
     if not plan.credit_bytes:
         return 0
     most, first, under_way = 0, 0, 0

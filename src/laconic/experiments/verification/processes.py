@@ -1,4 +1,4 @@
-"""The same checks on processes that communicate over Gloo: one launch for all checks of one number of workers.
+"""All checks on processes that communicate over Gloo: one launch for all checks of one number of workers.
 
 Started once per rank as `python -m laconic.experiments.verification.processes STRATEGIES.json`. Rank 0 prints one JSON
 line per check.

@@ -1,8 +1,8 @@
 """Every chosen setting has an effect: without it, an observation differs.
 
-Looked at are parameters, bytes, buckets, slots and how far workers get ahead. A setting may need more workers, a larger
-model or a later step before it shows: those are tried before it is called silent. A setting that acts on what is
-measured on the network is not looked at: all links between workers are alike here.
+Parameters, bytes, buckets, slots and how far workers get ahead are observed. A setting may have an effect only with
+more workers, with a larger model or in a later step: these are tried before it counts as having no effect. A setting
+that acts on measurements of the network is not checked: all links between workers are alike here.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Eye:
         return Observation(**self.stage.gather(mine)[0])  # pyrefly: ignore[bad-argument-type] - as_fact made it
 
     def _races(self, one: Strategy, other: Strategy) -> str | None:
-        """The lead of the fastest while one worker is stopped."""
+        """The difference in the lead of the fastest while one worker is stopped, in words; None if there is none."""
         for pause_s in _PAUSES_S:
             leads = [
                 hold_race(self.stage, strategy, pause_s=pause_s, steps=_RACE_STEPS).lead for strategy in (one, other)

@@ -36,7 +36,7 @@ _RANKS_PER_HOST = 2
 def virtual_hosts(world_size: int) -> Hosts:
     """Which ranks are to count as sharing a host: pairs, and one by itself if their number is odd.
 
-    Strategies that tell hosts apart have something to tell then, and others do not notice. Two ranks share a host.
+    Strategies that distinguish hosts then have several to distinguish; others are not affected. Two ranks share a host.
     """
     firsts = range(0, world_size, _RANKS_PER_HOST)
     return tuple(tuple(range(first, min(first + _RANKS_PER_HOST, world_size))) for first in firsts)

@@ -38,7 +38,7 @@ def check(stage: Stage, strategy: Strategy) -> Outcome:
 
 
 def _watch(stage: Stage, strategy: Strategy, bound: int | None, sure: int | None) -> Outcome:
-    """sure: the steps that a worker must make; bound: the most it may make; None: no worker waits for a single one."""
+    """sure: how far ahead a worker must get; bound: the most it may; None: no worker waits for a single slow one."""
     steps = _FREE if bound is None else bound + _MORE
     may_lead = steps if bound is None else bound
     must_lead = steps if sure is None or bound is None else sure
@@ -61,7 +61,7 @@ class Race:
     """The progress of workers while one was stopped."""
 
     lead: int
-    """The most steps one had finished beyond those the slowest had begun."""
+    """The most steps that one worker had finished beyond those that the slowest had begun."""
     told_lead: int
     """The largest session.lead."""
 

@@ -133,13 +133,13 @@ class Trainee:
         return torch.cat([value.reshape(-1).double() for value in self.parameters().values()])
 
     def specs(self) -> list[TensorSpec]:
-        """The parameters in the order of plans before the first gradient: backwards."""
+        """The parameters in the order that plans use before the first gradient: backwards."""
         return [TensorSpec.of(name, value) for name, value in reversed(self.parameters().items())]
 
 
 @lru_cache(maxsize=2)
 def model_specs(size: Size) -> tuple[TensorSpec, ...]:
-    """The same without a model."""
+    """The same parameters as in `Trainee.specs`, for a size."""
     return tuple(TensorSpec.of(name, value) for name, value in reversed([*SmallNet(size).named_parameters()]))
 
 

@@ -10,8 +10,8 @@ The paper's rule is for jobs on one GPU. For larger ones this file follows Gavel
 - A job on one GPU that has been matched keeps its GPU until it ends. It takes one of the machines.
 - A job on several GPUs that has been matched gets 1 / GPUs of the time until it ends and leaves its machine to others,
   so that it is matched again and again.
-- Only the jobs that came first are matched: a share `considered` of those without a machine, but as many as there are
-  machines left.
+- Only the jobs that came first are matched: a share `considered` of those without a machine, but at least as many as
+  there are machines left.
 
 References: Le et al. 2020 (AlloX), EuroSys; Gavel's and Shockwave's policies/allox.py, where considered = 0.2.
 """

@@ -7,8 +7,8 @@
 For a given rho every job needs x_i = left_i / (rho isolated_i - age_i); the smallest rho that fits is found by
 bisection. Where one job alone limits rho, the other shares are the middle of what is allowed.
 
-The rule is that of Themis, the program is Gavel's. As in Gavel's code the past is counted in steps that have gone from
-those that are left: when a batch grows, fewer steps are left, and those that fall away count as done.
+The rule is from Themis, the optimization program from Gavel. As in Gavel's code, the steps done are the decrease in the
+steps left: when a batch grows, fewer steps are left, and those that fall away count as done.
 
 References: Mahajan et al. 2020 (Themis), arXiv:1907.01484; Narayanan et al. 2020 (Gavel), arXiv:2008.09213, section
 4.2; Gavel's policies/finish_time_fairness.py.

@@ -2,7 +2,7 @@
 
     service = GPUs x time received,    queue = number of thresholds that the service has passed
 
-Lower queues first, within a queue in order of arrival.
+Queues with lower numbers first, within a queue in order of arrival.
 
 Reference: Gu et al. 2019 (Tiresias), NSDI; discretized two-dimensional least attained service.
 """
@@ -22,7 +22,7 @@ from laconic.settings import count, number
 
 @dataclass(frozen=True, kw_only=True)
 class Las(RankedPolicy):
-    """Least attained service first (Tiresias): jobs sink to lower queues as they receive GPU time."""
+    """Least attained service first (Tiresias): jobs move to queues of lower priority as they receive GPU time."""
 
     name: ClassVar[str] = "las"
 

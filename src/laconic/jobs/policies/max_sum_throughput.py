@@ -5,9 +5,9 @@
 A fractional knapsack: jobs in order of steps per second and GPU, each with x = 1, until the GPUs are used up. Steps are
 those of the whole job at its present batch, not normalized by model.
 
-The program is Gavel's (max_sum_throughput_perf). An interior-point solver leaves every job that gets nothing a share as
-small as its tolerance, in inverse proportion to what the program loses by running it; this decides who gets GPUs that
-the others cannot use.
+The program is Gavel's (max_sum_throughput_perf). An interior-point solver gives every job that should get nothing a
+share as small as its tolerance, in inverse proportion to the loss in the objective from running that job; these shares
+decide which jobs get the GPUs that the others cannot use.
 
 Reference: Narayanan et al. 2020 (Gavel), arXiv:2008.09213, section 4.2; Gavel's policies/max_sum_throughput.py.
 """

@@ -2,9 +2,9 @@
 
     minimize T  with  x_i >= left_i / T
 
-The smallest T is the longest rest or all GPU-seconds that are left divided by the number of GPUs. As in Gavel's code, T
-is found by bisection between 100 s and 1e6 s to 5%, and the shares are the middle of what that T allows: the program
-that Gavel solves for T has no objective. Rests are those at the present batch.
+The smallest T is the longest remaining time, or all remaining GPU-seconds divided by the number of GPUs if that is
+larger. As in Gavel's code, T is found by bisection between 100 s and 1e6 s to 5%, and the shares are the middle of what
+that T allows: the program that Gavel solves for T has no objective. Remaining times are those at the present batch.
 
 Reference: Narayanan et al. 2020 (Gavel), arXiv:2008.09213, section 4.2; Gavel's policies/min_total_duration.py.
 """

@@ -1,6 +1,7 @@
 """The common base of policies that know the network.
 
-Jobs stay together and move together (jobs/moving.py). The order is that of srsf, where what links cost counts as time.
+The GPUs of a job stay close together, and jobs move to that end (jobs/moving.py). The order is that of srsf, with the
+time that links cost included.
 """
 
 from __future__ import annotations

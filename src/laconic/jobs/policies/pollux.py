@@ -2,10 +2,10 @@
 
     goodput(g) = samples per second on g GPUs x (noise + 1) / (noise + g / g0)
 
-g0 is the number of GPUs a job asks for; the second factor is the progress per sample that larger batches lose, and
-`noise` the gradient noise scale in batches. Every job first gets its least number of GPUs, in order of arrival; each
-further GPU goes to the elastic job whose goodput grows most in proportion. A job that is not elastic gets what it asks
-for or nothing.
+g0 is the number of GPUs a job asks for; the second factor is the progress per sample, which falls with larger batches,
+and `noise` is the gradient noise scale in batches. Every job first gets its least number of GPUs, in order of arrival;
+each further GPU goes to the elastic job whose goodput grows most in proportion. A job that is not elastic gets what it
+asks for or nothing.
 
 Reference: Qiao et al. 2021 (Pollux), arXiv:2008.12260.
 """
@@ -28,7 +28,7 @@ _WORTH = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class Pollux(Policy):
-    """GPUs of elastic jobs where they bring the most progress; adapts their number to the load."""
+    """GPUs go to the elastic jobs that gain the most progress from them; their number adapts to the load."""
 
     name: ClassVar[str] = "pollux"
 

@@ -17,7 +17,7 @@ class RankedPolicy(Policy):
 
     @abstractmethod
     def keys(self, view: View) -> Floats:
-        """By job; small ones come first."""
+        """The key of each job; small keys come first."""
         ...
 
     def start(self) -> Chooser:

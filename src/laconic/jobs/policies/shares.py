@@ -3,10 +3,10 @@
     priority = share / (time received since the last reset / time all jobs received)
 
 The jobs with the highest priority run. A job with a share of 0 runs only where GPUs are left. Shares are computed anew
-when jobs have come or ended, or their batch has changed. Every 1,000 s at most, and only then, the time received is set
-back; what a job got too little counts as its deficit, which decides between equal priorities. This is how Gavel's
-scheduler works on a real cluster; its simulator keeps shares between resets. Two jobs never share a GPU (Gavel's
-policies without packing), and all jobs have the same weight.
+when jobs have come or ended, or their batch has changed. Only then, and at most every 1,000 s, the time received is
+reset; the time by which a job fell short of its share counts as its deficit, which decides between equal priorities.
+This is how Gavel's scheduler works on a real cluster; its simulator keeps shares between resets. Two jobs never share a
+GPU (Gavel's policies without packing), and all jobs have the same weight.
 
 Shares are the optimum of a linear program on a cluster of one type of GPU:
 
@@ -52,7 +52,7 @@ class SharePolicy(Policy):
 
     @abstractmethod
     def shares(self, view: View, memory: Memory) -> Floats:
-        """By job, between 0 and 1."""
+        """The share of each job, between 0 and 1."""
         ...
 
     def start(self) -> Chooser:

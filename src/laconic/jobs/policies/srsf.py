@@ -1,4 +1,4 @@
-"""Shortest remaining service first: the job that needs the least GPU time for its rest.
+"""Shortest remaining service first: the job whose remaining work needs the least GPU time.
 
     service = GPUs x time for the rest
 
@@ -20,7 +20,7 @@ from laconic.jobs.policies.ranked import RankedPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Srsf(RankedPolicy):
-    """The job that needs the least GPU time for its rest first (Tiresias)."""
+    """First the job whose remaining work needs the least GPU time (Tiresias)."""
 
     name: ClassVar[str] = "srsf"
 

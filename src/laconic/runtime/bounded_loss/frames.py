@@ -1,12 +1,12 @@
-"""What a datagram between two ranks holds: a fixed header and up to 1440 bytes of values.
+"""The layout of a datagram between two ranks: a fixed header and up to 1440 bytes of values.
 
     magic  kind  code  rank  nbytes  exchange  rows  row  base  tag      32 bytes, little-endian
     2      1     1     2     2       4         4     4    4     8
 
-`exchange` numbers the sums of a job, alike on every rank; it stands for the step and the bucket. `rows`: how many each
-rank owns. `base`: the sender has all means of exchanges below it. `tag` is drawn by rank 0 and told to the other ranks
-over the job's process group, so no frame of another job or of a stranger is taken for one of this job. Many frames of
-one length are written, read and checked at a time; what is not right in every field is left out.
+`exchange` is the number of a sum in the job, the same on every rank; it stands for the step and the bucket. `rows`: how
+many rows each rank owns. `base`: the sender has all means of exchanges below it. `tag` is drawn by rank 0 and sent to
+the other ranks over the job's process group, so no frame from outside the job is mistaken for one of its own. Many
+frames of one length are written, read and checked at a time; a frame with a wrong value in any field is dropped.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MAGIC: Final = 0x6C62
 
 PART, MEAN, END, ASK, LACK, MISSED, DONE = range(1, 8)
 """PART: a row of the sender, for its owner. MEAN: a row of the sum, from its owner. END: all parts have been sent. ASK:
-the sender waits for these means. LACK: the owner wants these parts. Both name rows as 32-bit numbers, and `row` says
-how many are known to be lost, because later ones have come. MISSED: the owner goes on without so many parts, a 32-bit
-number. DONE: nothing but `base`."""
+the sender waits for these means. LACK: the owner wants these parts. ASK and LACK list rows as 32-bit numbers, and
+`row` says how many are known to be lost, because later ones have come. MISSED: the owner goes on without this many
+parts, a 32-bit number. DONE: nothing but `base`."""
 ROWS_PER_QUESTION: Final = ROW_BYTES // 4
 
 DTYPES: Final = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16, 4: torch.float64}
@@ -51,7 +51,7 @@ for _code, _dtype in DTYPES.items():
 def write(
     kind: int, row: npt.ArrayLike, values: Bytes, *, exchange: int, rows: int, code: int, rank: int, base: int, tag: int
 ) -> Bytes:
-    """Frames with these values, one row each; `row`: its number, or that of each."""
+    """Frames with these values, one row of values each; `row`: one row number for all frames, or one per frame."""
     count, nbytes = values.shape
     frames = np.empty((count, HEADER_BYTES + nbytes), np.uint8)
     headers = frames[:, :HEADER_BYTES].view(HEADER)[:, 0]
@@ -64,17 +64,17 @@ def write(
 
 
 def in_32_bits(numbers: Numbers) -> Bytes:
-    """What an ASK, a LACK or a MISSED says, as its values."""
+    """The numbers that an ASK, a LACK or a MISSED carries, as the values of its frame."""
     return numbers[:ROWS_PER_QUESTION].astype("<u4").view(np.uint8)[None, :]
 
 
 def from_32_bits(values: Bytes) -> Numbers:
-    """The same, read again."""
+    """The numbers that in_32_bits() has written into the values of a frame."""
     return np.ascontiguousarray(values).view("<u4").astype(np.int64)
 
 
 def read(datagram: Bytes, segment_bytes: int, tag: int) -> list[Frames]:
-    """The frames of a datagram; what is not right is left out."""
+    """The valid frames of a datagram; others are left out."""
     found: list[Frames] = []
     for frames in frames_of(datagram, segment_bytes, HEADER, FRAME_BYTES):
         right = frames.only(_right(frames.headers, frames.values.shape[1], tag))

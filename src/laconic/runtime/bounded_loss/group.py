@@ -22,15 +22,15 @@ from laconic.runtime.job import Job
 
 _TAG_BYTES = 8
 _SEND_BYTES = 2**16
-"""Few: what waits in this host cannot be taken back, and peers that wait for it would take it for lost."""
+"""A small buffer: frames queued in this host cannot be taken back, and peers waiting for them consider them lost."""
 _SLICE_S = 0.25
-"""How long a wait sleeps before it looks whether a peer has failed."""
+"""How long a wait sleeps before it checks whether a peer has failed."""
 _LISTEN_S = 2.0
-"""How often a wait listens whether all ranks are alive."""
+"""The interval at which a wait checks whether all ranks are alive."""
 
 
 class DatagramGroup:
-    """One rank's side of a group that forms means of what arrives; see core/exchange.py."""
+    """One rank's side of a group that averages the rows that arrive; see core/exchange.py."""
 
     def __init__(self, job: Job, bound: LossBound) -> None:
         transport = job.transport
@@ -55,7 +55,7 @@ class DatagramGroup:
 
     @property
     def lost_ratio(self) -> float:
-        """The share of the rows sent to this rank that its sums have been formed without."""
+        """The share of the rows sent to this rank that is missing from its sums."""
         return self._peers.lost_ratio
 
     def reduce(self, rows: torch.Tensor, *, what: str) -> ReducedRows:
@@ -68,7 +68,7 @@ class DatagramGroup:
         return ReducedRows(request, self._peers, rows, self._job.transport)
 
     def leave(self) -> None:
-        """Return when every rank has all means: until then another one may ask this rank for a lost row."""
+        """Return when every rank has all means: until then another rank may ask this one for a lost row."""
         transport, what = self._job.transport, "the end of datagrams"
         here = torch.ones(1, device=transport.control_device)
         self._job.engine.call(
@@ -116,7 +116,7 @@ class ReducedRows:
             raise self._request.error
 
     def _wait_for_others(self) -> None:
-        """Return when it is over; raise if a rank is lost or the time is up."""
+        """Return when the request is over; raise if a rank is lost or the time is up."""
         transport, what = self._transport, f"mean of {self._request.what}"
         listen_s = time.monotonic() + _LISTEN_S
         while not self._request.over.wait(_SLICE_S):

@@ -11,11 +11,11 @@ from __future__ import annotations
 _GROWTH = 0.02
 _LEAST_BYTES_PER_S = 250_000.0
 _BURST_S = 0.002
-"""Frames that leave at once where some were lost, as a time at the present rate: what a short queue still takes."""
+"""Frames sent in one burst once some were lost, as a time at the present rate: a short queue still takes these."""
 _TURN_S = 0.01
-"""Those that leave at once elsewhere, so that every peer's turn comes soon."""
+"""Frames sent in one burst as long as none was lost, as a time, so that every peer's turn comes soon."""
 _CREDIT_S = 0.01
-"""What a thread that wakes up late may make up for."""
+"""The longest delay that a thread that wakes up late may make up for."""
 _WEIGHT = 0.05
 
 
@@ -44,7 +44,7 @@ class Pace:
         return max(1, min(most, int(burst_bytes / frame_bytes)))
 
     def sent(self, nbytes: int, now_s: float) -> None:
-        """Frames have left, which the network has taken by now."""
+        """Record that the network has accepted this many bytes by now."""
         if self._sent_s is not None and now_s > self._sent_s:
             rate = nbytes / (now_s - self._sent_s)
             # A mean of times per byte, not of rates, in which a few quick calls would count most.
@@ -54,11 +54,11 @@ class Pace:
             self._free_s = max(self._free_s, now_s - _CREDIT_S) + nbytes / self.bytes_per_s
 
     def rest(self) -> None:
-        """There is nothing to send: the time until there is says nothing about the network."""
+        """There is nothing to send: the idle time until the next frame says nothing about the network."""
         self._sent_s = None
 
     def update(self, lost_ratio: float) -> None:
-        """Of an exchange that is over this share of the frames was lost."""
+        """An exchange is over, and this share of its frames was lost."""
         rate = self.bytes_per_s if self.bytes_per_s is not None else self._measured if lost_ratio > 0 else None
         if rate is not None:
             self.bytes_per_s = max(_LEAST_BYTES_PER_S, rate * (1 + _GROWTH - lost_ratio))

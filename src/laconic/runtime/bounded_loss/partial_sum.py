@@ -1,7 +1,7 @@
 """One exchange as one rank sees it: the rows that it owns, added up as they arrive, and the means of all rows.
 
-It may begin before this rank's own training loop comes to it: then it adds up what the others send, so that they need
-not wait for a rank that is late. Rows are counted once, whatever arrives twice.
+An exchange may begin before this rank's own training loop reaches it: then it adds up the rows that the others send, so
+that they need not wait for a rank that is late. A row that arrives twice is counted once.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class PartialSum:
         self.part_retries = [Retries(trip, now_s) for trip in trips]
         self.mean_retries = [Retries(trip, now_s) for trip in trips]
         self.parts_sent = [0] * world_size
-        """By rank: how many of its rows have been sent to it once; what was not sent cannot be lost."""
+        """By rank: how many of its rows have been sent to it once; rows that were not sent cannot be lost."""
         self.means_sent = [0] * world_size
         self.parts_lost = [0] * world_size
-        """By rank: how many frames of this one it has missed, as far as it has said."""
+        """By rank: how many frames of this rank it has reported as missed."""
         self.means_lost = [0] * world_size
 
     @property
     def begun(self) -> bool:
-        """Whether this rank's training loop has come to it."""
+        """Whether this rank's training loop has reached this exchange."""
         return self.mine is not None or self.finished
 
     @property
@@ -84,7 +84,7 @@ class PartialSum:
         return self.shape[0] * self.shape[1]
 
     def check_shape(self, shape: tuple[int, int, int], rank: int) -> None:
-        """Raise CommunicationError if `rank` sends something else than is exchanged here."""
+        """Raise CommunicationError if the rows that `rank` sends have another shape than those exchanged here."""
         if shape != self.shape:
             raise CommunicationError(
                 f"ranks exchange different things: in exchange {self.number} rank {rank} has {shape[0]} rows of "
@@ -119,7 +119,7 @@ class PartialSum:
         self._ended[rank] = True
 
     def has_ended(self, rank: int) -> bool:
-        """Whether a rank has said so."""
+        """Whether a rank has said that it has sent all its rows once."""
         return bool(self._ended[rank])
 
     @property
@@ -129,7 +129,7 @@ class PartialSum:
 
     @property
     def all_ended(self) -> bool:
-        """Whether every rank has sent what it had: what is missing then was lost."""
+        """Whether every rank has sent all its rows: rows that are still missing were lost."""
         return bool((self._ended | self._parts.all(1)).all())
 
     @property
@@ -151,7 +151,7 @@ class PartialSum:
         return len(self.missing_parts(rank)) if self._ended[rank] else _num_gaps(self._parts[rank])
 
     def close(self, now_s: float) -> None:
-        """Make sums final: what is missing of a row counts as the mean of what is there.
+        """Make sums final: values missing from a row count as the mean of those that are there.
 
         Rows are added in the order of ranks, not of arrival: if all are there, every run gives the same bits.
         """
@@ -201,7 +201,7 @@ class PartialSum:
 
     @property
     def lost_ratio(self) -> float:
-        """The share of the frames that this rank has sent which others have missed."""
+        """The share of the frames sent by this rank that others have missed."""
         sent = 2 * (len(self._parts) - 1) * self.shape[0]
         return min(1.0, (sum(self.parts_lost) + sum(self.means_lost)) / sent)
 
@@ -223,13 +223,13 @@ class PartialSum:
 
 
 def _num_gaps(there: Flags) -> int:
-    """Places without a flag before the last one that has one."""
+    """The number of unset flags before the last set one."""
     places = np.flatnonzero(there)
     return int(places[-1]) + 1 - len(places) if len(places) else 0
 
 
 def _first_of_each(rows: Numbers) -> Flags:
-    """Which places hold a number for the first time."""
+    """Flags for the places at which a number occurs for the first time."""
     first = np.zeros(len(rows), bool)
     first[np.unique(rows, return_index=True)[1]] = True
     return first

@@ -1,8 +1,8 @@
-"""The thread of a rank that sends its rows to their owners, adds up those that it owns, and takes the means.
+"""The thread of a rank that sends its rows to their owners, adds up those that it owns, and receives the means.
 
-It goes on while the training loop computes. So an owner whose loop is late still adds up what the others have sent,
-without its own rows, and sends them the means: nobody waits for it longer than for a lost frame. Each owner decides
-alone which rows are in its sums, and all ranks get those sums, so replicas stay identical.
+The thread works while the training loop computes. So an owner whose loop is late still adds up the rows that the
+others have sent, without its own rows, and sends them the means: no rank waits for it longer than for a lost frame.
+Each owner decides alone which rows are in its sums, and all ranks get those sums, so replicas stay identical.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _TICK_S = 0.002
 """Poll interval while an exchange is open."""
 _IDLE_S = 0.2
 _GRACE_S = 0.005
-"""What frames may overtake each other by."""
+"""How much later than its successors a frame may arrive, because the network reorders frames."""
 _QUIET_S = 0.25
-"""After that an owner asks for rows, also where it may not go on without them."""
+"""After this long without a row an owner asks for missing ones, even where it may not go on without them."""
 _AHEAD = 4096
 """Exchanges that peers may be ahead of this rank's training loop."""
 _EARLY_BYTES = 2**30
-"""Memory for exchanges to which this rank's training loop has not come; frames of further ones are asked for later."""
+"""Memory for exchanges that this rank's training loop has not reached; frames of further ones are requested later."""
 _KEPT_BYTES = 2**26
 _KEPT = 4
 """Finished exchanges whose means are kept for slower ranks: so many, or so many bytes; then the next one waits."""
@@ -107,9 +107,9 @@ class Peers:
         self._trips = [RoundTrip() for _ in addresses]
         self._states: dict[int, PartialSum] = {}
         self._requests: dict[int, Request] = {}
-        """Those that have begun."""
+        """Requests that have begun."""
         self._bases = [0] * len(addresses)
-        """By rank: it has all means of exchanges below that."""
+        """By rank: the number below which it has the means of all exchanges."""
         self._num_begun = 0
         self._done_s = self._looked_s = 0.0
         self._urgent: deque[_Batch] = deque()
@@ -129,7 +129,7 @@ class Peers:
     # -- what other threads ask ----------------------------------------------------------------------------------
 
     def reduce(self, rows: Bytes, code: int, *, what: str) -> Request:
-        """Start adding up rows[r], of which rank r forms the sums; the rows must stay as they are until it is over."""
+        """Start to sum rows[r] over all ranks, which rank r does; `rows` must not change until the request is over."""
         sent = 2 * (len(rows) - 1)
         self._traffic.count("payload", "rows", sent * rows[0].size)
         self._traffic.count("control", "frames", sent * rows.shape[1] * wire.HEADER_BYTES)
@@ -144,7 +144,7 @@ class Peers:
 
     @property
     def lost_ratio(self) -> float:
-        """The share of the rows sent to this rank that its sums have been formed without."""
+        """The share of the rows sent to this rank that is missing from its sums."""
         return self._ledger.lost_ratio
 
     def waits_for(self, request: Request) -> str:
@@ -259,7 +259,7 @@ class Peers:
                     self._answer(state, rank, kind, numbers)
 
     def _state(self, number: int, kind: int, frames: Frames) -> PartialSum | None:
-        """The exchange of a frame; one that begins here before the training loop comes to it, if there is room."""
+        """The exchange of a frame; opened here if the training loop has not reached it yet and there is room."""
         found = self._states.get(number)
         if found is not None or kind not in (wire.PART, wire.MEAN):
             return found
@@ -322,7 +322,7 @@ class Peers:
         return len(kept) < _KEPT or sum(kept) < _KEPT_BYTES
 
     def _send(self) -> None:
-        """One batch: the network takes it when it can, and meanwhile others arrive."""
+        """Send one batch at most, so that frames that arrive meanwhile are soon read."""
         queue = self._urgent or self._parts
         if not queue:
             self._pace.rest()
@@ -448,13 +448,13 @@ class Peers:
             self._send_frames(wire.DONE, peer, np.zeros(1, int), empty, number=0, shape=(1, 0, 1))
 
     def _forget(self) -> None:
-        """Free exchanges that every rank has had."""
+        """Free exchanges that every rank has finished."""
         had = min(self._bases)
         for number in [number for number in self._states if number < had]:
             self._pace.update(self._states.pop(number).lost_ratio)
 
 
 def _batches(num_rows: int) -> list[np.ndarray]:
-    """Row numbers, as many at a time as leave in one call."""
+    """Row numbers, in batches that one system call can send."""
     numbers = np.arange(num_rows)
     return [numbers[first : first + FRAMES_PER_CALL] for first in range(0, num_rows, FRAMES_PER_CALL)]

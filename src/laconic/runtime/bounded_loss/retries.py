@@ -19,17 +19,17 @@ _PAUSE_WEIGHT = 0.002
 
 @dataclass
 class RoundTrip:
-    """How long a peer takes to answer, from what it has taken, and how long it pauses between rows."""
+    """How long a peer takes to answer, estimated from its past answers, and how long it pauses between rows."""
 
     seconds: float = _FIRST_GUESS_S
     pause_s: float = _FIRST_GUESS_S
 
     def note(self, seconds: float) -> None:
-        """A question was answered after so long."""
+        """Record how long a peer took to answer a question."""
         self.seconds += _WEIGHT * (seconds - self.seconds)
 
     def note_pause(self, seconds: float) -> None:
-        """Rows have come so long after the ones before, and nobody had asked."""
+        """Record the pause before rows that came without being asked for."""
         self.pause_s = max(seconds, (1 - _PAUSE_WEIGHT) * self.pause_s)
 
 
@@ -44,7 +44,7 @@ class Retries:
         self._unanswered = 0
 
     def due_s(self, *, lost: bool = False) -> float:
-        """When to ask next, unless something comes; `lost`: rows are known to be, and would not come by themselves."""
+        """When to ask next, unless rows arrive; `lost`: rows are known to be lost, and come only if asked for."""
         if lost and self._asked_s is None:
             return self._heard_s + _MARGIN_S
         usual_s = self._round_trip.seconds if lost else max(self._round_trip.seconds, self._round_trip.pause_s)

@@ -9,16 +9,16 @@ from torch.amp.grad_scaler import GradScaler
 
 
 class CarriedScaler:
-    """Ranks join inside optimizer.step(), when the others have still to call scaler.update(); a joiner never does.
+    """Ranks join inside optimizer.step(), before the others call scaler.update(); a joining rank skips that call.
 
-    So its state is that of a scaler that has updated already, by the overflows that are known by then.
+    So it receives the state of a scaler that has updated already, by the overflows that are known by then.
     """
 
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the update that is due, or as it is if none is."""
+        """The state after the update that is due, or the current state if none is due."""
         scaler, state = self._scaler, self._scaler.state_dict()
         if not scaler.is_enabled():
             return state

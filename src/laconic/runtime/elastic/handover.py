@@ -13,7 +13,7 @@ from laconic.runtime.job import Job
 
 
 class HandOver:
-    """The exchange of these residuals; it may be repeated before it is applied once."""
+    """The exchange of the residuals of ranks that leave; it may be repeated before it is applied once."""
 
     def __init__(
         self, states: Sequence[BucketState], kinds: Mapping[str, Resize], me: str, leaving: Sequence[str]

@@ -38,7 +38,7 @@ class OpenExchanges:
 
     @property
     def tasks(self) -> list[Task]:
-        """Their tasks."""
+        """The tasks of the open exchanges."""
         return [entry.task for entry in self._open]
 
     def add(self, task: Task, again: Callable[[], Task], flat: torch.Tensor, state: BucketState) -> None:
@@ -60,7 +60,7 @@ class OpenExchanges:
         return guarded
 
     def count(self, tasks: Sequence[Task]) -> None:
-        """These are done: they are never undone."""
+        """The exchanges of these tasks are done: they are never undone."""
         self._open = [entry for entry in self._open if all(entry.task is not task for task in tasks)]
 
     def restore(self, but: Sequence[Task]) -> None:

@@ -174,7 +174,7 @@ class ElasticRecovery:
         return self.weights[self.member.name] / sum(self.weights.get(name, 0) for name in members)
 
     def weigh(self, count: int, what: str) -> None:
-        """A unit of its own: should a member die in the mean that follows, the others know each other's counts."""
+        """Exchange counts in a unit of their own: if a member dies in the next mean, the others know all counts."""
         job = self._the_job
         gathered = lambda: dict(zip(self.view.members, job.gather_counts(count, what), strict=True))  # noqa: E731
         self.weights = weights = self.together(what, gathered, ())

@@ -32,9 +32,9 @@ class Facts(NamedTuple):
     step: int
     position: tuple[int, int]
     speeds: dict[str, int]
-    """By which samples are divided."""
+    """The speeds by which samples are divided."""
     loss_scale: float
-    """In whose unit gradients are remembered; 1: there is no GradScaler."""
+    """The loss scale in whose unit gradients are kept; 1: there is no GradScaler."""
 
 
 def share_state(

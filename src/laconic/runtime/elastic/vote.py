@@ -17,7 +17,7 @@ WHAT = "whether all ranks have everything"
 
 
 class Ballot(NamedTuple):
-    """What one member says."""
+    """The vote of one member."""
 
     unit: int
     """The unit that it has prepared."""
@@ -28,7 +28,7 @@ class Ballot(NamedTuple):
 
 
 def vote(job: Job, transport: Transport, members: Sequence[str], mine: Ballot, what: str) -> dict[str, Ballot]:
-    """What each member says, once all of them have prepared the unit called `what`; raises if they disagree on it."""
+    """The ballots of all members, once all have prepared the unit called `what`; raises if they disagree on it."""
     own = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, _rates(job)], dtype=torch.int64)
     rows = torch.empty((transport.world_size, len(own)), dtype=torch.int64)
     job.engine.call(

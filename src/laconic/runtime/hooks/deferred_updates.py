@@ -6,8 +6,8 @@ when step() was called. Which parameters share a step never depends on what has 
 
 This needs a separable optimizer (separability.py). With any other optimizer, step() itself waits for all gradients, as
 it does while another hook runs after the step, because such a hook may read parameters. A parameter that is used
-outside its own module is found in the first pass, and from then on is updated before the forward pass starts. If one is
-used so only later, the backward pass detects it.
+outside its own module is found in the first pass, and from then on is updated before the forward pass starts. If a
+parameter is used like this only later, the backward pass detects it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ def why_not_deferred(optimizers: Sequence[Optimizer], parameters: Mapping[str, n
 def counted_together(parameters: Mapping[str, nn.Parameter]) -> list[str]:
     """Parameters that share torch's counter of in-place changes; usually there are none.
 
-    nn.Parameter(flat[:10]) and nn.Parameter(flat[10:]) do. Those of one tensor, where there are several such.
+    nn.Parameter(flat[:10]) and nn.Parameter(flat[10:]) do. If several tensors are shared like this,
+    the parameters of one of them are returned.
     """
 
     def moved(changed: Iterable[str]) -> dict[str, int]:
-        """How far counters move if these parameters are said to have changed."""
+        """By how much each counter grows when these parameters are marked as changed."""
         before = {name: parameter._version for name, parameter in parameters.items()}
         increment_version([parameters[name] for name in changed])
         return {name: parameter._version - before[name] for name, parameter in parameters.items()}

@@ -300,7 +300,7 @@ class GradientHooks(TrainingHooks):
         return _arrived(gradient_of(self._job.parameters[name]))
 
     def _travels(self, name: str) -> bool:
-        """Whether it shares a bucket that has any elements."""
+        """Whether the parameter is in a bucket that has any elements."""
         return any(self._buckets.flats[index].numel() for index in self._buckets.buckets_of[name])
 
     def _is_owed(self, name: str) -> bool:

@@ -81,21 +81,21 @@ class LocalUpdateHooks(TrainingHooks):
         return job.losses.mean_of_all(job.transport, job.engine, step=job.step, asked_by=self._rule.name)
 
     def _follow(self, rule: Synchronization) -> None:
-        """Go on by a rule that has learned when the next round is due."""
+        """Continue with a rule that has learned when the next round is due."""
         self._rule = rule
         self._job.strategy = dataclasses.replace(self._job.strategy, synchronization=rule)
         for state in self.bucket_states():
             rule.note(state)
 
     def _skip_to_deadline(self) -> None:
-        """Leave out the rest of a round whose time is up on this rank; all ranks come to its end in the same step."""
+        """Skip the rest of a round whose time is up on this rank; all ranks end the round in the same step."""
         limit_s, job = self._rule.deadline_s, self._job
         if limit_s is not None and job.clock.now() - self._began_s >= limit_s:
             while not self._rule.due(job.step + 1):
                 job.step += 1
 
     def _share(self, num_made: int) -> float:
-        """What this rank's change is multiplied by, by the steps it has made where ranks may have made others."""
+        """The weight of this rank's change, by its number of steps where ranks may have made different numbers."""
         if self._rule.deadline_s is None:
             return self._job.share("round")
         return self._job.share_by_count(num_made, "the steps that each rank has made")

@@ -19,7 +19,7 @@ class OptimizerMoments:
         self._places = {f"{moment} of {name}": (name, moment) for moment in kept for name in job.parameters}
 
     def read(self, into: Mapping[str, torch.Tensor]) -> None:
-        """Copy them; state that an optimizer has not created yet is zero."""
+        """Copy the tensors; state that an optimizer has not created yet is zero."""
         for held, view in self._held(into):
             if held is None:
                 view.zero_()
@@ -27,7 +27,7 @@ class OptimizerMoments:
                 view.copy_(held)
 
     def write(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite them, as far as an optimizer has created them."""
+        """Overwrite the tensors, as far as an optimizer has created them."""
         for held, view in self._held(values):
             if held is not None:
                 held.copy_(view)

@@ -1,7 +1,7 @@
 """Where one step ends and the next begins: hooks on the optimizers.
 
-A step of the job is complete when every optimizer has made its own, each once. A step that a GradScaler skips because
-of an overflow counts as well where gradients are not exchanged: other ranks do not know of the overflow, and rounds are
+A step of the job is complete when every optimizer has made exactly one step. Where gradients are not exchanged, a step
+that a GradScaler skips because of an overflow counts as well: other ranks do not know of the overflow, and rounds are
 due by the number of steps.
 """
 
@@ -50,7 +50,7 @@ class OptimizerSteps:
         self._tell_scalers()
 
     def _tell_scalers(self) -> None:
-        """Have a GradScaler leave overflows to `before`, where gradients stay on their rank."""
+        """Make a GradScaler leave overflows to `before` where gradients are not exchanged."""
         if not self._job.strategy.exchanges_gradients():
             for optimizer in self._job.optimizers:
                 if not getattr(optimizer, _AMP, False):
@@ -89,7 +89,7 @@ class OptimizerSteps:
             self._unscale_or_skip(optimizer)
 
     def _unscale_or_skip(self, optimizer: Optimizer) -> None:
-        """Unscale gradients, which a GradScaler leaves to an optimizer with this attribute."""
+        """Unscale gradients, or skip the step on overflow: with `_AMP`, a GradScaler leaves both to step()."""
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         for name in ("grad_scale", "found_inf"):
             if getattr(optimizer, name, None) is not None:

@@ -19,9 +19,9 @@ class TakesGradients(Protocol):
 
 
 class ParameterHook:
-    """A class, so that an attached parameter can be recognised.
+    """The hook on one parameter; a class, so that an attached parameter can be recognised.
 
-    Hooks of the user may change a gradient, so this one is kept last.
+    Hooks of the user may change a gradient, so this hook is kept last.
     """
 
     __slots__ = ("_hooks", "_key", "_name")
@@ -32,7 +32,7 @@ class ParameterHook:
         self._key = -1
 
     def put_on(self, parameter: nn.Parameter) -> RemovableHandle:
-        """Register it after the existing hooks."""
+        """Register this hook after the existing ones."""
         handle = parameter.register_post_accumulate_grad_hook(self)
         self._key = handle.id
         return handle

@@ -219,7 +219,7 @@ class Planning:
     # -- trying ------------------------------------------------------------------------------------------------
 
     def _try_next(self) -> Plan | None:
-        """Note how long the step took; after a few, the next candidate, and in the end the best."""
+        """Note how long the step took; after a few steps, return the next candidate, and in the end the best one."""
         now_s = self._job.clock.now()
         took_s, self._ended_s = None if self._ended_s is None else now_s - self._ended_s, now_s
         turn, number = divmod(self._passes - _WARM_PASSES - 1, _TRIED_PASSES)

@@ -92,7 +92,7 @@ def never_exchanged(name: str, step: int) -> CommunicationError:
 
 
 def unused(names: list[str], step: int, rank: int) -> CommunicationError:
-    """find_unused_parameters=False was a promise."""
+    """Parameters got no gradient, although find_unused_parameters=False promises that all do."""
     return CommunicationError(
         f"{len(names)} parameters got no gradient in step {step} on rank {rank} "
         f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), and find_unused_parameters=False "

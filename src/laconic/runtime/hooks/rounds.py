@@ -12,7 +12,7 @@ from laconic.runtime.job import Job
 from laconic.runtime.shards import Pieces
 
 PENDING = "rounds.pending"
-"""The field of a saved state that holds what had arrived but was not yet applied."""
+"""The field of a saved state that holds results that had arrived but were not yet applied."""
 
 
 class Rounds:

@@ -56,7 +56,7 @@ class Sending:
                 self._missing[bucket] -= 1
 
     def launch(self, used: Mapping[str, bool], *, ended: bool) -> None:
-        """Submit the buckets that are complete; the gradients in them of parameters that were used become views."""
+        """Submit the complete buckets; in them, the gradients of parameters that were used become views."""
         plan = self._current().plan
         if plan.launch == "after_backward" and not ended:
             return

@@ -88,7 +88,7 @@ def _first_difference(optimizer: Optimizer, *, with_state: bool) -> str | None:
 
 
 def _step_one_by_one(optimizer: Optimizer) -> None:
-    """As deferred updates do: a step without any gradient, then one per parameter."""
+    """Step as deferred updates do: once without any gradient, then once per parameter."""
     settings = group_settings(optimizer)
     params = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in params]
@@ -104,7 +104,7 @@ def _step_one_by_one(optimizer: Optimizer) -> None:
 def with_stand_ins(optimizer: Optimizer, *, with_state: bool) -> Optimizer:
     """A copy of the optimizer with a few small parameters of the same kinds in each group.
 
-    with_state: they get a slice of the original parameters' state instead of none.
+    with_state: the small parameters get a slice of the original parameters' state instead of none.
     """
     state: dict[Any, Any] = defaultdict(dict)
     memo: dict[int, Any] = {id(optimizer.state): state}

@@ -32,7 +32,7 @@ class ServerPushes:
         self._pool = pool
         self.buckets = Buckets(job.fixed_plans()[0], job.strategy, job.parameters, {})
         self.views = self.views_of(self.buckets.flats)
-        """What is sent of each parameter, and afterwards what came back."""
+        """For each parameter the values to send and, after the exchange, the values that came back."""
         back = job.strategy.compression.back().forgetful()
         # A compressor that sends only a direction cannot update parameters: those then come uncompressed.
         self._back = None if back.traits.lossless or not back.traits.keeps_scale else back
@@ -105,7 +105,7 @@ class ServerPushes:
 
 
 class PushingHooks(TrainingHooks):
-    """What all workers of servers that hold parameters have in common; a subclass says when it pushes, and what."""
+    """The common part of all workers whose servers hold parameters; a subclass decides when to push, and what."""
 
     def __init__(self, job: Job, pool: ServerPool) -> None:
         super().__init__(job)

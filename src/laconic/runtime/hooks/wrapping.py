@@ -1,7 +1,7 @@
 """Detects wrappers that would synchronize an attached model a second time.
 
-A framework that is handed an attached model may wrap it in DistributedDataParallel, FSDP or DataParallel. That leaves
-no trace on the model itself, so each forward pass checks for it.
+A framework that is handed an attached model may wrap it in DistributedDataParallel, FSDP or DataParallel. A wrapper
+leaves no trace on the model itself, so each forward pass checks for one.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Aggregator:
                 self.take(datagram)
 
     def take(self, datagram: Datagram) -> None:
-        """Handle the frames of a datagram; no content ends the aggregator."""
+        """Handle the frames of a datagram; the thread of the aggregator continues, whatever they contain."""
         try:
             with self._lock:
                 self._take(datagram)

@@ -49,7 +49,7 @@ for _code, _dtype in DTYPES.items():
 
 
 def num_chunks(nbytes: int) -> int:
-    """Frames for so many bytes."""
+    """The number of frames for this many bytes."""
     return -(-nbytes // VALUE_BYTES)
 
 

@@ -57,7 +57,7 @@ class Run:
         return self._sums.reshape(-1)[: self.nbytes]
 
     def rows(self, number: int, count: int) -> list[Bytes]:
-        """The values of `count` chunks, the first of them the `number`-th of this run; a shorter last one by itself."""
+        """The values of `count` chunks, from the `number`-th of this run on; a shorter last chunk is read by itself."""
         begin, end = number * VALUE_BYTES, min((number + count) * VALUE_BYTES, self.nbytes)
         flat = self._content(begin, end)
         whole = len(flat) // VALUE_BYTES * VALUE_BYTES

@@ -167,7 +167,7 @@ class SlotWorker:
                 self._open.popleft()
 
     def _heed(self, kind: int, chunk: int, content: bytes) -> None:
-        """Messages of the aggregator other than sums."""
+        """Handle messages of the aggregator other than sums."""
         if kind == wire.LACK and len(content) % 2 == 0:
             self._send_again(self._window.send_again(chunk, np.frombuffer(content, "<u2").tolist()))
         elif kind == wire.FAIL:

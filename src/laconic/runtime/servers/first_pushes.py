@@ -2,7 +2,7 @@
 
 A gradient counts as a whole: it has arrived when all its buckets have, and it counts if its worker got the current
 parameters of all of them. So all buckets of a server have one record of steps, `FirstPushes`. If each bucket decided
-for itself, two workers could each wait for a bucket of which the gradient of the other was dropped.
+for itself, two workers could each wait for a bucket in which the other's gradient was dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PATIENCE = 4
 _SHORTEST_S = 0.02
 """The shortest typical interval: in less time a worker may be late by chance."""
 _NUM_INTERVALS = 16
-"""The number of last intervals of which the typical one is the median."""
+"""The typical interval is the median of this many last intervals."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,20 @@ class _Worker:
     clock: int = 0
     """Gradients it has pushed since all workers last rested."""
     answers: int = 0
-    """Those of them that are answered."""
+    """The number of gradients counted in `clock` that have been answered."""
     pushes: dict[int, _Push] = field(default_factory=dict)
     """The buckets of its gradient that have arrived and are not answered."""
     resting: set[int] = field(default_factory=set)
-    """The buckets that know that it waits for the others elsewhere; it rests when all do."""
+    """The buckets that know that this worker waits for the others elsewhere; it rests when all buckets know."""
     gone: bool = False
 
 
 class FirstPushes:
     """The steps of all buckets of one server.
 
-    A worker that came too late for some updates has made fewer steps than the others. When these have made all steps of
-    their training loops, it would wait for gradients that never come. So a worker that is behind, with fewer answers
-    than another worker, waits for a limited time:
+    A worker that came too late for some updates has made fewer steps than the others. When the others have made all
+    steps of their training loops, that worker would wait for gradients that never come. So a worker that is behind,
+    with fewer answers than another worker, waits for a limited time:
 
         limit = 4 * max(20 ms, median of the last 16 intervals between two updates)
 
@@ -96,7 +96,7 @@ class FirstPushes:
         self._over: str | None = None
 
     def hold(self, number: int, compression: Compressor, values: torch.Tensor) -> None:
-        """Hold the parameters of a bucket; all are there before the first push."""
+        """Hold the parameters of a bucket; all buckets are held before the first push."""
         with self._lock:
             self._stored[number] = StoredBucket(number, self._about, compression, self._rule, values)
 
@@ -212,7 +212,7 @@ class FirstPushes:
             self._stored[number].restore(tensors, keys)
 
     def rest(self, number: int, sender: int) -> None:
-        """Until it pushes again, no worker has to wait for this one; when all rest, all clocks start anew."""
+        """Until this worker pushes again, no other has to wait for it; when all rest, all clocks start anew."""
         with self._lock:
             self._workers[sender].resting.add(number)
             if not self._num_present():
@@ -253,7 +253,7 @@ class FirstPushes:
 
 
 class FirstPushStore:
-    """The parameters of one bucket, which change when those of all buckets do."""
+    """The parameters of one bucket, which change together with those of all other buckets."""
 
     def __init__(self, number: int, compression: Compressor, steps: FirstPushes, values: torch.Tensor) -> None:
         self._number = number
@@ -277,7 +277,7 @@ class FirstPushStore:
         self._steps.restore(self._number, tensors, keys)
 
     def rest(self, sender: int) -> None:
-        """Until it pushes again, no worker has to wait for this one."""
+        """Until this worker pushes again, no other has to wait for it."""
         self._steps.rest(self._number, sender)
 
     def leave(self, sender: int) -> None:

@@ -151,7 +151,7 @@ class ParameterStore:
             self._stored.restore(tensors, keys)
 
     def rest(self, sender: int) -> None:
-        """Until it pushes again, no worker has to wait for this one; when all rest, all clocks start anew."""
+        """Until this worker pushes again, no other has to wait for it; when all rest, all clocks start anew."""
         with self._lock:
             self._workers[sender].resting = True
             if self._slowest() is None:

@@ -1,4 +1,4 @@
-"""Code that a server loads and compiles before it reports that it listens: the first request would wait for it."""
+"""Code that a server loads and compiles before it reports that it listens, so the first request need not wait."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _FORE_S = 5.0
 LOST = "job lost: "
 """Prefix of an error that names a lost rank; if that rank is to blame, it follows directly."""
 GONE = "before the end of training"
-"""End of such an error if that rank is gone."""
+"""End of an error with the prefix LOST if that rank is gone."""
 _MOST_RANKS = 2**16
 _LATEST = 2**53
 """Upper bound of steps and sizes: JSON numbers up to here are exact everywhere."""

@@ -45,7 +45,7 @@ class Held(Protocol):
 
 
 def hold(number: int, about: Configuration, rule: Synchronization, values: torch.Tensor) -> Held:
-    """The parameters of a bucket with what the rule updates them by."""
+    """The parameters of a bucket, with the optimizer or the outer steps that the rule updates them by."""
     kind = HeldParameters if rule.optimizer_on_servers else OuterParameters
     return kind(number, about, rule, values)
 
@@ -59,7 +59,7 @@ class HeldParameters:
         self._bucket = about.buckets[number]
         self._num_groups = len(about.groups)
         self.values = values.clone()
-        """All of them, flat."""
+        """All parameters, flat."""
         self._parameters = {
             tensor.name: nn.Parameter(self.values[place].view(tensor.shape))
             for tensor, place in self._bucket.segments()
@@ -163,7 +163,7 @@ class OuterParameters:
         self._world_size = about.world_size
         self._bucket = about.buckets[number]
         self.values = values.clone()
-        """All of them, flat."""
+        """All parameters, flat."""
         self._memory = {field: torch.zeros_like(self.values) for field in rule.server_fields}
         self._arrivals = 0
 

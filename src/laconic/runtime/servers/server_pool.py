@@ -36,7 +36,7 @@ _POLL_S = 0.2
 """Poll interval for whether all ranks have said goodbye."""
 _START_POLL_S = 1.0
 _SPARE_CONNECTIONS = 8
-"""Extra connections, for ranks that reconnect before the end of the last one is noticed."""
+"""Extra connections, for ranks that reconnect before the end of their last connection is noticed."""
 _RESTORES_IN_FLIGHT = 4
 """Buckets in flight to servers: enough to hide the latency, few enough to fit in memory."""
 _PROBLEM_BYTES = 1024
@@ -56,7 +56,7 @@ class ServerPool:
         self.client: Client | None = None
         self._left = False
         self.take = self._overwrite
-        """Takes the parameters of one tensor that were pulled; hooks may replace it."""
+        """Called with the pulled parameters of one tensor; hooks may replace this function."""
         optimizer = _check_optimizer(job) if self._rule.optimizer_on_servers else ""
         try:
             name = gather_bytes(transport, secrets.token_bytes(TOKEN_BYTES), "the name of the job")[0].hex()
@@ -322,7 +322,7 @@ class ServerPool:
         self._job.parameters[name].copy_(values)
 
     def leave(self) -> None:
-        """Say goodbye, and end the servers this rank has started once every rank has.
+        """Say goodbye; when every rank has said goodbye, end the servers that this rank has started.
 
         After a failure that is known here it says no goodbye and waits for nothing: see abandon().
         """

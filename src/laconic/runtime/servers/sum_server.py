@@ -19,7 +19,7 @@ from laconic.errors import CommunicationError, one_line
 from laconic.runtime.servers.protocol import UNDECODABLE, decode_payload, flag, read_note, whole
 
 _MOST_WAITING = 8
-"""Waiting requests of one rank; normally it sends one and waits for the answer."""
+"""The most waiting requests of one rank; normally a rank sends one and waits for the answer."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from laconic.simulator.engine.graph import Graph
 from laconic.simulator.engine.outcome import Outcome
 
 _MOST_SHOWN = 8
-"""Tasks of a cycle that a message names."""
+"""The most tasks of a cycle that an error message names."""
 
 
 def run(graph: Graph, *, durations_s: npt.NDArray[np.float64] | None = None) -> Outcome:

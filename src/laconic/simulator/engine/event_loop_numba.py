@@ -5,7 +5,7 @@ successors; then each free resource takes the first task in its queue; when noth
 recomputed where flows began or ended, and the clock advances.
 
 A transfer that has the network to itself takes as long as it did the last time. So when a known set of flows begins,
-only its end is recorded; its flows are simulated only if another transfer begins before.
+only its end is recorded; its flows are simulated only if another transfer begins before that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Progress(NamedTuple):
     """The arrays that change. By task unless stated otherwise."""
 
     start: _Floats
-    """Before it starts: when it was ready."""
+    """When the task started; before it has started: when it was ready."""
     end: _Floats
     waited_for: _Indices
     missing: _Small

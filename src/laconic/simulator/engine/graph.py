@@ -35,7 +35,7 @@ class Graph:
     label: npt.NDArray[np.int64]
     """A value for the caller; the engine does not use it."""
     flow_set: npt.NDArray[np.int32]
-    """-1: a timed task."""
+    """The number of a transfer's flow set; -1: a timed task."""
     num_predecessors: npt.NDArray[np.int32]
     first_successor: npt.NDArray[np.int64]
     """Task t comes before successors[first_successor[t] : first_successor[t + 1]]."""

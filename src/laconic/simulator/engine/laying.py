@@ -21,7 +21,7 @@ class Flows(NamedTuple):
     """Flow sets on a fabric. Flows of a set with equal route and bytes are one entry with a count."""
 
     first: _Indices
-    """The entries of set s are first[s] <= entry < first[s + 1]. Flows that take no bandwidth have none."""
+    """The entries of set s are first[s] <= entry < first[s + 1]. Flows that take no bandwidth have no entry."""
     route: _Small
     num_bytes: _Floats
     count: _Indices
@@ -41,11 +41,11 @@ class LaidFlows(NamedTuple):
     delay_s: _Floats
     """The delay of the longest route of each set."""
     link_bytes: _Floats
-    """The bytes that all sets send over each link, by how often they are used."""
+    """The bytes that all sets send over each link, each set counted as often as it is used."""
 
 
 def nothing_laid() -> LaidFlows:
-    """For a graph without transfers."""
+    """Flow sets without any flow, for a graph without transfers."""
     indices, small, floats = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), np.empty(0)
     flows = Flows(_offsets(indices), small, floats, indices, _offsets(indices), small, _offsets(indices), floats)
     return LaidFlows(flows, floats, floats)

@@ -88,7 +88,7 @@ def fill(
 
     The `growing` flows of these routes share the capacity `left` of these links. The routes that cross link l are
     among crossing[crossing_first[l] : crossing_first[l] + num_crossing[l]]; others there have a rate that is not
-    negative. `keys` and `queue` are room to work in, one entry per link, and `left` and `growing` are used up.
+    negative. `keys` and `queue` are scratch arrays, one entry per link, and `left` and `growing` are used up.
     """
     for i in range(num_routes):
         route = routes[i]

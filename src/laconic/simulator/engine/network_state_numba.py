@@ -52,7 +52,7 @@ class Network(NamedTuple):
     """Routes on which flows began or ended since rates were computed; the entries before counters[NUM_CHANGED]."""
     change: npt.NDArray[np.int8]
     floor: _Floats
-    """One entry: the lowest rate of a flow that ended since then."""
+    """One entry: the lowest rate of a flow that ended since rates were computed."""
     seen_route: _Indices
     """The epoch in which a route, or a link, was last visited."""
     seen_link: _Indices

@@ -1,6 +1,6 @@
 """The communication thread on a virtual clock: it follows the same order of exchanges as the runtime's (core/order.py).
 
-An exchange whose last round is in flight is decoded as soon as that has arrived and the thread is idle.
+An exchange whose last round is in flight is decoded as soon as that round has arrived and the thread is idle.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class BucketExchange:
     nbytes: int = 0
     """Its bytes in flight until it is finished, where those are limited."""
     credit_bytes: int = 0
-    """Bytes that may be in flight when the next one starts; 0: the number of exchanges is limited instead."""
+    """Bytes that may be in flight when the next exchange starts; 0: the number of exchanges is limited instead."""
     decoupled: bool = False
-    """After its first phase it waits for its second half."""
+    """Whether it waits, after its first phase, until its second half is submitted."""
     held_by: Sequence[int] = ()
     """The tasks that a server waits for before it answers."""
     ready: Sequence[Sequence[int]] = ()
@@ -81,7 +81,7 @@ class CommunicationThread:
             if exchange.phases[1].moves:  # else it is a server's answer, which is taken later
                 self._compute("decode", exchange, 0.0, [exchange.ends] * len(self._classes))
         elif exchange.done:
-            # It was decoded when it arrived; its phase in the order comes only now.
+            # It was decoded when it arrived; its turn in the order comes only now.
             self._free = [[*free, *done] for free, done in zip(self._free, exchange.done, strict=True)]
             self._order.finished(exchange)
         else:

@@ -1,8 +1,8 @@
 """Gradients that all ranks average, in every step or where a round is due: the gradient hooks on a virtual clock.
 
 A bucket is launched when its last gradient is ready and the buckets before it have been launched. The optimizer waits
-for all of them; where the schedule defers, the next forward pass waits layer by layer, and updates are made in as many
-groups.
+for all of them; where the schedule defers updates, the next forward pass waits layer by layer, and the updates of a
+group of layers are made just before it runs.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Segment(NamedTuple):
     buckets: list[int]
     """The buckets they wait for; empty if the whole pass waits for none."""
     share: float
-    """The share of updates that are made before it; none if the optimizer has made them."""
+    """The share of updates that are made before this segment; 0 if the optimizer's step has made them."""
 
 
 class Passes:

@@ -17,11 +17,11 @@ _INSIDE = {"to_leaders", "from_leaders"}
 
 @dataclass(frozen=True)
 class Phase:
-    """Moves that are issued together; the thread continues in the order of exchanges, when all of them have ended."""
+    """Moves that are issued together; when all have ended, the thread continues in the order of exchanges."""
 
     moves: tuple[Move, ...]
     portion: float = 1.0
-    """The part of the moves."""
+    """The part of the moves that this phase makes."""
     before_s: float = 0.0
     """The computation before they are issued."""
     after_s: float = 0.0
@@ -61,7 +61,7 @@ def phases_of(inputs: Inputs, bucket: Bucket, *, decoupled: bool = False, server
 
 
 def _grouped(inputs: Inputs, bucket: Bucket, moves: tuple[Move, ...]) -> list[tuple[Move, ...]]:
-    """The moves that are issued together: where there are more moves than waits, the first ones."""
+    """Groups of moves that are issued together: if there are more moves than waits, the first moves are one group."""
     if not moves or any(move.among_hosts for move in moves):
         return [(move,) for move in moves]
     waits = inputs.strategy.codec.num_waits(bucket, inputs.moment)
@@ -76,7 +76,7 @@ def _grouped(inputs: Inputs, bucket: Bucket, moves: tuple[Move, ...]) -> list[tu
 
 
 def _first_step(inputs: Inputs, moves: tuple[Move, ...]) -> float:
-    """The share of its first step in a sum that is formed step by step; 0 if there is none."""
+    """The share of the first step in a sum that is formed step by step; 0 if there is no such sum."""
     move = next((move for move in moves if move.kind == "sum"), None)
     if move is None or move.algorithm == NATIVE:
         return 0.0

@@ -17,7 +17,7 @@ from laconic.core.exchange import Move
 from laconic.simulator.network import Network, Passage
 
 Term = tuple[int, int, str | int]
-"""The number of a move, of its passage, and the field; a number for one of its other links."""
+"""Move number, passage number, field; a number in place of the field means one of the passage's other links."""
 
 
 class Prices:

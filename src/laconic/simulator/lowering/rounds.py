@@ -1,4 +1,4 @@
-"""Exchanges of parameters or their changes after a step, which may last longer than one: two kinds of hooks."""
+"""Exchanges of parameters or their changes after a step, which may outlast a step: local updates and gossip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards that are gathered before each pass and summed after: FSDP2 on a virtual clock.
+"""All-gathers of parameters before each pass, reduce-scatters of gradients after it: FSDP2 on a virtual clock.
 
 A part of the model is gathered while the previous part computes, one part ahead, as FSDP2 does on a GPU (on a CPU its
 collectives block, which is not modelled). Gradients of a part are sent when the backward pass of its first layer has
@@ -104,7 +104,7 @@ def _both(first: Ends, second: Ends) -> Ends:
 
 
 def _codec_s(cost: CodecCost | None, bucket: Bucket, world_size: int, *, gathers: bool) -> tuple[float, float]:
-    """A rank encodes its shard of weights and decodes all; of gradients it encodes all and decodes a shard of each."""
+    """A rank encodes its shard of weights and decodes all; it encodes all gradients, decodes a shard of each rank."""
     if cost is None:
         return 0.0, 0.0
     encoded = bucket.nbytes / world_size if gathers else bucket.nbytes
@@ -139,7 +139,7 @@ class _Passes:
         names = [part.tensors[0].owner for part in plan.weights]
         sent = {bucket.tensors[0].owner: bucket for bucket in plan.buckets}
         self.gradients = [sent[name] for name in names]
-        """Of each part, in the order of `plan.weights`."""
+        """The bucket of each part's gradients, in the order of `plan.weights`."""
         cuts = sorted({0, len(workload.layers), *(first for first, _ in spans), *(last + 1 for _, last in spans)})
         self.segments = [_Segment(workload, begin, end) for begin, end in pairwise(cuts)]
         number_of = {begin: number for number, begin in enumerate(cuts)}

@@ -26,7 +26,7 @@ Kind = Literal["forward", "backward", "optimizer", "encode", "start-up", "exchan
 _OWN = "own links"
 """The links of ranks that send while others do not."""
 _STARTING = "start-up"
-"""The issue phase, which exchanges pass one after the other while bytes of others move."""
+"""The issue phase: one exchange at a time, while bytes of other exchanges move."""
 _AT_ONCE = 3
 """Exchanges that can be in flight where start-up overlaps with the bytes of others: Gloo works on two at a time, and a
 rank that has sent its own bytes of one starts the next while others have not."""
@@ -49,14 +49,14 @@ class Label(NamedTuple):
     kind: Kind
     step: int
     of: int = 0
-    """The class of ranks, for compute; the number of the bucket, for what is exchanged."""
+    """The class of ranks, for compute; the number of the bucket, for exchanges."""
     where: str = ""
     """The part of the network."""
     nbytes: int = 0
     move: str = ""
-    """Its kind and its algorithm."""
+    """The kind of the move and its algorithm."""
     moving_s: float = 0.0
-    """The time in which bytes move, at its end."""
+    """The time in which bytes move, at the end of the task."""
     launch_s: float = 0.0
     """Its additional delay if the device computes when it begins; see Passage."""
 
@@ -80,9 +80,9 @@ class Inputs:
     """The time of the optimizer's step."""
     moment: Moment = field(default_factory=Moment)
     first_slowdown: float = 1.0
-    """The slowdown of rank 0, whose times plans are made from."""
+    """The slowdown of rank 0: plans are made from its times."""
     devices: Indices | None = None
-    """Where each rank runs, if what it sends shares links with other jobs; then the network must be a FlowNetwork."""
+    """The device of each rank, if its messages share links with other jobs; the network must then be a FlowNetwork."""
     start_s: float = 0.0
     """When the first step begins."""
 
@@ -106,7 +106,7 @@ class Inputs:
         return [min(size, max(0, first - before)) for size, before in zip(sizes, faster, strict=False)]
 
     def owners(self, buckets: Sequence[Bucket]) -> list[int]:
-        """The server of each bucket; -1 where there are none."""
+        """The server of each bucket; -1 where there are no servers."""
         servers = self.strategy.architecture.servers
         return [-1] * len(buckets) if servers is None else servers.owners(buckets, self.world_size)
 
@@ -288,7 +288,7 @@ class TaskGraph:
         portion: float,
         held_by: Sequence[int],
     ) -> Moved:
-        """A move whose messages share links with those of other jobs; a job's own moves take phases."""
+        """A move whose messages share links with those of other jobs; moves of the same job take turns."""
         network, ends, arrived = self.inputs.network, list(after), None
         self.prices.complete = False  # the duration of flows depends on all of them
         assert isinstance(network, FlowNetwork), "only flows can share links"

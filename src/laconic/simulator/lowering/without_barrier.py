@@ -14,14 +14,15 @@ from laconic.synchronization import Synchronization
 
 
 class AsyncServerSteps:
-    """Each class sends gradients, or changes after some steps, and takes parameters; it waits for no other, or only for
-    those too far behind.
+    """Each class pushes gradients, or changes after some steps, and pulls parameters.
+
+    It waits for no other class, or only for those too far behind.
 
     Where the first gradients of a step are used, the classes of the fastest ranks wait for each other, and no class
     waits for those whose gradients are dropped. The server then answers when it has received the whole gradient, so all
     buckets are one exchange here.
 
-    Steps are those of a job that has run for long: the fastest are as many steps ahead as allowed.
+    Steps are those of the steady state: the fastest are as many steps ahead as allowed.
     """
 
     def __init__(self, task_graph: TaskGraph, plan: Plan, rule: Synchronization, first_step: int) -> None:

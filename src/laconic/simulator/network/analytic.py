@@ -35,7 +35,7 @@ def pipelined_trees(ranks: int) -> Formula:
 
 
 class AnalyticNetwork:
-    """A cluster's links, priced by formulas.
+    """A cluster's links, with costs from formulas.
 
     message_s: the software overhead of each message, in addition to the delay of the links it crosses.
     """
@@ -111,7 +111,7 @@ class AnalyticNetwork:
     def _sum(
         self, algorithm: str, nbytes: int, patterns: Patterns, *, ranks: int, every: int = 1, share: float = 1.0
     ) -> tuple[Passage, ...]:
-        """share: the part of its steps and bytes that is done."""
+        """The cost of a sum; share: the part of its steps and bytes that is done."""
         if algorithm == NATIVE:
             ways = [RING.cost(ranks), pipelined_trees(ranks)]
         else:
@@ -173,7 +173,7 @@ class AnalyticNetwork:
     def _beside(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
         """To servers on the hosts of the first ranks, and back; pieces are spread evenly, so the average load counts.
 
-        Half of the time of both directions at once is spent where they share links; in the rest they do not meet.
+        Each direction spends half of the time of both at once on links that they share, the rest on links of its own.
         """
         if move.server >= 0 and world_size <= _HOST_BY_HOST and self._cluster.devices_per_host == 1:
             return self._at_host(move, world_size)
@@ -239,10 +239,10 @@ class AnalyticNetwork:
 
 
 def across(devices_per_host: int, world_size: int) -> int:
-    """A distance between ranks at which all messages leave their hosts, if there are several.
+    """A distance between ranks at which all messages leave their hosts, if there are several hosts.
 
-    If every rank sends a byte to and receives one from that distance, it loads the same links as an aggregator's bytes
-    where every switch on the path adds up: those of each host once for each of its ranks, those between switches once.
+    If every rank sends and receives one byte over that distance, these bytes load the same links as with an aggregator
+    when every switch on the path adds up: links of a host once for each of its ranks, links between switches once.
     """
     return devices_per_host if world_size > devices_per_host else 1
 
@@ -253,12 +253,12 @@ def slotted(byte_s: float, round_trip_s: float, slots: int) -> float:
 
 
 def _where(patterns: Patterns) -> str:
-    """What messages among ranks that are taken together keep busy."""
+    """The links that messages inside a group of ranks keep busy."""
     return LINK if patterns.leaves_hosts else INSIDE
 
 
 def _load(leg: Leg, patterns: Patterns, every: int) -> Load:
-    """The load of the messages of one step; one of every `stride` ranks takes part."""
+    """The load of the messages of one step; only one in `every` ranks takes part."""
     if leg.pattern == "inside":
         return patterns.inside(leg.distance)
     return patterns.swap(leg.distance) if leg.pattern == "swap" else patterns.shift(leg.distance, every * leg.every)

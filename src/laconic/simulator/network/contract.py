@@ -49,7 +49,7 @@ class Passage:
 
 
 class Network(Protocol):
-    """Prices moves among a number of equal ranks; the same move always costs the same."""
+    """Computes the cost of moves among a number of equal ranks; the same move always costs the same."""
 
     def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
         """The segments of a move among this many ranks, one after the other.

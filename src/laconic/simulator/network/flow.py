@@ -39,7 +39,7 @@ _MOST_PAIRS = 512
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Messages that begin together; ranks, not devices."""
+    """Messages that begin together; sources and destinations are ranks, not devices."""
 
     sources: Indices
     destinations: Indices
@@ -77,7 +77,7 @@ class FlowNetwork:
         )
 
     def _unit(self, move: Move, world_size: int) -> Move:
-        """The same move with the bytes of a run; a native sum with the backend's algorithm."""
+        """The same move with `_UNIT` bytes; a native sum with the algorithm that the backend would choose."""
         unit = replace(move, sizes=(_UNIT,), answer_bytes=0)
         if move.kind != "sum" or move.algorithm != NATIVE:
             return unit
@@ -110,7 +110,7 @@ class FlowNetwork:
         return run(graph).makespan_s - delay_s, delay_s
 
     def stages(self, move: Move, world_size: int, num_servers: int = 0) -> tuple[Stage, ...]:
-        """The messages of a move among ranks 0 to n - 1; the way back from servers is the same again."""
+        """The messages of a move among ranks 0 to n - 1; the way back from servers is the same in reverse."""
         return self._stages(self._unit(move, world_size), world_size, num_servers)
 
     def _stages(self, move: Move, world_size: int, num_servers: int) -> tuple[Stage, ...]:
@@ -171,7 +171,7 @@ class FlowNetwork:
 
 
 def _of_rows(made: Collective, times: int = 1) -> tuple[Stage, ...]:
-    """The steps of a collective, for each byte of what it adds up or of a share that is `times` smaller."""
+    """The steps of a collective, per byte of the tensor that it sums, or of a share that is `times` smaller."""
     return tuple(
         Stage(sources, destinations, times * nbytes / _UNIT) for sources, destinations, nbytes in messages(made, _UNIT)
     )
@@ -192,7 +192,7 @@ def _shift(ranks: Indices, share: float, num_steps: int, distance: int = 1) -> S
 
 
 def _mix(move: Move, ranks: Indices) -> tuple[Stage, ...]:
-    """Where neighbours change from round to round, a part of each round, which takes as long as one on average."""
+    """One round; where neighbours change from round to round, an equal part of each, which takes the mean time."""
     rounds = list(neighbours(move.topology, len(ranks), move.partners))
     steps = max(1, move.peers) / len(rounds)
     return tuple(

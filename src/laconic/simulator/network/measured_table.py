@@ -19,7 +19,7 @@ _KINDS = {
 
 
 class MeasuredTable:
-    """Looks up moves, and records what it had to guess."""
+    """Looks up the costs of moves, and records requests beyond the measured range."""
 
     def __init__(self, measured: Measured | None) -> None:
         self._measured = measured
@@ -52,8 +52,8 @@ class MeasuredTable:
     def sent_byte_s(self, *, meeting: bool) -> float | None:
         """Seconds per byte that a rank sends in large messages; None if that was not measured.
 
-        meeting: messages of several ranks meet on one link, which lowers their total rate; the all-to-all shows by how
-        much. Otherwise the slower of sends and all-reduces counts, whose messages do not meet.
+        meeting: messages of several ranks share one link, which lowers their total rate; the all-to-all shows by how
+        much. Otherwise the slower of sends and all-reduces counts, whose messages do not share a link.
         """
         if self._measured is None:
             return None

@@ -1,4 +1,4 @@
-"""What a measurement of pairs would find: how fast every two devices exchange while all others do the same."""
+"""Predicts a measurement of pairs: how fast every two devices exchange while all others exchange too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laconic.core.hosts import Pairs
 
 
 def pair_rates(cluster: Cluster, devices: Sequence[int]) -> Pairs:
-    """Bits per second between ranks on these devices; measured ones, where a probe has found them among as many.
+    """Bits per second between ranks on these devices; measured rates, where a probe has measured as many ranks.
 
     In each round of the measurement a message gets its share of the busiest link that it crosses.
     """

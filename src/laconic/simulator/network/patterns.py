@@ -15,7 +15,7 @@ from laconic.core.hosts import Hosts
 _MOST_SHIFTS = 64
 """Distances sampled where every rank sends to many; the others load links equally."""
 _DRAWN_ROUNDS = 8
-"""Rounds sampled of a graph that is drawn at random for each."""
+"""Rounds sampled where each round has a random graph."""
 
 
 class Load(NamedTuple):
@@ -33,9 +33,9 @@ class ServerLoad(NamedTuple):
     up_s: float
     down_s: float
     both_s: float
-    """Both at the same time: links that only one of them uses are not busy for longer."""
+    """Both directions at the same time: links that only one of them uses are not busy for longer."""
     rank_s: float
-    """A single rank."""
+    """The cost when a single rank sends."""
     delay_s: float
 
 
@@ -53,7 +53,7 @@ class Patterns:
         self.each = max(map(len, groups)) if groups else devices_per_host
         """How many ranks are taken together."""
         self.leaves_hosts = any(len({rank // devices_per_host for rank in group}) > 1 for group in groups)
-        """Whether what moves among them leaves hosts."""
+        """Whether messages inside a group leave hosts."""
         self.shift = lru_cache(maxsize=256)(self._shift)
         self.swap = lru_cache(maxsize=64)(self._swap)
         self.to_all = lru_cache(maxsize=4)(self._to_all)
@@ -63,7 +63,7 @@ class Patterns:
         self.mix = lru_cache(maxsize=16)(self._mix)
 
     def _shift(self, distance: int, every: int = 1) -> Load:
-        """Rank r sends to rank r + distance; only the first of every `stride` ranks takes part."""
+        """Rank r sends to rank r + distance; only the first in `every` ranks takes part."""
         ranks = np.arange(0, self._world_size, every, dtype=np.int64)
         return self._load(ranks, np.roll(ranks, -distance))
 
@@ -79,7 +79,7 @@ class Patterns:
         return self._load(ranks, np.where(is_last, ranks - ranks % devices_per_host, ranks + 1))
 
     def _to_all(self, every: int = 1) -> Load:
-        """Each rank, or one of every `stride`, sends one byte to every other one."""
+        """Each rank, or one in `every` ranks, sends one byte to every other one."""
         ranks = np.arange(0, self._world_size, every, dtype=np.int64)
         others = len(ranks) - 1
         if others == 0:
@@ -146,9 +146,9 @@ def _some(count: int) -> list[int]:
 def neighbours(
     topology: str, world_size: int, partners: tuple[tuple[int, ...], ...] = ()
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Who sends to whom, round by round until rounds repeat; of a graph that is drawn again, in a few of them.
+    """Sources and destinations, round by round until rounds repeat; a few rounds where each has a random graph.
 
-    partners: of every rank in each round, where measured links decide.
+    partners: those of every rank in each round, where they are chosen from measured links.
     """
     graph = cycle_of(partners) if partners else TOPOLOGIES[topology]
     rounds = 1 if graph.fixed else _DRAWN_ROUNDS if graph.draws else max(1, (world_size - 1).bit_length())

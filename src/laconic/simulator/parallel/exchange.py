@@ -1,4 +1,4 @@
-"""The data-parallel dimension exchanged by a laconic strategy, inside a cluster or between islands of it.
+"""Data-parallel gradients exchanged by a laconic strategy, inside a cluster or between islands of it.
 
 A rank's gradients, layer by layer and in the shapes that tensor parallelism leaves, become a workload of the simulator,
 and its replicas a cluster; the additional time of a step is the cost of the strategy. Everything before the last

@@ -9,7 +9,7 @@ inside it: plateau = min(inside, members per node * NIC).
     hops of a ring of n GPUs on k nodes    (n - k) * inside hop + (k - 1) * between hop, twice for an all-reduce
     hops of a tree                         2 * ((n/k - 1) * inside hop + log2(k) * between hop)
 
-The latency of a hop is what NCCL's own model of costs takes (NVIDIA/nccl, src/graph/tuning.cc, protocol Simple): 3.4 us
+The latency of a hop is that of NCCL's own cost model (NVIDIA/nccl, src/graph/tuning.cc, protocol Simple): 3.4 us
 over NVLink and 14 us over the network on a ring. An all-reduce takes the faster of ring and tree, as NCCL does.
 """
 
@@ -66,7 +66,7 @@ class Fabric:
         return Members(size, max(1, min(size, self.gpus_per_node // stride)))
 
     def seconds(self, operation: Operation, nbytes: float, members: Members) -> float:
-        """One operation on a tensor of `nbytes`: the full tensor; for an all-to-all, the tensor of each GPU."""
+        """Seconds of one operation; `nbytes`: of the full tensor; for an all-to-all, of the tensor of each GPU."""
         size = members.size
         if size == 1 or not nbytes:
             return 0.0
@@ -104,7 +104,7 @@ class Fabric:
         return self.launch_s + hops_s + max(inside, between)
 
     def dispatch_s(self, nbytes: float, copies: int, members: Members) -> float:
-        """Tokens of `nbytes` in all, each to `copies` ranks of a group, but to every node at most once.
+        """Seconds to send tokens of `nbytes` in all, each to `copies` ranks of a group, but to every node at most once.
 
         A token crosses the network once for each other node that holds one of its experts, k (1 - (1 - 1/k)^copies) of
         k nodes on average, and is passed on inside the node, as DeepEP does.
@@ -155,7 +155,7 @@ def fabric_of(cluster: Cluster, accelerator: str = "") -> Fabric:
 
 
 def a100_nodes(nic_bytes_per_s: float, *, share: float = 0.9) -> Fabric:
-    """Nodes of 8 A100 on NVLink 3, with a NIC per GPU of which collectives reach `share`.
+    """Nodes of 8 A100 on NVLink 3, with a NIC per GPU; collectives reach `share` of its rate.
 
     Plateau, ramp and launch are fitted to 66 all-reduces of 1 MiB to 1 GiB among 2, 4 and 8 GPUs that were published
     with vTrain (6% on average).
@@ -171,7 +171,7 @@ def a100_nodes(nic_bytes_per_s: float, *, share: float = 0.9) -> Fabric:
 
 
 def h100_nodes(nic_bytes_per_s: float, *, share: float = 0.9) -> Fabric:
-    """Nodes of 8 H100 on NVLink 4, with a NIC per GPU of which collectives reach `share`.
+    """Nodes of 8 H100 on NVLink 4, with a NIC per GPU; collectives reach `share` of its rate.
 
     The plateau is that of the all-reduces among 8 GPUs that were published with Vidur; the rest is as on A100.
     """

@@ -30,11 +30,11 @@ class Slice:
 
     @property
     def tokens(self) -> float:
-        """Of a micro-batch, on this rank of the context dimension."""
+        """The tokens of a micro-batch on one context-parallel rank."""
         return self.plan.micro_batch * self.sequence / self.plan.cp
 
     def product(self, projection: Projection) -> Product:
-        """A projection's product."""
+        """The matrix product of a projection."""
         tp = self.plan.tp
         outputs = projection.outputs / tp if projection.split == "column" else projection.outputs
         inputs = projection.inputs / tp if projection.split == "row" else projection.inputs
@@ -68,7 +68,7 @@ class Slice:
         return self.software.residual(self.tokens * self.model.hidden_size / shared)
 
     def attention_items(self) -> Iterator[Item]:
-        """Scores, softmax and the mixture of values, which selective recomputation repeats."""
+        """Scores, softmax and the weighted sum of values, which selective recomputation repeats."""
         model, plan = self.model, self.plan
         heads = model.num_attention_heads / plan.tp
         width = (model.head_width + model.value_width) / 2

@@ -1,8 +1,8 @@
 """Measured collectives of known nodes, which fabric.py takes in place of its formulas.
 
 A table is used where the accelerator and the link inside a node are those of a measured system, for groups inside one
-node; the network between nodes follows from its NICs, as everywhere. Tables have 2 and 4 GPUs: others, and sizes beyond
-512 MiB, are extrapolated (cluster/collective_costs), of which extrapolations.py warns.
+node; the network between nodes follows from its NICs, as everywhere. Tables have 2 and 4 GPUs: other
+numbers, and sizes beyond 512 MiB, are extrapolated (cluster/collective_costs), and extrapolations.py warns of this.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def measured_costs(system: str) -> CollectiveCosts:
 
 
 def measured_s(system: str, operation: str, nbytes: float, gpus: int) -> float:
-    """One operation among GPUs of one node."""
+    """Seconds of one operation among GPUs of one node."""
     return measured_costs(system).seconds(operation, nbytes, gpus)

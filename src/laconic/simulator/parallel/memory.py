@@ -44,12 +44,12 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """All of it, in bytes."""
         return math.fsum(getattr(self, field.name) for field in fields(self))
 
     @property
     def total_gib(self) -> float:
-        """All of it."""
+        """All of it, in GiB."""
         return self.total / _GIB
 
 

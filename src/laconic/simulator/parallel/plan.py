@@ -45,7 +45,7 @@ class Plan:
     interleave: int = 1
     """Groups of layers per stage; above 1 with schedule=interleaved(v) only."""
     recompute: Recompute = "none"
-    """selective: the attention of each layer runs again in the backward pass; full: every layer does."""
+    """selective: the attention of each layer runs again in the backward pass; full: each whole layer does."""
     sequence_parallel: bool = False
     """Normalizations and residuals are split over the tensor-parallel ranks too."""
 
@@ -86,8 +86,8 @@ class Plan:
     def gathers_layers(self) -> bool:
         """Whether each layer's parameters are gathered for every micro-batch and released again.
 
-        With zero=3 they are; with pipeline stages besides, they are gathered once per step and kept, because a stage
-        needs all its layers again for the next micro-batch.
+        With zero=3 they are, unless there are pipeline stages: they are then gathered once per step and kept, because a
+        stage needs all its layers again for the next micro-batch.
         """
         return self.zero == 3 and self.pp == 1
 

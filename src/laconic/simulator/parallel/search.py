@@ -40,7 +40,7 @@ class Searched:
     """The result of a search."""
 
     best: tuple[Found, ...]
-    """The fastest, in order."""
+    """The fastest plans, the fastest first."""
     tried: int
     fitting: int
 

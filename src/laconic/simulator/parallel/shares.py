@@ -22,11 +22,11 @@ class RankParameters(NamedTuple):
         return self.shared + self.routed
 
     def plus(self, other: RankParameters, times: float = 1.0) -> RankParameters:
-        """Multiplied by a number of layers."""
+        """The sum of these parameters and `times` the other ones."""
         return RankParameters(self.shared + times * other.shared, self.routed + times * other.routed)
 
     def sharded(self, plan: Plan) -> float:
-        """The share of one rank when they are divided among all ranks with the same parameters."""
+        """The share of one rank when parameters are divided among all ranks that hold the same ones."""
         return self.shared / replicas(plan) + self.routed / expert_replicas(plan)
 
 
@@ -41,7 +41,7 @@ def expert_replicas(plan: Plan) -> int:
 
 
 def stage_layers(model: Transformer, plan: Plan, stage: int) -> tuple[int, int]:
-    """Dense layers and layers with experts in one stage; the first stages have one more where pp does not divide."""
+    """Dense layers and layers with experts in one stage; the first have one more if pp does not divide the layers."""
     each, more = divmod(model.num_hidden_layers, plan.pp)
     begin = stage * each + min(stage, more)
     count = each + (1 if stage < more else 0)

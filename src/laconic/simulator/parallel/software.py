@@ -26,7 +26,7 @@ class Software:
     weight_product_rate: float = 1.0
     """Speed of products with weights, relative to 16-bit numbers; above 1 with 8-bit ones."""
     extra_passes: float = 0.0
-    """Further reads and writes of the residual path per layer, of kernels that are not fused, in tensors of it."""
+    """Further reads and writes of the residual path per layer, by kernels that are not fused, in such tensors."""
     layer_launch_s: float = 0.0
     """Time of the host to launch the forward pass of one layer; a backward pass takes twice as long."""
     launch_norm: float = 4.0
@@ -92,7 +92,7 @@ class Software:
         return Kernel((6 if gated else 4) * elements, (10 if gated else 6) * elements)
 
     def scores(self, elements: float) -> Kernel:
-        """Masked softmax, then dropout, over the scores; the products read and write them besides."""
+        """Masked softmax, then dropout, over the scores; the products read and write them as well."""
         dropout = 5 if self.dropout else 0
         return Kernel((4 + dropout) * elements, (6 + dropout) * elements)
 

@@ -3,8 +3,8 @@
     step = m * stage + (p - 1) * stage / v + exposed gradient exchange + optimizer          1F1B, v groups per stage
 
 where m is the number of micro-batches, p that of stages, and stage the time of a micro-batch in the slowest stage,
-forward and backward, with whatever of its exchanges is not hidden. On a network that costs nothing this is the roofline
-time of the stage's kernels and the known formula of the pipeline's bubble.
+forward and backward, including the part of its communication that compute does not hide. On a network that costs
+nothing, stage is the roofline time of its kernels, and the second term is the known formula of the pipeline bubble.
 
 All ranks of one stage do the same work, so one rank of each stage is computed: 16,384 GPUs take no longer than one.
 
@@ -55,7 +55,7 @@ class StepTime:
 
     @property
     def total_s(self) -> float:
-        """The step."""
+        """The time of the whole step."""
         return math.fsum(vars(self).values())
 
 
@@ -63,9 +63,9 @@ class Exchange(Protocol):
     """An exchange among data-parallel ranks: of gradients, or of parameters at intervals."""
 
     def exposed_s(self, job: Job, plan: Plan, system: System, *, before_s: float, backward_s: float) -> float:
-        """Seconds that it adds to a step.
+        """Seconds that the exchange adds to a step.
 
-        before_s: the time of a step without it, except the last backward pass; backward_s: that pass.
+        before_s: the time of a step without the exchange, except the last backward pass; backward_s: that pass.
         """
         ...
 

@@ -38,7 +38,7 @@ class Kernel(NamedTuple):
 
 
 class FusedAttention(NamedTuple):
-    """Scores, softmax and mixture of values in one kernel."""
+    """Scores, softmax and the weighted sum of values in one kernel."""
 
     flops: float
     """Operations of the forward pass; the backward pass, which recomputes scores, has 2.5 times as many."""

@@ -1,4 +1,4 @@
-"""DeepEP's normal kernels: dispatch and combine of a mixture of experts on 4 and 8 nodes, from 1 and 2."""
+"""DeepEP's normal kernels: dispatch and combine of a mixture of experts on 4 and 8 nodes, predicted from 1 and 2."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DeepEp(PublishedTable):
         }
 
     def carried_rows(self) -> list[dict[str, str]]:
-        """The plateaus that the constants are from."""
+        """The plateaus that the constants were taken from."""
         plateaus = {(1, 20): ("15631.93", "27215.11"), (2, 20): ("24976.0", "58308.0"), (2, 24): ("21931.0", "48700.0")}
         return [
             {

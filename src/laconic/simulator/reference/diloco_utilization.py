@@ -1,4 +1,4 @@
-"""Bandwidth between two datacenters for a share of compute utilisation, as the papers on DiLoCo simulate it.
+"""The bandwidth between two datacenters that a compute utilisation needs, as the papers on DiLoCo simulate it.
 
 The published figures are outputs of a simulator whose description is followed here. A step of t seconds runs the layers
 forward in t / 3 and backward in 2 t / 3; the reduction of a layer may start when its backward pass has ended, one
@@ -14,11 +14,11 @@ reduction after the other over one link:
     ... FP4              4 bits per parameter instead of 16
 
 With two workers an all-reduce moves every parameter once over the link. The number sought is the bandwidth at which
-the utilisation is reached, on the published grid: 50 points from 0.1 to 1000 Gbit/s, of which the last below is
-printed, rounded to two places and then to one.
+the utilisation is reached. The papers print the last point below it on a grid of 50 points from 0.1 to 1000 Gbit/s,
+rounded to two places and then to one.
 
-Streaming with few steps or with a delay of a whole round is bound by the link, not by waiting. What its rows show then
-is a volume per step that falls with H squared, which the description does not explain:
+Streaming with few steps or with a delay of a whole round is bound by the link, not by waiting. Its rows then show a
+volume per step that falls with H squared, which the papers' description does not explain:
 
     step >= VOLUME * parameters * bits / H^2 / bandwidth
 
@@ -70,7 +70,7 @@ class Exchange:
         return compute_s / max(compute_s + waiting_s, self._link_s(bandwidth_bps))
 
     def needed_bps(self, target: float) -> float:
-        """The least bandwidth at which that share is reached."""
+        """The least bandwidth at which the utilisation reaches `target`."""
         low, high = 1e3, 1e16
         while high / low > 1 + 1e-9:
             middle = math.sqrt(low * high)
@@ -78,7 +78,7 @@ class Exchange:
         return high
 
     def _fragments(self) -> list[Sequence[int]]:
-        """Layers, 0 the first of the forward pass, of each synchronization."""
+        """The layers of each synchronization; layer 0 is the first of the forward pass."""
         count = 1 if self.fragment_layers is None else max(1, self.layers // self.fragment_layers)
         return [range(first, self.layers, count) for first in range(count)]
 
@@ -91,7 +91,7 @@ class Exchange:
         return max(0.0, end_s - self.step_s - delay_s)
 
     def _link_s(self, bandwidth_bps: float) -> float:
-        """What the link is busy for in a round of a method that hides the exchange."""
+        """The time in a round for which the link is busy, if the method overlaps the exchange with compute; else 0."""
         if not self.overlapped:
             return 0.0
         volume = _OUTER_VOLUME if self.overlapped == "outer" else _INNER_VOLUME
@@ -99,13 +99,13 @@ class Exchange:
 
 
 def printed_gbit(needed_bps: float) -> float:
-    """The grid's last bandwidth below, as the papers print it."""
+    """The last bandwidth of the grid below `needed_bps`, in Gbit/s, rounded as the papers print it."""
     below = [point for point in GRID_GBIT if point <= needed_bps / 1e9 * (1 + 1e-9)]
     return round(round(below[-1] if below else GRID_GBIT[0], 2), 1)
 
 
 class DilocoUtilization(PublishedTable):
-    """Gbit/s for 50 to 99 percent."""
+    """The bandwidth in Gbit/s for a compute utilisation of 50 to 99 percent."""
 
     name = "diloco-utilization"
     source = "simulated by the authors of arXiv:2501.18512 (table 4), arXiv:2502.12996 (5) and arXiv:2503.09799 (6)"
@@ -122,7 +122,7 @@ class DilocoUtilization(PublishedTable):
         return {column: printed_gbit(exchange.needed_bps(target)) for column, target in TARGETS.items()}
 
     def carried_rows(self) -> list[dict[str, str]]:
-        """The rows with the volumes."""
+        """The rows that the two volumes were calibrated on."""
         rows = {"inner": ("2.4", "3.6", "4.3", "4.3", "4.3"), "outer": ("1.1", "2.0", "2.0", "2.0", "2.4")}
         return [
             {

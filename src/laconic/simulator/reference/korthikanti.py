@@ -28,7 +28,7 @@ _RECOMPUTE: dict[str, Recompute] = {"none": "none", "attn_only": "selective", "f
 
 
 class Korthikanti(PublishedTable):
-    """Table 5."""
+    """Table 5 of Korthikanti et al. 2022."""
 
     name = "korthikanti"
     source = "Korthikanti et al. 2022, arXiv:2205.05198, Table 5: Megatron-LM on Selene, A100 80 GB."
@@ -45,7 +45,7 @@ class Korthikanti(PublishedTable):
 
     @cached_property
     def system(self) -> System:
-        """What it ran on."""
+        """The hardware and software of the measurements."""
         row = Row(self.carried_rows()[0])
         share = solve_decreasing(lambda share: _iteration_s(row, _system(share)), row.number("iteration_s"), 0.4, 1.0)
         return _system(share)

@@ -3,9 +3,9 @@
 Both systems use tp=8 pp=8, 6 groups of layers per stage, micro-batches of one sequence, selective recomputation. Two
 numbers are found from two rows of Megatron-LM: the speed of products, and seconds per step that do not become fewer
 with more GPUs (the input pipeline, and whatever else all ranks wait for). MegaScale differs in what its paper lists:
-blocks with attention and feed-forward part side by side, so that one normalization and one pair of exchanges are left
-of two; a window for attention, taken to be half the sequence; exchanges of the tensor, data and pipeline dimensions
-that are overlapped; and an input pipeline that nobody waits for. No row of MegaScale was used.
+parallel transformer blocks (attention and feed-forward part side by side), which have one normalization and one pair of
+exchanges instead of two; sliding-window attention, with a window taken to be half the sequence; overlapped exchanges of
+the tensor, data and pipeline dimensions; and an input pipeline that no rank waits for. No row of MegaScale was used.
 
 Reference: Jiang et al. 2024, MegaScale, NSDI, arXiv:2402.15627, Table 2.
 """
@@ -49,7 +49,7 @@ _MEGASCALE = replace(
 
 
 class MegaScale(PublishedTable):
-    """Table 2."""
+    """Table 2 of the MegaScale paper."""
 
     name = "megascale"
     source = (
@@ -64,7 +64,7 @@ class MegaScale(PublishedTable):
 
     @cached_property
     def _found(self) -> tuple[float, float]:
-        """The share of the peak that products reach, and the seconds per step that remain."""
+        """The share of the peak that products reach, and the seconds per step that more GPUs do not reduce."""
         few, many = (Row(cells) for cells in self.carried_rows())
         gained_s = few.number("iter_s") - many.number("iter_s")
         share = solve_decreasing(

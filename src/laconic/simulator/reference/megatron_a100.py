@@ -29,7 +29,7 @@ _PEAK_TFLOPS = 312.0
 
 
 class MegatronA100(PublishedTable):
-    """Table 1."""
+    """Table 1 of Narayanan et al. 2021."""
 
     name = "megatron-a100"
     source = "Narayanan et al. 2021 (SC21), arXiv:2104.04473, Table 1: Megatron-LM on Selene, A100 80 GB."
@@ -44,7 +44,7 @@ class MegatronA100(PublishedTable):
 
     @cached_property
     def system(self) -> System:
-        """What it ran on."""
+        """The hardware and software of the measurements."""
         row = Row(self.carried_rows()[0])
         target = -row.number("tflops_per_gpu")
         return _system(solve_decreasing(lambda share: -_tflops(row, _system(share)), target, 0.4, 1.0))

@@ -41,7 +41,7 @@ class MegatronH100(PublishedTable):
 
     @cached_property
     def system(self) -> System:
-        """What it ran on."""
+        """The hardware and software of the measurements."""
         row = Row(self.carried_rows()[0])
         target = -row.number("tflops_per_gpu")
         return _system(solve_decreasing(lambda factor: -_tflops(row, _system(factor)), target, 0.4, 1.35))

@@ -1,4 +1,4 @@
-"""What tables of Megatron's weak scaling leave out: the micro-batch and the interleaving, chosen as the authors would.
+"""The micro-batch and interleaving that tables of Megatron's weak scaling leave out, chosen as the authors would.
 
 Of the choices that fit into memory the fastest is taken; where none fits, the one that needs the least memory.
 """

@@ -4,7 +4,7 @@
 
 For each kind of GPU four numbers are fitted to four or five rows on 8 GPUs: the shares of the peak that products and
 fused attention reach, further passes over memory per layer, and how much compute loses while parameters are gathered.
-What happens on more nodes is predicted: nothing was fitted to rows with more than 8 GPUs.
+Rows with more than 8 GPUs are predicted: nothing was fitted to them.
 
 Reference: mosaicml/llm-foundry, scripts/train/benchmarking/README.md.
 """
@@ -48,7 +48,7 @@ class _Kind:
     fabric: Fabric
     extra_passes: float
     interference: float
-    """Share of the time of gathers and scatters that compute loses although they run beside it."""
+    """Share of the time of overlapped all-gathers and reduce-scatters that compute loses to interference."""
     peak: float
 
 

@@ -1,4 +1,4 @@
-"""NCCL and oneCCL on ten systems, one node: 8 GPUs predicted from 2 and 4, and sizes between those that are kept.
+"""NCCL and oneCCL on ten systems, one node: 8 GPUs predicted from 2 and 4, other message sizes from stored ones.
 
 The package carries every second size among 2 and 4 GPUs (cluster/collective_costs/systems.json); all else is predicted
 by cluster/collective_costs/costs.py.
@@ -44,7 +44,7 @@ class Nccl(PublishedTable):
         return {"latency_ms": 1e3 * costs.seconds(operation, nbytes, gpus)}
 
     def carried_rows(self) -> list[dict[str, str]]:
-        """The largest size among 4 GPUs of every system: where the plateau is read off."""
+        """The largest size among 4 GPUs of every system, from which the plateau is read off."""
         return [
             {
                 "system": name,

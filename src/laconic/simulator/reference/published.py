@@ -84,7 +84,7 @@ class PublishedTable(ABC):
     measured: ClassVar[tuple[str, ...]]
     """The columns that are predicted, the most important first; a file of rows may have them or not."""
     carried_along: ClassVar[tuple[str, ...]] = ()
-    """Columns of the published table that are neither: a file of rows may have them, and nothing reads them."""
+    """Columns that are neither in `columns` nor in `measured`: a file of rows may have them, and nothing reads them."""
     calibrated_on: ClassVar[str]
     """Which rows or figures were used, in words."""
 

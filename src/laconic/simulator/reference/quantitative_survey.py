@@ -5,25 +5,26 @@ every model, network and number of GPUs
 
     T = batch n / throughput(BSP) - compute - offset(model)        what exchanging everything takes, in one piece
 
-offset is what a step with other GPUs in the host takes more or less than one alone, the same for all networks and for
-both BERTs, which are one program: found from BSP with all-reduce, as the part that does not grow with bytes. What
-cannot be read off BSP:
+offset is the extra time, positive or negative, of a step with other GPUs in the host compared with one GPU alone. It
+is the same for all networks and for both BERTs, which are one program, and is found from BSP with all-reduce as the
+part that does not grow with bytes. BSP does not determine the following:
 
     start-up of an all-reduce    that of the network, which the survey's authors give in their program for MG-WFBP as
                                  fitted on clusters of theirs
     waiting for the GPU          The survey's programs turn Horovod's fusion, response cache and cycle time off, so each
                                  gradient is an NCCL kernel of its own, launched when the gradient is there. By then the
-                                 next kernel of the backward pass runs - it had been queued before - and NCCL's waits
-                                 for it: on n GPUs for n/(n+1) of its length, the longest of n waits. After the backward
-                                 pass there is nothing to wait for. Lengths are those of the workload's layers, whose
-                                 backward pass is two kernels where there are weights, one for each product.
+                                 next kernel of the backward pass runs - it had been queued before - and NCCL's kernel
+                                 waits for it: on n GPUs for n/(n+1) of its length, the longest of n waits. After the
+                                 backward pass there is nothing to wait for. Lengths are those of the workload's layers,
+                                 whose backward pass is two kernels where there are weights, one for each product.
     interference                 30% of compute's speed is lost while GPUs exchange: the hosts are PCIe-only, and what
                                  is exchanged passes through memory that compute uses. An assumption: the round value
                                  was chosen with the published rows of ResNet-50 and BERT-Base on InfiniBand in view.
 
 Methods run as the strategies of this library, on workloads of this library. With servers, a host's four GPUs add up
-before anything crosses the network, which are two segments that follow each other: inside, as T of 4 GPUs has it, and
-between hosts, as T of all has it. Servers are as many as hosts, and the load on them is part of T.
+their gradients before anything crosses the network, so an exchange passes two segments in sequence: inside a host, with
+the T of 4 GPUs, and between hosts, with the T of all GPUs. There are as many servers as hosts, and the load on them is
+part of T.
 
 Reference: Shi et al. 2021, A Quantitative Survey of Communication Optimizations in Distributed Deep Learning, IEEE
 Network 35(3), arXiv:2005.13247; HKBU-HPML/ddl-benchmarks.
@@ -79,7 +80,7 @@ class Assumptions:
     """Assumptions that BSP does not determine."""
 
     waits_for_kernels: bool = True
-    """Whether an exchange waits for the kernel that computes when it begins."""
+    """Whether an exchange waits for the compute kernel that runs when it begins."""
     interference_ratio: float = 0.3
     """Share of its speed that compute loses while GPUs exchange."""
 
@@ -118,11 +119,11 @@ class Segment(NamedTuple):
     startup_s: float
     byte_s: float
     latency_s: float = 0.0
-    """Its latency, during which others may be in flight."""
+    """Its latency, during which other exchanges may be in flight."""
     launch_s: float = 0.0
-    """The delay before that while GPUs compute."""
+    """The delay before an exchange begins while GPUs compute."""
     disturbs: bool = True
-    """Whether compute is slower meanwhile."""
+    """Whether compute is slower during an exchange."""
 
     def passage(self, nbytes: int) -> Passage:
         """The cost of this many bytes."""
@@ -147,7 +148,7 @@ class CalibratedNetwork:
 
 
 def _waits_s(model: str, method: str, gpus: int, assumptions: Assumptions) -> float:
-    """GPUs that wait for each other: those of one host where GPUs add up only inside their host."""
+    """The wait for busy GPUs: of one host if GPUs add up only inside their host, else of all hosts."""
     if not assumptions.waits_for_kernels:
         return 0.0
     return launch_s(model, GPUS[0] if method.endswith("-PS") else gpus)
@@ -233,7 +234,7 @@ def offsets() -> dict[str, float]:
 
 
 def exchange_s(model: str, network: str, method: str, gpus: int) -> float:
-    """T: the time of one exchange of everything; where networks were mixed up, that of the model that was not."""
+    """T: the time of one exchange of all gradients; where networks were mixed up, BERT-Base's time scaled by bytes."""
     measured_s = _measured_s(model, network, method, gpus)
     if measured_s is not None:
         return measured_s - offsets()[model]

@@ -1,6 +1,6 @@
 """Qwen3 mixtures of experts with Megatron-Core on H100: tensor, expert, pipeline and context parallelism.
 
-Two rows are given, alike but for the overlap of the tokens' all-to-all with compute. From the first the speed of
+The two given rows differ only in whether the tokens' all-to-all overlaps with compute. From the first the speed of
 products and of fused attention is found, from the second the share of the all-to-all that the overlap hides. Modules
 named in `recompute` that are bound by memory (norm, act) cost little to repeat and are not counted; `moe` and `mlp`
 repeat the larger part of a layer.
@@ -28,7 +28,7 @@ from laconic.workload.transformer_presets import MODELS
 
 _MODELS = {"Qwen3-235B-A22B": MODELS["qwen3-235b-a22b"], "Qwen3-30B-A3B": MODELS["qwen3-30b-a3b"]}
 _DISPATCHERS = {"deepep": True, "hybridep": True, "alltoall": False, "a2a": False}
-"""In small letters, and whether a token crosses the network once for all its experts in a node."""
+"""Dispatchers in lower case, and whether a token crosses the network once for all its experts in a node."""
 _LARGE_MODULES = {"moe", "mlp"}
 
 

@@ -23,11 +23,11 @@ _PRECISIONS = {
 }
 
 _MOST_WEIGHTS = 0.85
-"""Of a GPU's memory: what weights take at most where a cache is to fit beside them."""
+"""The largest share of a GPU's memory that weights may take, so that the KV cache also fits."""
 
 
 _SHORTEST = 0.8
-"""Of the lengths that a row names: InferenceMAX, from which most rows are, draws them between this share and all."""
+"""InferenceMAX, the source of most rows, draws lengths between this share of the length in the row and all of it."""
 _INFERENCEMAX_REQUEST_S = 20e-3
 _PASSES_BEFORE_FIRST: Mapping[tuple[str, str], float] = {
     ("trtllm", "deepseek-v3"): 23.0,
@@ -65,7 +65,7 @@ class Serving(PublishedTable):
 
 
 def served(row: Row) -> Served:
-    """What the deployment of a row serves."""
+    """The predicted latencies of the deployment in a row."""
     mode = row.choice("mode", ("agg", "disagg"))
     # An empty cell, or 0: the measurement names the batch instead, or does not use that kind of parallelism.
     batch = row.whole("batch_size" if mode == "agg" else "decode_batch_size", empty=1)
@@ -91,7 +91,7 @@ def served(row: Row) -> Served:
 def _aggregated_degrees(row: Row) -> tuple[int, int, int]:
     """Tensor-parallel degree, GPUs, and groups that experts are on.
 
-    Some rows count the GPUs of expert parallelism twice: the same measurement is there as tp=8, moe_tp=1, moe_ep=8 and
+    Some rows count the GPUs of expert parallelism twice: the same measurement appears as tp=8, moe_tp=1, moe_ep=8 and
     as tp=64, moe_tp=8, moe_ep=8, and as tp=4, dp=1, moe_ep=4 and tp=4, dp=4, moe_ep=16.
     """
     tp, dp = _degree(row, "tp_size"), _degree(row, "attention_dp_size")
@@ -104,10 +104,10 @@ def _aggregated_degrees(row: Row) -> tuple[int, int, int]:
 
 
 def _decode_choices(row: Row) -> list[tuple[int, int]]:
-    """Tensor-parallel degree and number of workers for output.
+    """Tensor-parallel degree and number of decode workers.
 
-    Where a row does not say how many there are, its degree counts the GPUs of a worker. Rows that do say it have four
-    workers where output is tensor parallel and one where it is data parallel; the faster of the two is taken.
+    Where a row does not give the number of workers, its degree counts the GPUs of a worker. Rows that give it have four
+    workers where decode is tensor parallel and one where it is data parallel; the faster of the two is taken.
     """
     tp = _degree(row, "decode_tp_size")
     if row["decode_num_workers"]:

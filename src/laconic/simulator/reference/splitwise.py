@@ -1,12 +1,12 @@
-"""Splitwise: prompts and tokens of two models on DGX-A100 and DGX-H100, by tensor-parallel degree.
+"""Splitwise: prefill and decode times of two models on DGX-A100 and DGX-H100, by tensor-parallel degree.
 
 vLLM of 2023 started kernels one by one: a pass takes
 
     host + max(start of all kernels, GPU)
 
 and the GPU's part is that of serving/forward.py. The host's constants are read off tensor-parallel degree 8. Two models
-separate host and start: Llama 2 is bound by starting the kernels of its 80 layers, BLOOM with 2.5 times its weights by
-the GPU.
+separate the host's time from kernel launches: Llama 2 is bound by launching the kernels of its 80 layers, BLOOM, with
+2.5 times the weights, by the GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FRAMEWORKS = {
 
 
 def _device(name: str, matmul_share: float) -> ServingDevice:
-    """With shares of 16-bit kernels of 2023, of which prompts took no more time than their products."""
+    """The device with the shares that 16-bit kernels of 2023 reached; prefill had no overhead beyond its products."""
     return replace(serving_device(name), matmul_share=matmul_share, prompt_ratio=1.0, attention_share=0.4)
 
 
@@ -95,7 +95,7 @@ class Splitwise(PublishedTable):
         }
 
     def carried_rows(self) -> list[dict[str, str]]:
-        """Rows that host and start of kernels are read off."""
+        """The rows that the host's time and kernel launches are read off."""
         rows = {
             ("bloom-176b", "a100-80gb", "2048"): ("540.412", "49.358"),
             ("bloom-176b", "h100-80gb", "2048"): ("253.113", "35.722"),

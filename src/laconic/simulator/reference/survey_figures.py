@@ -2,7 +2,7 @@
 
 Samples per second of all GPUs together, mean of five launches, for 4, 8, 16 and 32 of them. Cluster: 8 hosts with 4
 RTX 2080 Ti each, PCIe only; 10 Gbit/s Ethernet, 100 Gbit/s InfiniBand with RDMA, and TCP/IP over the same InfiniBand
-("100GbE"). None: networks that were almost surely mixed up when it was measured.
+("100GbE"). None: a cell for which networks were almost surely mixed up in the measurement.
 
 Source: repository of "A Quantitative Survey of Communication Optimizations in Distributed Deep Learning"
 (HKBU-HPML/ddl-benchmarks, results of 2020-05-29).

@@ -1,8 +1,8 @@
 """SwitchML's sums in a switch compared with NCCL's, 4 to 16 workers on 100 Gbit/s.
 
-Both are priced on one switch by the simulator's own formulas, with the share of the line rate that each was measured to
-reach among 4 workers: sums in the switch 2830e6 and NCCL 1380e6 32-bit values a second. That share is taken to be the
-same among more workers, so what is predicted is how the ratio grows with the number of workers.
+The cost of both on one switch is computed by the simulator's own formulas, with the share of the line rate that each
+was measured to reach among 4 workers: sums in the switch 2830e6 and NCCL 1380e6 32-bit values a second. That share is
+taken to be the same among more workers, so the prediction is how the ratio grows with the number of workers.
 
 Reference: Sapio et al. 2021 (SwitchML), NSDI; the benchmark in the README of its repository.
 """
@@ -26,7 +26,7 @@ _MEASURED_AT_4 = {"switchml_rdma": 2830.0, "nccl_rdma": 1380.0}
 
 
 class SwitchMl(PublishedTable):
-    """Aggregated values per second, and how many times those of NCCL."""
+    """Aggregated values per second, and their ratio to NCCL's."""
 
     name = "switchml"
     source = (
@@ -49,7 +49,7 @@ class SwitchMl(PublishedTable):
         return {"ratio": found["switchml_rdma"] / found["nccl_rdma"], **found}
 
     def carried_rows(self) -> list[dict[str, str]]:
-        """That of 4 workers."""
+        """The row of 4 workers."""
         ratio = _MEASURED_AT_4["switchml_rdma"] / _MEASURED_AT_4["nccl_rdma"]
         return [
             {"workers": "4", "ratio": f"{ratio:.3g}", **{name: f"{rate:.0f}" for name, rate in _MEASURED_AT_4.items()}}
@@ -57,6 +57,6 @@ class SwitchMl(PublishedTable):
 
 
 def _rate(move: Move, workers: int) -> float:
-    """Values per second among so many workers on one switch, if lines were used in full."""
+    """Values per second among `workers` on one switch, at the full line rate."""
     network = AnalyticNetwork(Cluster.uniform(workers, Link(bandwidth_bps=_LINE_BPS)))
     return move.nbytes / 4 / seconds(network, move, workers)

@@ -2,8 +2,8 @@
 
 The share of the peak that matrix products reach is found from one row. Everything else comes from elsewhere: costs of
 the host and of kernels bound by memory from the same authors' runs on one node (`vtrain_single`), exchanges inside a
-node from their all-reduce times, and a NIC per GPU of 100 Gbit/s, of which 90% are taken to be reached, from their
-configuration. Gradients are taken to be exchanged in 32 bits after the backward pass.
+node from their all-reduce times, and from their configuration a NIC of 100 Gbit/s per GPU, 90% of which are taken to
+be reached. Gradients are taken to be exchanged in 32 bits after the backward pass.
 
 Reference: Bang et al. 2024, vTrain, MICRO, arXiv:2312.12391; VIA-Research/vTrain, data/ground_truth_multi.csv.
 """
@@ -54,7 +54,7 @@ class VTrain(PublishedTable):
 
     @cached_property
     def system(self) -> System:
-        """What it ran on."""
+        """The hardware and software of the measurements."""
         row = Row(self.carried_rows()[0])
 
         def predicted(share: float) -> float:

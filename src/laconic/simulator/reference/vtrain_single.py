@@ -39,7 +39,7 @@ class VTrainSingle(PublishedTable):
         return {"iteration_ms": iteration_ms(row, _SYSTEM)}
 
     def carried_rows(self) -> list[dict[str, str]]:
-        """The first three of those that were used."""
+        """The first three of the rows that were used for the fit."""
         rows = (
             ("2", "16", "8", "1024", "16", "24", "1024", "1", "1", "2", "372.160408"),
             ("4", "16", "2", "2048", "16", "24", "1024", "1", "4", "1", "304.165703"),

@@ -2,8 +2,8 @@
 
 ZeRO-3 of DeepSpeed in 2021 gathers each tensor of a layer by itself (12 in a GPT's), in the forward and again in the
 backward pass, and scatters its gradient. The rows given show that compute hides none of it: a step takes longer than
-its compute by what these exchanges take at one rate, the same for both models, which is found from them. The share of
-the peak that products reach is found from the row without ZeRO.
+its compute by the time of these exchanges at one rate, which is the same for both models and is found from these rows.
+The share of the peak that products reach is found from the row without ZeRO.
 
 Reference: Narayanan et al. 2021, SC21, arXiv:2104.04473, Table 2; Rajbhandari et al. 2020, arXiv:1910.02054.
 """
@@ -40,7 +40,7 @@ _DEEPSPEED = replace(MEGATRON_2021, name="DeepSpeed ZeRO-3", shard_messages=_TEN
 
 
 class Zero3(PublishedTable):
-    """Table 2."""
+    """Table 2 of Narayanan et al. 2021."""
 
     name = "zero3"
     source = "Narayanan et al. 2021 (SC21), arXiv:2104.04473, Table 2: DeepSpeed ZeRO-3 and Megatron-LM on Selene."
@@ -53,7 +53,7 @@ class Zero3(PublishedTable):
 
     @cached_property
     def matmul_share(self) -> float:
-        """Of the peak."""
+        """The share of the peak that products reach."""
         row = Row(self.carried_rows()[2])
         return solve_decreasing(
             lambda share: -self._tflops(row, share, SELENE.between_bytes_per_s), -row.number("tflops_per_gpu"), 0.4, 1.0
@@ -61,7 +61,7 @@ class Zero3(PublishedTable):
 
     @cached_property
     def shard_bytes_per_s(self) -> float:
-        """Per GPU, of ZeRO-3's gathers and scatters."""
+        """The rate per GPU of ZeRO-3's all-gathers and reduce-scatters."""
         rows = [Row(cells) for cells in self.carried_rows()[:2]]
 
         def above(rate: float) -> float:

@@ -1,12 +1,13 @@
-"""A benchmark of serving, replayed: clients that each send the next request when the answer to the last is complete.
+"""A replayed serving benchmark: each client sends its next request when the answer to the last one is complete.
 
-All clients send at once at first, and that queue is part of the mean over the benchmark; later requests arrive as
-answers end. The workers run passes, one after the other:
+All clients send their first request at once, and the queue of these is part of the mean over the benchmark; later
+requests arrive as answers end. The workers run passes, one after the other:
 
     prompts wait and there is a place   a pass over the prompts that arrived first, as many as fit into one pass
     else                                one new token for every sequence that runs
 
-Frameworks that mix give running sequences a token in passes over prompts too, with their attention added to the pass.
+Frameworks that mix prefill and decode also give running sequences a token in passes over prompts; the attention of
+these sequences is added to the pass.
 Passes between two arrivals or ends are alike, so they are counted and not run one by one.
 """
 
@@ -23,21 +24,21 @@ from dataclasses import dataclass
 from laconic.simulator.serving.load import Load
 
 _GRID = 1.25
-"""Times of passes are computed at sizes so many times apart, and interpolated between them."""
+"""The ratio of neighbouring sizes at which pass times are computed; between them, times are interpolated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """What the passes of one group of GPUs take, host included."""
+    """The times of passes on one group of GPUs, host included."""
 
     prompt_s: Callable[[float], float]
-    """By tokens."""
+    """The time of a prefill pass, by its number of tokens."""
     output_s: Callable[[float], float]
-    """By sequences."""
+    """The time of a decode pass, by its number of sequences."""
     mixed_sequence_s: float
-    """What a running sequence adds to a pass over prompts."""
+    """The time that a running sequence adds to a pass over prompts."""
     tokens_per_pass: int
-    """Of prompts, at most; longer ones take several passes."""
+    """The most prompt tokens in a pass; longer prompts take several passes."""
     mixes: bool
     """Whether passes over prompts give running sequences a token."""
 
@@ -60,7 +61,7 @@ class _Request:
 
 
 def replay(clients: int, load: Load, places: int, passes: Passes) -> Replayed:
-    """The benchmark on one group of GPUs that serves so many clients and holds so many sequences at once."""
+    """The benchmark on one group of GPUs that serves `clients` and holds up to `places` sequences at once."""
     run = _Run(clients, load, places, passes)
     while run.unanswered:
         run.advance()
@@ -69,7 +70,7 @@ def replay(clients: int, load: Load, places: int, passes: Passes) -> Replayed:
 
 
 class _Run:
-    """The state of the benchmark; `tokens` counts those that each running sequence was given since the start."""
+    """The state of the benchmark; `_tokens` counts what a sequence that runs since the start would have been given."""
 
     def __init__(self, clients: int, load: Load, places: int, passes: Passes) -> None:
         # The same requests in every run: differences come from what is compared.
@@ -81,7 +82,7 @@ class _Run:
         self._now_s = self._tokens = 0.0
         self._waiting: deque[_Request] = deque()
         self._running: list[tuple[float, int, float, float]] = []
-        """Ends at this number of tokens; a number that tells requests apart; its first token's time; its tokens."""
+        """The count of `_tokens` at which it ends; the request's number; its first token's time; its further tokens."""
         self.first_s: list[float] = []
         self.token_s: list[float] = []
         for _ in range(clients):
@@ -133,7 +134,7 @@ class _Run:
 
 
 def interpolated(exact: Callable[[float], float]) -> Callable[[float], float]:
-    """The function at sizes _GRID times apart from 1, with straight lines between them."""
+    """The function, computed only at the sizes 1, _GRID, _GRID^2, ... and interpolated linearly between them."""
     known: dict[int, float] = {}
 
     def at(power: int) -> float:

@@ -1,4 +1,4 @@
-"""One model on so many GPUs: how tensor, expert and data parallelism divide it."""
+"""One model on several GPUs: how tensor, expert and data parallelism divide it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Deployment:
     device: ServingDevice
     precision: Precision = "bf16"
     tp: int = 1
-    """Attention and dense layers are divided among so many GPUs."""
+    """The number of GPUs that attention and dense layers are divided among."""
     dp: int = 1
-    """So many groups of them serve requests of their own and share the experts."""
+    """The number of groups of `tp` GPUs; each serves requests of its own, and all share the experts."""
     ep: int = 1
-    """Experts are on so many groups of GPUs; inside a group each expert is divided."""
+    """The number of groups of GPUs that experts are distributed over; inside a group each expert is divided."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "dp", "ep"):
@@ -44,7 +44,7 @@ class Deployment:
 
     @property
     def gpus(self) -> int:
-        """How many there are."""
+        """The number of GPUs."""
         return self.tp * self.dp
 
     @property
@@ -54,7 +54,7 @@ class Deployment:
 
     @property
     def weights_per_gpu_bytes(self) -> float:
-        """What one GPU holds of the model."""
+        """Bytes of weights on one GPU."""
         model = self.model
         routed = model.num_mixture_layers * sum(p.parameters for p in model.projections() if p.routed)
         return self.weight_bytes * ((model.num_parameters - routed) / self.tp + routed / self.gpus)
@@ -68,7 +68,7 @@ class Deployment:
         return element_bytes * model.num_hidden_layers * heads * (model.head_width + model.value_width)
 
     def most_cached_tokens(self, element_bytes: float, share: float = 0.95) -> float:
-        """How many tokens fit beside the weights, per group of `tp` GPUs."""
+        """How many tokens the KV cache can hold in addition to the weights, per group of `tp` GPUs."""
         free = self.device.memory_bytes * share - self.weights_per_gpu_bytes
         if free <= 0:
             raise ConfigurationError(

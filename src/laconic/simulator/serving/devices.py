@@ -14,26 +14,26 @@ class ServingDevice:
 
     name: str
     flops_per_s: Mapping[str, float]
-    """By precision of the weights, without sparsity; what a device cannot multiply is multiplied in 16 bits."""
+    """By precision of the weights, without sparsity; a precision that the device cannot multiply runs in 16 bits."""
     memory_bytes_per_s: float
     memory_bytes: float
     gpus_per_domain: int = 8
-    """How many share NVLink."""
+    """How many GPUs share NVLink."""
     system: str
     """The measured system its collective operations are taken from."""
     matmul_share: float = 0.6
-    """Of the peak: what products of a long prompt reach."""
+    """The share of the peak that products of a long prompt reach."""
     expert_share: float = 0.2
-    """The same for experts, whose rows are sorted, padded and multiplied in groups."""
+    """The same share for experts, whose rows are sorted, padded and multiplied in groups."""
     memory_share: float = 0.8
-    """Of the memory's bandwidth: what reading weights and keys reaches."""
+    """The share of the memory's bandwidth that reading weights and keys reaches."""
     attention_share: float = 0.31
-    """Of the 16-bit peak: what fused attention reaches on a prompt."""
+    """The share of the 16-bit peak that fused attention reaches on a prompt."""
     prompt_ratio: float = 1.1
-    """How many times as long the products of a pass over prompts take: quantization and the like, which output passes
-    hide behind reading weights, are counted with them."""
+    """The factor on the time of products in a prefill pass: it includes quantization and the like, which decode passes
+    hide behind reading weights."""
     expert_prompt_ratio: float = 1.2
-    """The same for experts: sorting of tokens, and groups of different sizes."""
+    """The same factor for experts: sorting of tokens, and groups of different sizes."""
 
 
 def _peaks(bf16: float, fp8: float = 0.0, fp4: float = 0.0) -> dict[str, float]:
@@ -41,7 +41,7 @@ def _peaks(bf16: float, fp8: float = 0.0, fp4: float = 0.0) -> dict[str, float]:
 
 
 _BLACKWELL = {"attention_share": 0.235, "prompt_ratio": 1.6, "expert_prompt_ratio": 2.0}
-"""Kernels for prompts that reach less of a higher peak."""
+"""Prefill kernels reach a smaller share of a higher peak."""
 
 DEVICES: Mapping[str, ServingDevice] = {
     device.name: device

@@ -21,7 +21,7 @@ from laconic.simulator.serving.frameworks import Framework
 from laconic.workload.transformer import Projection
 
 _IDLE_ROWS, _IDLE_EXPERT_ROWS = 64, 16
-"""Rows that tiles are filled up with, of a matrix and of an expert's."""
+"""Rows of padding that fill up tiles, for a dense matrix and for that of an expert."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class PassTime:
 
     @property
     def seconds(self) -> float:
-        """All together: layers follow each other, and nothing inside one overlaps."""
+        """The sum of all parts: layers follow each other, and nothing inside a layer overlaps."""
         return self.products_s + self.attention_s + self.network_s + self.layers_s
 
 
 class ForwardPass:
-    """Prices passes of one deployment.
+    """Computes the time of passes of one deployment.
 
     costs: where collective operations take their times from; left out: the device's measured system.
-    warnings: a list that what was not measured is added to.
+    warnings: a list to which a warning is added for every cost that was not measured.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ForwardPass:
         return self._pass(sequences, read / (device.memory_bytes_per_s * device.memory_share))
 
     def _pass(self, rows: float, attention_s: float, ratio: float = 1.0, expert_ratio: float = 1.0) -> PassTime:
-        """`ratio` and `expert_ratio`: how many times as long products take."""
+        """`ratio` and `expert_ratio`: factors on the times of dense and of expert products."""
         model = self.deployment.model
         products_s = 0.0
         for mixture, layers in (
@@ -124,7 +124,7 @@ class ForwardPass:
         return exchange_s
 
     def _expert_exchange_s(self, tokens: float) -> float:
-        """Dispatch and combine of one layer, for so many tokens of every GPU."""
+        """Dispatch and combine of one layer, for `tokens` of every GPU."""
         deployment, model = self.deployment, self.deployment.model
         gpus = deployment.gpus
         nodes = self._nodes(gpus)
@@ -171,7 +171,7 @@ class ForwardPass:
 
 
 def _busiest_share(tokens: float, groups: int) -> float:
-    """What the group with the most tokens has, relative to the mean: tokens choose independently of each other."""
+    """The load of the busiest group relative to the mean, where tokens choose experts independently of each other."""
     if groups == 1:
         return 1.0
     return min(float(groups), 1 + math.sqrt(2 * math.log(groups) * groups / max(1.0, tokens)))

@@ -1,4 +1,4 @@
-"""What serving frameworks add to the work of GPUs: time on the host, start of kernels, and how requests queue."""
+"""The overhead of serving frameworks: time on the host, kernel launches, and how requests queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Framework:
     layer_s: float
     """Kernels of a layer that neither compute nor read weights: normalizations, quantization, gaps."""
     launch_s: float = 0.0
-    """Starting the kernels of a layer where no CUDA graph does; hidden behind longer kernels."""
+    """Launching the kernels of a layer without a CUDA graph; hidden behind longer kernels."""
     prefill_launch_s: float = 0.0
     """The same for a pass over a prompt."""
     long_pass_tokens: int = 0
@@ -29,10 +29,10 @@ class Framework:
     client_s: float = 0.0
     """The same for every request in flight, as one process handles the requests and tokens of all."""
     passes_before_first: float = 0.0
-    """Output passes that go by before a new request is looked for, and before its first token is handed out: frameworks
+    """Decode passes that go by before a new request is looked for, and before its first token is handed out: frameworks
     do both at intervals, to keep the host's work small."""
     tokens_per_pass: int = 8192
-    """Of prompts, at most."""
+    """The most prompt tokens in a pass."""
     mixes: bool = True
     """Whether a pass over prompts gives a token to the sequences that run."""
     one_shot: bool = True

@@ -1,14 +1,14 @@
 """Time to first token and time per output token of a closed loop of clients.
 
-Aggregated: the same GPUs run prompts and output, so that requests wait for each other's passes (closed_loop.py):
+Aggregated: the same GPUs run prefill and decode, so that requests wait for each other's passes (closed_loop.py):
 
     first token = request + clients * client + passes * time per token + wait and pass over the prompt
 
 `passes` are those that a framework lets go by before it looks for new requests or hands tokens out. Where the cache
 does not hold all sequences, the others wait for a place, and their first token with them.
 
-Disaggregated: workers of their own run the prompts, and the cache moves to the workers that run the output. Prompts
-queue at their workers, at most as fast as output is finished.
+Disaggregated: separate workers run prefill, and the KV cache moves to the workers that run decode. Prompts queue at the
+prefill workers, and arrive there at most as fast as answers are finished.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from laconic.simulator.serving.load import Load
 
 @dataclass(frozen=True)
 class Served:
-    """What clients see, and how much of it is network."""
+    """The latencies that clients see, and the network's share of them."""
 
     first_token_s: float
     token_s: float
     network_share: float
-    """Of a decode pass."""
+    """The network's share of a decode pass."""
     prefill_network_share: float
     cache_transfer_s: float = 0.0
 
 
 def aggregated(forward: ForwardPass, load: Load) -> Served:
-    """One worker that runs prompts and output."""
+    """One worker that runs prefill and decode."""
     framework = forward.framework
     per_group = max(1, round(load.concurrency / forward.deployment.dp))
     places = max(1, math.floor(_held(forward, per_group, load.mean_context)))
@@ -71,9 +71,9 @@ def disaggregated(
     decode_workers: int = 1,
     transfer_bytes_per_s: float = 40e9,
 ) -> Served:
-    """Workers for prompts, workers for output; each GPU sends its part of the cache over a NIC of its own.
+    """Separate workers for prefill and for decode; each GPU sends its part of the cache over a NIC of its own.
 
-    prefill_workers: None for as many as keep up with the output.
+    prefill_workers: None for as many as keep up with the decode workers.
     """
     if decode_workers < 1 or (prefill_workers is not None and prefill_workers < 1):
         raise ConfigurationError("serving: there must be at least one worker for prompts and one for output.")
@@ -114,7 +114,7 @@ def decode_pass_s(forward: ForwardPass, sequences: int, context: float) -> float
 
 
 def _before_first_s(forward: ForwardPass, load: Load, token_s: float) -> float:
-    """Before a prompt's pass, or after it, on the host."""
+    """The part of the time to first token that passes before or after the prompt's own pass."""
     framework = forward.framework
     return framework.request_s + framework.client_s * load.concurrency + framework.passes_before_first * token_s
 

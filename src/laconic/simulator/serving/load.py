@@ -16,7 +16,7 @@ class Load:
     concurrency: int = 1
     """Requests in flight."""
     requests_per_client: int = 10
-    """Of which all clients send the first at once."""
+    """All clients send the first of these at once."""
     shortest: float = 1.0
     """Lengths are drawn between this share of the number of tokens and all of it."""
 

@@ -153,7 +153,7 @@ _FAMILIES = (
 
 @cache
 def served_model(name: str) -> Transformer:
-    """A model by a name of ours, by the name of a repository of its weights, or from a config.json."""
+    """A model by its name in laconic, by the name of a repository of its weights, or from a config.json."""
     if name.endswith(".json"):
         return transformer(name)
     if name in _SHAPES:

@@ -1,16 +1,16 @@
-"""What `laconic simulate --serve` reads: one line of key=value words; several values make a sweep.
+"""The input of `laconic simulate --serve`: one line of key=value words; several values make a sweep.
 
 model=llama3-70b device=h100_sxm tp=1,2,4,8 concurrency=32 input=1024 output=512 precision=fp8 framework=vllm
 
 model            a name, or a config.json with Hugging Face's keys
-device           whose GPUs
+device           the kind of GPU
 precision        bf16, fp8, fp4 or int4
 framework        vllm, sglang or trtllm
 tp, dp, ep       GPUs that divide attention; groups that share the experts; groups the experts are on
 concurrency      requests in flight
 input, output    tokens of a prompt and of an answer
-link             measured systems whose collective operations are taken, e.g. h100_sxm,l40s; left out: the device's
-prefill_workers  prompts get workers of their own, so many (disaggregated); then also
+link             measured systems whose collective times are used, e.g. h100_sxm,l40s; left out: the device's
+prefill_workers  the number of separate workers for prefill (disaggregated); then also
 prefill_tp, decode_workers, transfer (the rate at which a GPU sends its part of the cache, e.g. 400gbit)
 """
 
@@ -56,7 +56,7 @@ _MOST_POINTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ServePoint:
-    """One deployment under one load, and what it serves; `refused` says why it cannot."""
+    """One deployment under one load, and its latencies; `refused` says why it cannot serve."""
 
     tp: int
     dp: int
@@ -150,7 +150,7 @@ def serve(text: str) -> ServeSweep:
 def _served(
     words: dict[str, str], worker: Callable[[int, int, int], ForwardPass], load: Load, degrees: tuple[int, int, int]
 ) -> tuple[int, Served]:
-    """How many GPUs there are, and what they serve."""
+    """The number of GPUs, and the latencies of the deployment."""
     tp, dp, ep = degrees
     decode = worker(tp, dp, ep)
     if not words["prefill_workers"]:

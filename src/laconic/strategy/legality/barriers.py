@@ -13,7 +13,7 @@ _SEVERAL = 2
 
 
 def without_a_barrier(parts: Parts) -> Refusal | None:
-    """Training without a barrier needs partners that answer at any time, and a bound on the lead needs clocks."""
+    """Training without a barrier needs partners that answer at any time; a staleness bound also needs clocks."""
     when, whom = parts.synchronization, parts.architecture
     if when.barrier:
         return None
@@ -66,7 +66,7 @@ def one_server_decides(parts: Parts) -> Refusal | None:
 
 
 def an_outer_step_with_neighbours(parts: Parts) -> Refusal | None:
-    """A rule that makes its outer step with a few neighbours needs their mean, of whatever it sends."""
+    """A rule that makes its outer step with a few neighbours needs an architecture that averages whatever it sends."""
     when, whom = parts.synchronization, parts.architecture
     if not when.among_neighbours or whom.mixes_anything:
         return None

@@ -22,7 +22,7 @@ ALONE: tuple[Rule, ...] = (
     wrappers.residuals_are_kept_inside_momentum,
     wrappers.no_residual_of_what_is_enlarged,
 )
-"""Those that look at compression alone."""
+"""The rules that look at compression alone."""
 
 RULES: tuple[Rule, ...] = (
     *ALONE,
@@ -73,7 +73,7 @@ def nearest_legal(parts: Parts) -> tuple[list[str], Parts]:
 
 
 def cannot_combine(parts: Parts, extensions: list[type[Wrapper]]) -> list[str]:
-    """What this legal strategy cannot be extended by, in words."""
+    """The wrappers that this legal strategy cannot be extended by, with the reasons."""
     found: list[str] = []
     for wrapper in extensions:
         extended = Parts(parts.synchronization, parts.architecture, wrapper(parts.compression), parts.scheduling)
@@ -84,5 +84,5 @@ def cannot_combine(parts: Parts, extensions: list[type[Wrapper]]) -> list[str]:
 
 
 def first_refusal(parts: Parts, rules: Sequence[Rule] = RULES) -> tuple[Rule, Refusal] | None:
-    """The first rule that has something against these parts, and what it says; None: they fit."""
+    """The first rule that refuses these parts, and its refusal; None: they fit."""
     return next(((rule, refusal) for rule in rules if (refusal := rule(parts)) is not None), None)

@@ -149,7 +149,7 @@ def a_payload_is_read_by_itself(parts: Parts) -> Refusal | None:
 
 
 def a_change_is_compared_with_what_arrived(parts: Parts) -> Refusal | None:
-    """A rule that leaves out what has hardly changed measures the change by the mean that arrived last."""
+    """A rule that skips gradients that have hardly changed compares them with the mean that arrived last."""
     when, direction = parts.synchronization, sends_directions(parts.compression)
     if not when.lazy or direction is None:
         return None

@@ -1,4 +1,4 @@
-"""How sums are formed with what they are sums of."""
+"""Architecture with compression: how sums are formed, and of which payloads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from laconic.scheduling import Fusion
 from laconic.strategy.legality.combination import SPLITS, Parts, Refusal
 
 _SAMPLE = Bucket((TensorSpec("weight", (64, 64)), TensorSpec("bias", (64,))))
-"""What models have: some methods treat matrices and vectors differently."""
+"""A matrix and a vector, as models have: some methods treat them differently."""
 
 
 def sums_are_compressed(parts: Parts) -> Refusal | None:
-    """What compresses the sum of a host needs something that compresses, and nobody who must know his part of it."""
+    """Compressing a host's sum needs a lossy compressor, and no rule that keeps a rank's own unsent values."""
     when, whom, what = parts.synchronization, parts.architecture, parts.compression
     if not whom.compresses_sums():
         return None
@@ -39,7 +39,7 @@ def sums_are_compressed(parts: Parts) -> Refusal | None:
 
 
 def aggregators_only_add(parts: Parts) -> Refusal | None:
-    """What adds up frames on the way can read no payload, and returns the whole sum at once."""
+    """An aggregator on the network path adds up frames, cannot decode payloads, and returns the whole sum at once."""
     whom, what = parts.architecture, parts.compression
     if not whom.adds_only:
         return None
@@ -57,7 +57,7 @@ def aggregators_only_add(parts: Parts) -> Refusal | None:
 
 
 def what_may_be_missing_adds_up(parts: Parts) -> Refusal | None:
-    """Where frames may be lost, any value of a sum can be missing: so sums of values, which need not be exact."""
+    """Where frames may be lost, payloads must add up, and the method must tolerate any missing value."""
     when, whom, what, order = parts.synchronization, parts.architecture, parts.compression, parts.scheduling
     if whom.loss_bound is None:
         return None
@@ -88,7 +88,7 @@ def what_may_be_missing_adds_up(parts: Parts) -> Refusal | None:
 
 
 def sums_are_formed_of_something(parts: Parts) -> Refusal | None:
-    """How a sum is formed matters only where there is one."""
+    """The way in which sums are formed has no effect where no round is a sum."""
     whom, what = parts.architecture, parts.compression
     if not whom.forms_sums() or whom.compresses_sums() or _ever_sums(what):
         return None

@@ -22,7 +22,7 @@ def only_gradients_can_wait(parts: Parts) -> Refusal | None:
 
 
 def a_given_momentum_needs_the_whole_step(parts: Parts) -> Refusal | None:
-    """An optimizer whose momentum is set makes its step at once."""
+    """An optimizer whose momentum is set at step() must update all layers there, not in the next forward pass."""
     when, order = parts.synchronization, parts.scheduling
     if when.quantity != "momentum" or not (order.defers or order.decoupled):
         return None
@@ -34,7 +34,7 @@ def a_given_momentum_needs_the_whole_step(parts: Parts) -> Refusal | None:
 
 
 def a_question_needs_one_exchange(parts: Parts) -> Refusal | None:
-    """Where all are asked first whether to exchange, the exchange cannot be decoupled."""
+    """Where all ranks are asked first whether to exchange, the exchange cannot be decoupled."""
     when, order = parts.synchronization, parts.scheduling
     if not when.lazy or not order.decoupled:
         return None

@@ -57,7 +57,7 @@ def a_wrapper_fits_what_it_wraps(parts: Parts) -> Refusal | None:
 
 
 def a_method_in_a_setting_fits(parts: Parts) -> Refusal | None:
-    """A setting that holds a method works with one kind of methods."""
+    """A setting that holds a method accepts only one kind of method."""
     for layer in parts.compression.layers():
         for field in dataclasses.fields(layer):
             setting = layer.declared().get(field.name)
@@ -134,7 +134,7 @@ def no_residual_twice(parts: Parts) -> Refusal | None:
 
 
 def no_momentum_twice(parts: Parts) -> Refusal | None:
-    """A velocity of velocities makes no sense."""
+    """A momentum of a momentum makes no sense."""
     builders = [layer for layer in parts.compression.layers() if layer.own_traits.accumulates]
     if len(builders) < 2:
         return None

@@ -1,4 +1,4 @@
-"""About the k largest magnitudes on a CPU: one pass collects what passes a threshold.
+"""About the k largest magnitudes on a CPU: one pass collects the values above a threshold.
 
 Imported only where numba is installed.
 """

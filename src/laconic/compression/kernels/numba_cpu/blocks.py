@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from laconic.compression.wire.chunks import Chunks
 
 _PIECE = 2**18
-"""Elements widened to float32 or copied at a time: no second copy of a whole bucket, and it stays in the cache."""
+"""Elements widened to float32 or copied at a time: no second copy of a whole bucket, and a piece stays in the cache."""
 
 _NO_SEEDS = np.empty(0, np.int64)
 

@@ -1,4 +1,4 @@
-"""What kernels of one chunk share on a CPU: random numbers, the largest magnitude, sums.
+"""Functions that the CPU kernels of one chunk share: random numbers, the largest magnitude, sums.
 
 Sums are in float64, in whatever order is fast. Imported only where numba is installed.
 """

@@ -23,7 +23,7 @@ def encode_packed(indices: torch.Tensor, packed: torch.Tensor, bits: int) -> Non
 
 
 def decode_packed(packed: torch.Tensor, k: int, bits: int) -> torch.Tensor:
-    """The k indices again."""
+    """Decode the k indices."""
     return torch.from_numpy(_read_packed(packed.numpy(), k, bits))
 
 

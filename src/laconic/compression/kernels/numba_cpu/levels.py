@@ -14,14 +14,14 @@ from laconic.compression.kernels.reference.quantizers import SMALLEST_SCALE
 from laconic.compression.wire.chunks import Chunks
 
 _ABSMAX, _L2, _CLIPPED = 0, 1, 2
-"""What the levels of a chunk are measured in."""
+"""How the unit of a chunk's levels is computed."""
 
 # Whole numbers are cast after every operation: numba would widen them to 64 bits, and vectors would be half as long.
 _u8, _u32, _i32, _f32 = np.uint8, np.uint32, np.int32, np.float32
 
 _SMALLEST = _f32(SMALLEST_SCALE)
 _ROUNDER = _f32(1.5 * 2**23)
-"""A number added to it is rounded to the nearest whole number, ties to even, which then stands in its lowest bits."""
+"""Adding it to a number rounds that to the nearest whole number, ties to even, in the lowest bits of the sum."""
 
 
 @njit(cache=True, nogil=True)

@@ -84,6 +84,6 @@ def decode_nuqsgd(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: 
 
 
 def _powers(levels: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """What each code stands for, beside the norm."""
+    """The value of each code, as a multiple of the norm."""
     number = np.arange(-levels, levels + 1)
     return np.where(number == 0, 0.0, np.sign(number) * 2.0 ** (np.abs(number) - levels)).astype(np.float32)

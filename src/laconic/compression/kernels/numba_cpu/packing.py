@@ -1,4 +1,4 @@
-"""Codes of 1 to 7 bits closed up into bytes on a CPU, and spread out again. Imported only where numba is installed."""
+"""Codes of 1 to 7 bits packed into bytes on a CPU, and unpacked again. Imported only where numba is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _u8, _u64 = np.uint8, np.uint64
 
 @njit(cache=True, nogil=True)
 def pack(codes, length, bits, out):
-    """The lowest `bits` (1 to 7) of each of `length` bytes, closed up; the rest of the last eight must be zeros."""
+    """Pack the lowest `bits` (1 to 7) of each of `length` bytes; the rest of the last eight bytes must be zeros."""
     if bits == 4:
         for i in range(len(out)):
             out[i] = _u8(codes[2 * i] | (codes[2 * i + 1] << _u8(4)))

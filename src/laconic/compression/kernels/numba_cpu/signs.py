@@ -1,4 +1,4 @@
-"""Signs and what they are worth on a CPU. Imported only where numba is installed."""
+"""Signs and their scales on a CPU. Imported only where numba is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from laconic.compression.kernels.numba_cpu.packing import pack, unpack
 from laconic.compression.wire.chunks import Chunks
 
 ONE, L1, MEANS = 0, 1, 2
-"""What the signs of a chunk are worth."""
+"""The scale of a chunk's signs: 1, the mean magnitude, or the mean of each sign."""
 
 _u8, _f32 = np.uint8, np.float32
 

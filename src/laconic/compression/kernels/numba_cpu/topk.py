@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 _SMALL = 2048
-"""Values; of fewer all are looked at."""
+"""Number of values below which all are looked at."""
 _BLOCK = 16
 """Values looked at together: most blocks hold nothing large and cost one vectorised comparison."""
 _DIGIT_BITS = 11
@@ -65,7 +65,7 @@ def _topk(bits, k):
 
 @njit(nogil=True, cache=True)
 def _exact(keys, k):
-    """Where the k largest of non-negative keys are."""
+    """Positions of the k largest of non-negative keys."""
     least, above = _kth_largest(keys, k)
     chosen = np.empty(k, np.int64)
     ties, found = k - above, 0
@@ -82,7 +82,7 @@ def _exact(keys, k):
 
 @njit(nogil=True, cache=True)
 def _with_zeros(bits, mask, k, zeros):
-    """All values that are not zero, and the first `zeros` that are: gradients of embeddings look like this."""
+    """Positions of all nonzero values and of the first `zeros` zeros: gradients of embeddings are mostly zero."""
     chosen = np.empty(k, np.int64)
     found = 0
     for i in range(len(bits)):
@@ -98,7 +98,7 @@ def _with_zeros(bits, mask, k, zeros):
 
 @njit(nogil=True, cache=True)
 def _lower_bound(bits, mask, k):
-    """A key above zero that k keys very likely reach, and how many do at most."""
+    """A key above zero that very likely at least k keys reach, and an upper estimate of their number."""
     n = len(bits)
     size = min(n // 16, 16384)
     stride = n // size
@@ -116,7 +116,7 @@ def _lower_bound(bits, mask, k):
 
 @njit(nogil=True, cache=True)
 def collect(bits, mask, low, found):
-    """Fill `found` with the places of keys that reach `low`; how many there are, or -1 if they do not fit."""
+    """Fill `found` with the places of keys that reach `low`; returns their number, or -1 if they do not fit."""
     count, whole = 0, len(bits) // _BLOCK * _BLOCK
     for begin in range(0, whole, _BLOCK):
         hit = False

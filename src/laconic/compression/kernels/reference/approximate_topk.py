@@ -2,7 +2,7 @@
 
     t_0 = 0,   t_i = t_(i-1) + mean(|g| - t_(i-1) where |g| > t_(i-1)) * log(1 / share_i)
 
-The means are those of a sample, summed in float64, so that their order hardly ever shows in a threshold.
+The means are those of a sample, summed in float64, so that the order of summation hardly ever affects a threshold.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from laconic.compression.kernels.topk import topk_indices
 from laconic.compression.wire.seeds import mix_tensor
 
 SAMPLE = 1 << 14
-"""Values the exponentials are fitted to: chance then moves the number that passes by a few percent."""
+"""Sampled values that exponentials are fitted to: chance then moves the number that passes by a few percent."""
 RUN = 4
-"""Neighbours that a sample has side by side: a GPU reads them at the cost of one."""
+"""Adjacent values in each run of the sample: a GPU reads them at the cost of one."""
 STAGE_SHARE = 0.25
 
 
 def is_estimated(n: int, k: int) -> bool:
-    """Whether k of n values are estimated; of few values the largest are found exactly: there is nothing to save."""
+    """Whether the k largest of n values are estimated; of few values they are found exactly, as little can be saved."""
     return n >= SAMPLE and 0 < k < n
 
 
 def approximate_topk(values: torch.Tensor, k: int, seed: int) -> torch.Tensor:
     """Positions of about the k largest magnitudes of `values`, in ascending order; exactly k.
 
-    Of too many that pass the last threshold, k consecutive ones from a start given by the seed; too few are filled up
-    with those that pass a lower threshold. If those are too few as well, or a value is not finite, the exact k largest.
+    If more than k values pass the last threshold, k consecutive ones are taken, from a start given by the seed. If
+    fewer do, values that pass a lower threshold are added. If those are too few as well, or a value is not finite, the
+    exact k largest are taken.
     """
     n = values.numel()
     if not is_estimated(n, k):
@@ -46,9 +47,9 @@ def approximate_topk(values: torch.Tensor, k: int, seed: int) -> torch.Tensor:
 
 
 def thresholds(sample: torch.Tensor, wanted: float) -> tuple[float, float]:
-    """The last one that clearly more than `wanted` of these magnitudes (float64) pass, and the last of all.
+    """The last threshold that clearly more than `wanted` of these magnitudes (float64) pass, and the last of all.
 
-    Both are numbers of float32. "Clearly": so many more that chance hardly explains it.
+    Both can be represented in float32. "Clearly": so many more that chance hardly explains it.
     """
     clearly = wanted + 4 * math.sqrt(wanted) + 8
     fill = threshold = share = 0.0
@@ -63,7 +64,7 @@ def thresholds(sample: torch.Tensor, wanted: float) -> tuple[float, float]:
 
 
 def chosen(places: torch.Tensor, passes: torch.Tensor, k: int, seed: int) -> torch.Tensor:
-    """Take k of the positions, those that pass first."""
+    """Take k of the positions; those that pass the threshold come first."""
     passed = places[passes]
     if passed.numel() >= k:
         return _in_a_row(passed, k, seed)
@@ -71,13 +72,13 @@ def chosen(places: torch.Tensor, passes: torch.Tensor, k: int, seed: int) -> tor
 
 
 def sample_places(n: int, device: torch.device) -> torch.Tensor:
-    """Runs of neighbours, evenly spread but for a shift that no regular pattern in the values can follow."""
+    """Runs of adjacent positions, evenly spread except for shifts that no regular pattern in the values can follow."""
     i = torch.arange(SAMPLE, device=device)
     run, runs = i // RUN, SAMPLE // RUN
     return run * n // runs + (mix_tensor(run) >> 8) % (n // runs - RUN + 1) + i % RUN
 
 
 def _in_a_row(places: torch.Tensor, count: int, seed: int) -> torch.Tensor:
-    """`count` of them in ascending order: neighbours from the one the seed names, the first after the last."""
+    """`count` consecutive positions, cyclically, from a start given by the seed; in ascending order."""
     rest = count - (places.numel() - (begin := seed % places.numel()))
     return torch.cat((places[: max(rest, 0)], places[begin : begin + count]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 SHIFT = 2.0**-49
-"""A few roundings of float64: what keeps a Gram matrix of dependent columns positive."""
+"""A few rounding errors of float64: they keep a Gram matrix of dependent columns positive definite."""
 
 
 def times_right(matrix: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
@@ -31,10 +31,10 @@ def orthonormal(columns: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
         X = columns / |columns| + eps noise;   twice:  L L^T = X^T X + shift,  X = X L^-T
 
-    The noise, no larger than the rounding of `columns`, takes the place of what dependent columns lack; without it a
+    The noise, no larger than the rounding of `columns`, replaces directions that dependent columns lack; without it a
     direction that is lost once (a zero gradient) would be lost for ever. In float64 the Gram matrix of float32 columns
-    has digits to spare, and what rounding may differ by between machines is gone when the result is float32 again, so
-    replicas agree. A few operations on all matrices at once, where QR on a GPU takes one matrix after the other.
+    has digits to spare, and differences in rounding between machines are gone when the result is float32 again, so
+    replicas agree. It takes a few operations on all matrices at once; QR on a GPU takes one matrix after the other.
 
     Reference: Fukaya et al. 2020, arXiv:1809.11085 (shifted Cholesky QR).
     """

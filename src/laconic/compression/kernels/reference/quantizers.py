@@ -20,10 +20,10 @@ from laconic.compression.wire.chunks import Chunks
 from laconic.compression.wire.seeds import mix_tensor, uniform
 
 SMALLEST_SCALE = 2.0**-117
-"""Below it a row counts as zeros: 448 / scale must stay finite and scale / 448 must not lose digits."""
+"""A row with a smaller scale counts as zeros: 448 / scale must stay finite, and scale / 448 must not lose digits."""
 
 LARGEST_FP8 = 448
-"""Of e4m3, whose codes above are NaN."""
+"""The largest value of e4m3; the codes above it are NaN."""
 
 Numbers = Callable[[], torch.Tensor]
 Rows = tuple[torch.Tensor, torch.Tensor]
@@ -38,7 +38,7 @@ def _finite(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _scaled(values: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
-    """In units of scale / largest; zero where that cannot be said."""
+    """The values in units of scale / largest; zero where the scale is too small or NaN."""
     # Not largest / scale: torch makes that a reciprocal and a product, which rounds twice.
     inverse = torch.full_like(scale, largest) / scale
     return torch.where(scale >= SMALLEST_SCALE, values * inverse, 0.0)
@@ -81,7 +81,7 @@ def encode_qsgd(values: torch.Tensor, numbers: Numbers, *, levels: int) -> Rows:
 
 
 def encode_nuqsgd(values: torch.Tensor, numbers: Numbers, *, levels: int) -> Rows:
-    """With a = |g| / L2(g):   a at random to a power of two beside it, 2^(1 - levels) .. 1, or below these to zero.
+    """With a = |g| / L2(g):   a rounded at random to a power of two next to it, 2^(1 - levels) .. 1, or, below, zero.
 
     code = levels + sign(g) * k, where k = 0 stands for zero and k > 0 for 2^(k - levels).
     """
@@ -195,7 +195,7 @@ def decode_onebit(scales: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 def encode_bf16(values: torch.Tensor, numbers: Numbers) -> Rows:
-    """The bf16 below or above each value in magnitude, at random; what is not finite stays as it is."""
+    """The bf16 below or above each value in magnitude, at random; infinities and NaN stay as they are."""
     bits = values.view(torch.int32).long() & 0xFFFFFFFF
     rounded = torch.where(values.isfinite(), bits + (numbers() >> 16), bits)
     # A NaN whose upper half says infinity would become one.
@@ -204,7 +204,7 @@ def encode_bf16(values: torch.Tensor, numbers: Numbers) -> Rows:
 
 
 def encode_fp16(values: torch.Tensor, numbers: Numbers) -> Rows:
-    """The fp16 below or above each value in magnitude, at random; what is not finite stays as it is."""
+    """The fp16 below or above each value in magnitude, at random; infinities and NaN stay as they are."""
     # 2^17 is as infinite as anything larger.
     codes = _draw_float(values.abs().nan_to_num().clamp(max=2.0**17), numbers, digits=10, lowest=-14).clamp(max=0x7C00)
     codes = torch.where(values.isnan(), 0x7E00, codes + 0x8000 * values.signbit())
@@ -259,7 +259,7 @@ def _pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _unpack_bits(data: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """What `_pack_bits` was given, as uint8."""
+    """The codes that `_pack_bits` packed, as uint8."""
     if bits == 8:
         return data
     rows = len(data)
@@ -315,7 +315,7 @@ ENCODERS: dict[str, Callable[..., None]] = {
     "bf16": _encoder(encode_bf16),
     "fp16": _encoder(encode_fp16),
 }
-"""kernel name -> encode(flat, chunks, packed, moment_seed, **settings), which fills `packed` but for its padding"""
+"""kernel name -> encode(flat, chunks, packed, moment_seed, **settings), which fills `packed` except for its padding"""
 
 DECODERS: dict[str, Callable[..., None]] = {
     "levels": _decoder(decode_levels),

@@ -1,4 +1,4 @@
-"""The k largest magnitudes in plain torch, on any device: what faster kernels must agree with."""
+"""The k largest magnitudes in plain torch, on any device: the reference that faster kernels must agree with."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _WHOLE_NUMBERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def magnitude_keys(values: torch.Tensor) -> torch.Tensor:
     """Whole numbers in the order of the magnitudes: the bits of each value without its sign.
 
-    Infinity comes after every finite value and NaN after infinity, so what is not finite counts as largest.
+    Infinity comes after every finite value and NaN after infinity, so values that are not finite count as largest.
     """
     whole = _WHOLE_NUMBERS[values.dtype.itemsize]
     return values.contiguous().view(whole) & torch.iinfo(whole).max
 
 
 def topk_indices(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the k largest magnitudes of `values` (one dimension) are, in ascending order; of equals the first."""
+    """Ascending indices of the k largest magnitudes of `values` (one dimension); of equal magnitudes, the first."""
     if k == 0:
         return torch.empty(0, dtype=torch.int64, device=values.device)
     keys = magnitude_keys(values)
@@ -29,6 +29,6 @@ def topk_indices(values: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def topk_of_rows(values: torch.Tensor, k: int) -> torch.Tensor:
-    """For every row of `values`, where its k largest magnitudes are, in ascending order; of equals the first."""
+    """For every row of `values`, the ascending indices of its k largest magnitudes; of equal ones, the first."""
     keys = magnitude_keys(values)
     return keys.sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values

@@ -1,7 +1,7 @@
-"""Codes and scales of the quantizers on a GPU: functions of a few chunks in registers, one a row.
+"""Codes and scales of the quantizers on a GPU: functions of a few chunks in registers, one chunk per row.
 
-Bit for bit what `reference` gives; only a scale that is a sum (L1, L2, means) may differ in its last bit, because the
-sum is made in another order. Imported only where Triton is installed.
+Results equal those of `reference` bit for bit; only a scale that is a sum (L1, L2, means) may differ in its last bit,
+because the sum is made in another order. Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def power_of_two(exponent):
 
 @triton.jit
 def level_codes(x, length, largest, clip, numbers, KIND: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """Codes 0 .. 2 * largest, and what one level is worth."""
+    """The size of one level, and codes 0 .. 2 * largest."""
     if KIND == "integer":
         scale = absmax(x)
     else:
@@ -128,7 +128,7 @@ def natural_codes(x, numbers):
 
 @triton.jit
 def means(x, positive, length):
-    """Of the values from zero up, and of those below."""
+    """The mean of the values >= 0, and that of the values below 0."""
     wide = x.to(tl.float64)
     high = tl.sum(tl.where(x >= 0, wide, 0.0), axis=1) / tl.maximum(positive, 1).to(tl.float64)
     low = tl.sum(tl.where(x < 0, wide, 0.0), axis=1) / tl.maximum(length - positive, 1).to(tl.float64)

@@ -9,9 +9,9 @@ import triton  # pyrefly: ignore - absent where there is no GPU
 import triton.language as tl  # pyrefly: ignore
 
 WARPS = 4
-"""Of each program that waits at a barrier."""
+"""Warps of each program that waits at a barrier."""
 _PER_PROCESSOR = 2
-"""Programs: so many fit whatever their registers, 255 for each of 4 * 32 threads."""
+"""Programs that always fit on a multiprocessor, even with 255 registers for each of their 4 * 32 threads."""
 
 
 @cache
@@ -24,7 +24,7 @@ def num_programs(device: torch.device) -> int:
 
 @triton.jit
 def wait_for_all(arrived, target):
-    """Go on when programs have come here `target` times in all; what they wrote before is then to be seen."""
+    """Continue when programs have arrived here `target` times in all; their earlier writes are then visible."""
     tl.debug_barrier()
     tl.atomic_add(arrived, 1, sem="acq_rel")
     while tl.atomic_add(arrived, 0, sem="acq_rel") < target:

@@ -1,6 +1,6 @@
 """Products with thin matrices on a GPU, each in one read or one write of the large one.
 
-They are added up in float32 by multiply-adds, never in TF32. Imported only where Triton is installed.
+Sums are accumulated in float32 by multiply-adds, never in TF32. Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from laconic.compression.kernels.triton_gpu.orthonormal import orthonormal as or
 _LARGE = 1 << 22
 """Entries; products with a smaller matrix are left to cuBLAS, which the host launches faster."""
 _HIGHEST_RANK = 8
-"""Columns; of more, cuBLAS reads the large matrix once and we would every four."""
+"""Columns; for more, cuBLAS reads the large matrix once, and kernels here would read it once per four."""
 _HIGHEST_PRODUCT_RANK = 16
 _FEW_ROWS = 256
-"""A program takes whole rows, so that fewer would leave most of a GPU idle."""
+"""A program takes whole rows, so fewer rows would leave most of a GPU idle."""
 _RIGHT = {"ROWS": 2, "BLOCK": 512, "num_warps": 2}
 _NARROW_RIGHT = {"ROWS": 2, "BLOCK": 256, "num_warps": 1}
 _LEFT = {"ROWS": 4, "BLOCK": 512, "num_warps": 4}
 _PRODUCT = {"ROWS": 4, "BLOCK": 512, "num_warps": 4}
-"""What one program does at a time; these and all that follow by measurement on an H200."""
+"""The tile of one program; these tiles and the numbers below were chosen by measurement on an H200."""
 _PROGRAMS = 640
-"""That add up columns: each a part of the rows, then those parts in order, so that the sum is the same every time."""
+"""Programs that sum columns: each sums a part of the rows, then the parts are added in order, deterministically."""
 
 
 def times_right(matrix: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
@@ -71,7 +71,7 @@ def _is_for_us(matrix: torch.Tensor, thin: torch.Tensor, out: torch.Tensor) -> b
 
 @triton.jit
 def _if_less(number, limit, size):
-    """The size of what is there: nothing, if the number is not below the limit."""
+    """`size` if the number is below the limit, else 0."""
     return tl.where(number < limit, size, 0)
 
 

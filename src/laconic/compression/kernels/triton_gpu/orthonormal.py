@@ -1,4 +1,4 @@
-"""Orthonormal bases of thin matrices on a GPU, by one launch.
+"""Orthonormal bases of thin matrices on a GPU, in one kernel launch.
 
 Programs share the rows and wait for each other between the steps. Every sum is made of the same parts in the same order
 each time. Imported only where Triton is installed.
@@ -70,7 +70,7 @@ def _times(x, inverse):
 
 @triton.jit
 def _inverse_factor(gram, rank, RANK: tl.constexpr, SHIFT: tl.constexpr):
-    """L^-1, where L L^T = gram + shift, by elimination; of padded rows and columns the unit matrix."""
+    """L^-1, where L L^T = gram + shift, by elimination; the identity for padded rows and columns."""
     row, column = tl.arange(0, RANK)[:, None], tl.arange(0, RANK)[None, :]
     on_diagonal = row == column
     trace = tl.sum(tl.sum(tl.where(on_diagonal, gram, 0.0), axis=1), axis=0)
@@ -95,7 +95,7 @@ def _gram(x):
 
 @triton.jit
 def _size(norms, part, parts_each):
-    """The norm of the matrix that a part is of; 1 for zeros."""
+    """The norm of the matrix that a part belongs to; 1 if it is zero."""
     first = part // parts_each * parts_each
     squares = tl.zeros((64,), tl.float64)
     for begin in range(0, parts_each, 64):
@@ -108,7 +108,7 @@ def _size(norms, part, parts_each):
 
 @triton.jit
 def _total(grams, part, parts_each, RANK: tl.constexpr):
-    """The Gram matrix of the matrix that a part is of."""
+    """The Gram matrix of the matrix that a part belongs to."""
     first = part // parts_each * parts_each
     entry = tl.arange(0, RANK)[None, :, None] * RANK + tl.arange(0, RANK)[None, None, :]
     total = tl.zeros((16, RANK, RANK), tl.float64)

@@ -1,8 +1,8 @@
 """Quantizers on a GPU: a program reads a few chunks once, makes their scales and codes in registers, and writes them.
 
-Bit for bit what `reference` gives; only a scale that is a sum (L1, L2, means) may differ in its last bit, because the
-sum is made in another order. Scales of chunks that do not fit into one program are left to the reference. Imported only
-where Triton is installed.
+Results equal those of `reference` bit for bit; only a scale that is a sum (L1, L2, means) may differ in its last bit,
+because the sum is made in another order. Scales of chunks that do not fit into one program are left to the reference.
+Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TILE = 1024
 _MOST = 2048
 """Elements of one program at most."""
 _PER_WARP = 512
-"""Elements; these by measurement on an H200, for all kernels together."""
+"""Elements; these three were chosen by measurement on an H200, for all kernels together."""
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def _places(starts, code_starts, row, there, BITS: tl.constexpr, ALIGNED: tl.con
 
 @triton.jit
 def _bytes_of_words(length, code_start, part, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where the bytes of each eight codes are, as if there were eight of them, and which of them there are."""
+    """Positions of the bytes of each eight codes, padded to eight bytes, and a mask of the bytes that exist."""
     byte = tl.arange(0, 8)[None, :]
     place = (part * (BLOCK // 8) + tl.arange(0, BLOCK // 8))[:, None] * BITS + byte
     num_bytes = (length * BITS + 7) // 8
@@ -89,10 +89,10 @@ def _encode(
     RESIDUAL: tl.constexpr,
     DUE: tl.constexpr,
 ):
-    """The second axis of programs: rows, each of which has a payload of its own.
+    """The second axis of the grid: rows, each of which has a payload of its own.
 
-    residuals: where the residual of each row is, which is added to it and replaced by what is lost; their dtype is
-    RESIDUAL, DUE that of both together, or None where there are no residuals.
+    residuals: the address of the residual of each row. A residual is added to its row, and replaced by the part that
+    the codes lose. RESIDUAL is the dtype of residuals, and DUE that of the sum; None where there are no residuals.
     """
     flat += tl.program_id(1).to(tl.int64) * flat_stride
     seeds += tl.program_id(1).to(tl.int64) * seeds_stride
@@ -190,7 +190,7 @@ def _values(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What the codes of a few chunks stand for, in float32."""
+    """The values that the codes of a few chunks stand for, in float32."""
     scales = packed.to(tl.pointer_type(tl.float32), bitcast=True)
     codes_at = packed + scale_bytes
     if BITS == 8:
@@ -236,7 +236,7 @@ def _values(
 
 @triton.jit
 def _added(before, values, DTYPE: tl.constexpr):
-    """Rounded first and added in float32, as two operations of torch would do it."""
+    """The sum, with `values` rounded first and added in float32, as two operations of torch would do it."""
     wide: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32  # noqa: SIM300
     return (before.to(wide) + values.to(DTYPE).to(wide)).to(DTYPE)
 
@@ -261,7 +261,7 @@ def _decode(
     ALIGNED: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """The second axis of programs: payloads, each of which goes to a row of its own; one, if all are added."""
+    """The second axis of the grid: payloads, each decoded to a row of its own; one program if all are added up."""
     row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(0) % PARTS
     there = row < num_chunks
@@ -299,17 +299,17 @@ def _shape(chunks: Chunks) -> tuple[tuple[int], dict[str, int]]:
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _WITHOUT_SCALE = ("sign", "bf16", "fp16")
-"""These need nothing that all programs of a chunk would have to agree on first."""
+"""Codes without a scale, on which all programs of a chunk would have to agree first."""
 
 
 @lru_cache(maxsize=1024)
 def _addresses(pointers: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """The same numbers on the device; residuals stay where they are, so they are sent there once."""
+    """The addresses as a tensor on the device; residuals never move, so each list of addresses is copied once."""
     return torch.tensor(pointers, dtype=torch.int64, device=device)
 
 
 def can_encode(kind: str, chunks: Chunks) -> bool:
-    """Whether a program sees all that it needs of these chunks."""
+    """Whether a program can encode its part of a chunk without seeing the rest."""
     return kind in _WITHOUT_SCALE or _shape(chunks)[1]["PARTS"] == 1
 
 

@@ -14,7 +14,7 @@ from laconic.compression.kernels.reference import topk as reference
 _TILE = 4096
 """Values that one program reads."""
 _MOST_TAKEN = 64
-"""They are taken one after the other; where more are wanted, sorting is faster."""
+"""The largest k: values are taken one after the other, and for a larger k sorting is faster."""
 _WHOLE_NUMBERS = {2: torch.int16, 4: torch.int32}
 
 
@@ -47,7 +47,7 @@ def _largest(
 
 
 def topk_of_rows(values: torch.Tensor, k: int) -> torch.Tensor:
-    """For every row of `values`, where its k largest magnitudes are, in ascending order; of equals the first."""
+    """For every row of `values`, the ascending indices of its k largest magnitudes; of equal ones, the first."""
     count, length = values.shape
     if values.dtype.itemsize not in _WHOLE_NUMBERS or length > _TILE or not 0 < k <= _MOST_TAKEN or not count:
         return reference.topk_of_rows(values, k)

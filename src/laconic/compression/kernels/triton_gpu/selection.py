@@ -1,8 +1,8 @@
-"""How k of n values are looked for on a GPU, and the two passes that do it.
+"""How k of n values are selected on a GPU, and the two passes that do it.
 
     sample    a few values give two bounds: very likely the k-th largest magnitude lies between them (`thresholds`)
-    collect   one pass writes where those are that reach the lower bound, and counts how many reach each
-    finish    finds the k-th largest exactly, among those collected, and writes the places in ascending order
+    collect   one pass writes the places of the values that reach the lower bound, and counts them
+    finish    finds the k-th largest exactly, among the collected ones, and writes the places in ascending order
 
 Where the sample misleads (many equal values), `finish` looks at all values instead: slower, and as exact. Magnitudes
 are compared as whole numbers, their keys: the bits of a value without its sign. For an estimate, `fit` takes the place
@@ -21,9 +21,9 @@ from laconic.compression.kernels.triton_gpu.grid_barrier import WARPS
 from laconic.compression.kernels.triton_gpu.selection_kernels import FIRST_FREE, collect, finish
 
 MOST = 1 << 30
-"""Values; places are 32 bits wide."""
+"""The most values that can be searched; places are 32 bits wide."""
 SMALL = 1 << 16
-"""Values; of fewer all are looked at."""
+"""Values; up to this number, all are looked at instead of a sample."""
 SAMPLE = 8192
 """Values the bounds of an exact search are taken from."""
 _TILE = 8192
@@ -34,7 +34,7 @@ _MOST_PROGRAMS = 1024
 
 @dataclass(frozen=True)
 class Selection:
-    """How k of n values are looked for: all that follows from these numbers alone."""
+    """The plan for selecting k of n values: all that follows from these numbers alone."""
 
     n: int
     sampled: bool
@@ -45,7 +45,7 @@ class Selection:
     tile: int
     rows: int
     programs: int
-    """That finish together; all of them must fit on the device at once, since they wait for each other."""
+    """Programs of `finish`; all of them must fit on the device at once, since they wait for each other."""
 
     @property
     def num_tiles(self) -> int:
@@ -54,16 +54,16 @@ class Selection:
 
     @property
     def tiles_each(self) -> int:
-        """Tiles of one program that finishes."""
+        """Tiles of one program of `finish`."""
         return -(-self.num_tiles // (self.programs * self.rows)) * self.rows
 
     @property
     def tiles_at(self) -> int:
-        """Where what is known of tiles begins in the table."""
+        """Where the entries of tiles begin in the table."""
         return FIRST_FREE + 2 * self.programs
 
     def table(self, device: torch.device) -> torch.Tensor:
-        """Where programs leave what others need; only what `sample` would clear must be zero."""
+        """The table through which programs share results; only the part that `sample` would clear must be zero."""
         size = self.tiles_at + 3 * self.num_tiles + 2 * self.capacity
         if self.sampled:
             return torch.empty(size, dtype=torch.int32, device=device)
@@ -72,7 +72,7 @@ class Selection:
 
 @lru_cache(maxsize=4096)
 def plan_selection(n: int, k: int, estimate: bool, programs: int) -> Selection:
-    """How k of n values are looked for by at most `programs` programs that wait for each other."""
+    """The plan for selecting k of n values by at most `programs` programs that wait for each other."""
     programs = min(programs, _MOST_PROGRAMS)
     if n <= SMALL and not estimate:
         rows = 4
@@ -91,7 +91,7 @@ def plan_selection(n: int, k: int, estimate: bool, programs: int) -> Selection:
 def select(
     bits: torch.Tensor, k: int, seed: int, work: torch.Tensor, selection: Selection, width: int, *, estimate: bool
 ) -> torch.Tensor:
-    """Where the selected values are, in ascending order; `work` holds the bounds from a sample, if there is one."""
+    """The places of the selected values, in ascending order; `work` holds the bounds from a sample, if there is one."""
     n, num_tiles, capacity = selection.n, selection.num_tiles, selection.capacity
     constants = {"LARGEST": 2**width - 1, "TILE": selection.tile}
     if selection.sampled:

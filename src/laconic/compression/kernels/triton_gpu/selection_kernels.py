@@ -1,12 +1,12 @@
-"""One pass that collects what reaches a bound, and an exact selection among that, in the order of places.
+"""One pass that collects keys that reach a bound, and an exact selection among these, in the order of places.
 
 All programs share one table of 32-bit whole numbers, `work`:
 
     low, high (bounds, from `thresholds`), how many keys reach low, how often programs have arrived at a barrier
     for each round of the search: how many keys reach each of its bounds
     for each program of `finish`: how many it has found of each kind
-    for each tile: where what was collected of it begins, how many those are, how many of each kind are kept
-    places and keys of what was collected
+    for each tile: where its collected keys begin, how many they are, how many of each kind are kept
+    places and keys of the collected values
 
 Tiles lie in the table in whatever order they were ready; each knows where, so the result does not depend on it.
 Imported only where Triton is installed.
@@ -39,7 +39,7 @@ _INFINITY = tl.constexpr(0x7F800000)
 
 @triton.jit
 def _num_ones(x):
-    """Of each 32-bit number."""
+    """The number of one bits in each 32-bit number."""
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -48,7 +48,7 @@ def _num_ones(x):
 
 @triton.jit(do_not_specialize=["num_tiles", "capacity", "begins_at"])
 def collect(bits, work, n, num_tiles, capacity, begins_at, LARGEST: tl.constexpr, TILE: tl.constexpr):
-    """Write places and keys of what reaches `low`, as many as there is room for, and count all of them."""
+    """Write places and keys of values that reach `low`, as many as there is room for, and count all of them."""
     low = tl.load(work + _LOW)
     tile = tl.program_id(0)
     word = tile * (TILE // 32) + tl.arange(0, TILE // 32)
@@ -76,7 +76,7 @@ def collect(bits, work, n, num_tiles, capacity, begins_at, LARGEST: tl.constexpr
 
 @triton.jit
 def _keys(bits, keys_at, place, inside, whole, LARGEST: tl.constexpr):
-    """Of all values or of those collected; zero outside."""
+    """The keys of all values or of the collected ones; zero outside."""
     if whole:
         keys = tl.load(bits + place, mask=inside, other=0).to(tl.int32) & LARGEST
     else:
@@ -86,7 +86,7 @@ def _keys(bits, keys_at, place, inside, whole, LARGEST: tl.constexpr):
 
 @triton.jit
 def _reach_each(bits, keys_at, work, size, bounds, round_number, whole, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """How many keys reach each bound: what all programs find together."""
+    """How many keys reach each bound, summed over all programs."""
     counts = bounds * 0
     for start in range(tl.program_id(0) * BLOCK, size, tl.num_programs(0) * BLOCK):
         place = start + tl.arange(0, BLOCK)

@@ -1,7 +1,7 @@
 """Two bounds for the magnitudes that are wanted, from a sample, by one program of a GPU.
 
-What they are for is in `selection`; the table `work` is explained in `selection_kernels`. Imported only where Triton is
-installed.
+`selection` says what the bounds are for, and `selection_kernels` explains the table `work`. Imported only where Triton
+is installed.
 """
 
 from __future__ import annotations

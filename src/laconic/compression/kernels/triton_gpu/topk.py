@@ -17,13 +17,13 @@ __all__ = ["topk_indices", "topk_of_rows"]
 
 _WHOLE_NUMBERS = {2: torch.int16, 4: torch.int32}
 _SHARE = 4
-"""Where more than one of so many is wanted, what would be collected takes as much memory as the values."""
+"""Where more than one in four values is wanted, the collected ones would take as much memory as the values."""
 _DIGITS = 16
-"""Bits of a bound that are looked for in the sample: it need not be near."""
+"""Bits of a bound that are computed from the sample: a bound need not be tight."""
 
 
 def topk_indices(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the k largest magnitudes of `values` (one dimension) are, in ascending order; of equals the first."""
+    """Ascending indices of the k largest magnitudes of `values` (one dimension); of equal magnitudes, the first."""
     n = values.numel()
     if k in (0, n):
         return torch.arange(k, device=values.device)
