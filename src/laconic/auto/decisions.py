@@ -32,7 +32,7 @@ REST_STEPS = 50
 """Steps after a decision in which nothing is decided again unless steps take CLEAR longer or shorter."""
 CLEAR = 0.5
 TRIED = 2
-"""Looks after which a strategy is judged; one where a look is a whole cycle of rounds."""
+"""Looks after which a strategy is judged; one where a look is a cycle of rounds that is as long as two others."""
 
 
 @dataclass

@@ -43,7 +43,7 @@ class Batch(NamedTuple):
         return row[self.places[0]] if len(self.places) == 1 else torch.cat([row[place] for place in self.places])
 
     def placed(self, values: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
-        """Write contiguous values back, each range to its position in the row."""
+        """Contiguous values in pieces, each with its range of the row."""
         sizes = [place.stop - place.start for place in self.places]
         return list(zip(self.places, values.split(sizes), strict=True))
 

@@ -7,6 +7,7 @@ which laconic.report evaluates; live messages to the starting process are printe
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -130,8 +131,8 @@ def _block_steps(contenders: Sequence[str], least: int) -> tuple[int, int]:
     """
     ours = [name for name in contenders if not is_torchs_own(name)]
     rules = [Strategy.parse(name).synchronization for name in ours]
-    period = max((rule.interval for rule in rules), default=0)
-    return max(least, period), max((rule.delay + 1 for rule in rules if rule.delay), default=0)
+    period = max((rule.interval for rule in rules), default=1)
+    return math.ceil(least / period) * period, max((rule.delay + 1 for rule in rules if rule.delay), default=0)
 
 
 def _record(log: EventLog, events: list[Event]) -> None:

@@ -50,7 +50,7 @@ class Cables:
         thread.start()
         thread.join()
         if problems:
-            what = "cut" if cut else "mended"
+            what = "cut" if cut else "restored"
             raise LaconicError(
                 f"the link from host {host} to {destination} cannot be {what}: {one_line(problems[0], 120)}."
             ) from problems[0]

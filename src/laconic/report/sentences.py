@@ -37,7 +37,7 @@ def _ms(seconds: float) -> str:
 
 
 def _beyond_alone(step: RankStep) -> str:
-    """The additional time of the passes compared with no communication; 0 if unknown."""
+    """The additional time of the passes compared with no communication, in words; empty if unknown."""
     if step.alone_s is None:
         return ""
     passes_s = sum(span.duration_s for span in step.spans if span.kind in ("forward", "backward"))

@@ -31,7 +31,8 @@ class _Simulated:
 
         def times(name: str) -> tuple[float, ...]:
             move = Move("sum", (), name, groups=groups if name != NATIVE else ())
-            return tuple(seconds(self.network, replace(move, sizes=(size,)), sum(map(len, hosts))) for size in TIMED_BYTES)
+            ranks = sum(map(len, hosts))
+            return tuple(seconds(self.network, replace(move, sizes=(size,)), ranks) for size in TIMED_BYTES)
 
         return Costs(TIMED_BYTES, tuple((name, times(name)) for name in (NATIVE, *algorithms)))
 
