@@ -8,5 +8,5 @@ from laconic.compression.kernels.loader import load_kernels
 
 
 def approximate_topk(values: torch.Tensor, k: int, seed: int) -> torch.Tensor:
-    """k positions of about the largest magnitudes of `values`, in ascending order; 0 <= seed < 2^31."""
+    """K positions of about the largest magnitudes of `values`, in ascending order; 0 <= seed < 2^31."""
     return load_kernels("approximate_topk", values.device.type).approximate_topk(values, k, seed)
