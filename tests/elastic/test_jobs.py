@@ -59,6 +59,7 @@ def test_a_slow_rank_gets_fewer_samples_and_the_batch_stays_the_same(tmp_path: P
     assert min(sizes) <= 18  # equal parts of four ranks are 24; a tenth of all is 9 or 10
 
 
+@pytest.mark.slow
 def test_a_step_that_every_survivor_has_prepared_counts(tmp_path: Path) -> None:
     outcome = run_job(FUSION, tmp_path, target="tests.elastic.workers:two_die_in_the_vote")
     replayed = _check(FUSION, outcome, tmp_path)
@@ -122,6 +123,7 @@ def test_deaths_of_a_joiner_and_of_its_source_cost_nothing_else(tmp_path: Path) 
     assert any(len(members) >= 3 for members in later)  # others have joined since
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [RING, FUSION])
 def test_what_no_rank_has_used_stays_without_gradient(strategy: str, tmp_path: Path) -> None:
     outcome = run_job(strategy, tmp_path, target="tests.elastic.workers:branches_are_left_out")

@@ -141,6 +141,7 @@ def test_as_a_normal_user_in_a_user_namespace() -> None:
     assert sent > 2e6
 
 
+@pytest.mark.slow
 def test_two_labs_at_the_same_time_do_not_meet() -> None:
     cluster = Cluster.uniform(2, Link(bandwidth_bps=1e9))
     with VirtualHosts(cluster) as one, VirtualHosts(cluster) as other:

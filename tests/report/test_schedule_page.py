@@ -59,6 +59,7 @@ def test_the_figures_draw_what_happened() -> None:
     assert EVIL not in text
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
 def test_a_browser_draws_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from tests.processes import run_processes
 from tests.runtime.replicas import assert_equal
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_streaming_diloco_and_gossip_over_real_links() -> None:
