@@ -136,6 +136,7 @@ def _texts(draw: st.DrawFn) -> str:
     return " / ".join(parts)
 
 
+@pytest.mark.slow
 @given(_texts() | st.text(max_size=30))
 @settings(max_examples=150, deadline=None)
 def test_nothing_is_refused_that_the_library_takes(text: str) -> None:

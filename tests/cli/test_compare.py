@@ -352,6 +352,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
         yield folder, {name: pool.submit(way, folder / name) for name, way in ways.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_ctrl_c_keeps_what_was_measured(ends: tuple[Path, dict[str, Future]]) -> None:

@@ -114,6 +114,7 @@ def test_lossless_strategies_equal_the_average_computed_by_hand(schedule: str, w
     assert_equal(states[0], reference(mlp(), world_size=world_size))
 
 
+@pytest.mark.slow
 @every_strategy
 def test_detach_leaves_no_trace(strategy: Strategy) -> None:
     original = torch.nn.Sequential(_mlp(), torch.nn.BatchNorm1d(12))
