@@ -27,6 +27,8 @@ from benchmarks.elastic.log import events_of
 from benchmarks.elastic.worker import BATCH, SEED, Samples, digest, held_out, make_model
 
 _RANKS = 4
+_SAMPLES = 200_000
+"""So many that none is seen often: the loss on other samples then tells how much was learnt."""
 _SLACK = 1.03
 """Seconds of a round, as a multiple of what its steps take the other ranks: they are to make all of them."""
 
@@ -115,7 +117,7 @@ def train_alone(strategy: str, folder: str, *, slower: float, sample_s: float, l
     sample_s *= slower if slot == 0 else 1.0
     log = laconic.EventLog(place / f"{os.environ['LACONIC_WORKER']}.jsonl")
     elastic = laconic.Elastic(min_ranks=1, max_ranks=8)
-    samples, generator = Samples(), torch.Generator().manual_seed(SEED + _RANKS * seed + slot)
+    samples, generator = Samples(_SAMPLES), torch.Generator().manual_seed(SEED + _RANKS * seed + slot)
     session = laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log)
     every, used = session.strategy.synchronization.interval, 0
     with session:
