@@ -313,6 +313,8 @@ def main() -> None:
     parser.add_argument("--probe", default="40s", help="how long each probe may take")
     parser.add_argument("--limit", default="24min", help="begin no cell that would end later")
     options = parser.parse_args()
+    if options.slower <= 0:
+        parser.error(f"--slower must be above 0, got {options.slower:g}")
     limit_s = parse_quantity(options.limit, "time", "--limit")
     kept = Kept(Path(options.keep), {"slower": options.slower, "steps": options.steps})
     done, failures, took_s = kept.cells(), list[str](), list[float]()

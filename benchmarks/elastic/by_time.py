@@ -75,9 +75,8 @@ def main() -> int:
                     },
                     preload=("benchmarks.elastic.preloaded",),
                 )
-                if outcome.hung or outcome.error or outcome.log.differing:
-                    why = outcome.error or ("it hung" if outcome.hung else "replicas differ")
-                    print(f"{way}, seed {seed}: the job failed: {why}")
+                if outcome.problem:
+                    print(f"{way}, seed {seed}: the job failed: {outcome.problem}")
                     return 1
                 rate, trained[way] = _rate(folder)
                 rates[way].append(rate)

@@ -45,8 +45,8 @@ def main() -> int:
                 arguments={"sleep_s": 0.0, "sample_s": arguments.step * _RANKS / BATCH},
                 preload=("benchmarks.elastic.preloaded",),
             )
-        if outcome.hung or outcome.error or outcome.log.differing:
-            print(f"{name}: the job failed: {outcome.error or ('it hung' if outcome.hung else 'replicas differ')}")
+        if outcome.problem:
+            print(f"{name}: the job failed: {outcome.problem}")
             return 1
         print(f"{name}: {goodput(outcome)}", flush=True)
     return 0

@@ -41,6 +41,11 @@ class Outcome:
     error: str = ""
     log: JobLog = field(default_factory=JobLog)
 
+    @property
+    def problem(self) -> str:
+        """Why the job failed; empty if it did not."""
+        return self.error or ("it hung" if self.hung else "replicas differ" if self.log.differing else "")
+
     def seconds_lost(self) -> list[float]:
         """From each SIGKILL of a member to the next step or round that was completed without it."""
         found = []

@@ -65,9 +65,8 @@ def main() -> int:
                     },
                     preload=("benchmarks.elastic.preloaded",),
                 )
-                if outcome.hung or outcome.error or outcome.log.differing:
-                    why = outcome.error or ("it hung" if outcome.hung else "replicas differ")
-                    print(f"{name}, seed {seed}: the job failed: {why}")
+                if outcome.problem:
+                    print(f"{name}, seed {seed}: the job failed: {outcome.problem}")
                     return 1
                 losses.append(float((folder / "loss").read_text()))
                 struck = sum(not one.polite for one in outcome.struck)

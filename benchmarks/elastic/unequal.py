@@ -50,8 +50,8 @@ def main() -> int:
                     arguments=words,
                     preload=("benchmarks.elastic.preloaded",),
                 )
-                if outcome.hung or outcome.error:
-                    print(f"the job failed: {outcome.error or 'it hung'}")
+                if outcome.problem:
+                    print(f"the job failed: {outcome.problem}")
                     return 1
                 when = {step: wall_s for wall_s, _, step in outcome.log.commits}
                 half = arguments.steps // 2
