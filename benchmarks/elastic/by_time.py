@@ -1,8 +1,9 @@
 """`python -m benchmarks.elastic.by_time`: DiLoCo with one rank that is three times slower, by steps and by time.
 
-By steps, a round ends when the slowest rank has made its steps. By time (`seconds`), every rank stops when the others
-have made theirs, and counts for the steps it has made. Printed are samples per second of all ranks, beside what they
-could do together if none of them ever waited, and the loss on samples never trained on, after about as many samples.
+By steps, a round ends when the slowest rank has made its steps. By time (`seconds`), a round ends after a fixed time,
+in which the other ranks make their steps, and the change of each rank is weighted by the number of steps that it has
+made. The benchmark prints the samples per second of all ranks, compared with the throughput of all ranks together if no
+rank ever waited, and the loss on samples never trained on, after about the same number of samples.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def main() -> int:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123 - a device
         parts = [_pytorch_own(), _cases(), _optimizers()]
     about = f"`python -m tests.beside_ddp`, {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}, on {machine}, torch "
-    about += f"{torch.__version__.partition('+')[0]}, CPU ranks over Gloo. CI runs the same as tests."
+    about += f"{torch.__version__.partition('+')[0]}, CPU ranks over Gloo. CI runs the same comparisons as tests."
     page = "\n\n".join(["# Compared with DDP: what is equal, what is refused, what is not", about, *parts])
     print("\n".join(map(_wrapped, page.splitlines())))
     return int(any("WRONG" in part for part in parts))
@@ -74,8 +74,9 @@ def _pytorch_own() -> str:
     return "\n\n".join(
         [
             "## PyTorch's own tests of DistributedDataParallel",
-            f"The {len(test_pytorch_own.NAMES)} tests of torch.testing._internal.distributed.distributed_test that use "
-            "DDP, with a wrapper in its place that attaches laconic. Devices are CPUs.",
+            f"This section runs the {len(test_pytorch_own.NAMES)} tests of "
+            "torch.testing._internal.distributed.distributed_test that use DDP. A wrapper that attaches laconic takes "
+            "the place of DDP. Devices are CPUs.",
             _counted(counts, "outcome"),
             *(["\n".join(wrong)] if wrong else []),
             "Refused by design, with an error that says:",
@@ -104,12 +105,12 @@ def _cases() -> str:
     return "\n\n".join(
         [
             f"## {len(CASES)} awkward models and loops",
-            "The same loop with DDP and with laconic, from the same seeds. After every step parameters, gradients and "
-            "their strides, buffers and the optimizer's state are compared bit for bit.",
+            "The same loop runs with DDP and with laconic, from the same seeds. After every step, parameters, "
+            "gradients and their strides, buffers and the optimizer's state are compared bit for bit.",
             _counted(counts, "outcome"),
             "\n".join(lines),
-            "`right`: DDP raises or parts replicas, and laconic does what averaging by hand does; `rounding`: sums are "
-            "formed in another order, which shows from 3 ranks on.",
+            "`right`: DDP raises an error or lets replicas diverge, and laconic gives the result of averaging by hand; "
+            "`rounding`: sums are formed in another order, which makes a difference from 3 ranks on.",
             "\n".join(reasons),
         ]
     )
@@ -124,10 +125,10 @@ def _optimizers() -> str:
     return "\n\n".join(
         [
             f"## {len(ROWS)} optimizers under {len(SCHEDULES)} schedules",
-            "Replicas as threads; every operation is delayed by chance, on each rank by itself. `equal`: replicas are "
-            "equal to each other and to plain `fusion`, bit for bit, and so are the optimizer's state, its groups and "
-            "its own counters. `equal, waits`: its step is not separable by parameter, so it waits for all gradients "
-            "at `step()` and says so.",
+            "Replicas are threads, and every operation is delayed by a random time, on each rank independently. "
+            "`equal`: replicas are equal to each other and to plain `fusion`, bit for bit, and so are the optimizer's "
+            "state, its groups and its own counters. `equal, waits`: the optimizer's step is not separable by "
+            "parameter, so `step()` waits for all gradients, and a warning says so.",
             test_optimizers.table(cells),
         ]
     )

@@ -215,7 +215,10 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
         (["--ranks-per-host", "0"], "ranks_per_host must be >= 1"),
         (["--sharded"], "--ranks-per-host 2 or more"),
         (["--sharded", "--hosts", "1", "--ranks-per-host", "4"], "--hosts 2 or more"),
-        (["--sharded", "--ranks-per-host", "2", "--torch-hook", "fp16"], "belong to DDP"),
+        (
+            ["--sharded", "--ranks-per-host", "2", "--torch-hook", "fp16"],
+            "--torch-hook has no effect together with --sharded",
+        ),
         (["--sharded", "--ranks-per-host", "2", "--links", "paced"], "FSDP2 cannot be paced"),
     ],
 )

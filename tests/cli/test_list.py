@@ -103,7 +103,7 @@ def test_words_and_families_choose(
     ("words", "message"),
     [
         (("--family", "sparsificaton"), 'Did you mean "sparsification"?'),
-        (("quaternion",), 'no method or preset is described by "quaternion"'),
+        (("quaternion",), 'no method or preset matches "quaternion"'),
         (("--family", "low_rank", "bits"), "in the family low_rank"),
     ],
 )

@@ -71,7 +71,7 @@ def test_what_is_no_run_is_refused(run: RunFolder, tmp_path: Path, capsys: pytes
     assert "does not exist" in refused(capsys, str(tmp_path / "nowhere"))
     assert "is not a folder" in refused(capsys, str(file))
     assert "is not the folder of a run: cannot read results.json" in refused(capsys, str(tmp_path))
-    assert "cannot look at" in refused(capsys, "x" * 5000)
+    assert "cannot read" in refused(capsys, "x" * 5000)
     assert "is given twice" in refused(capsys, str(run.path), f"{run.path}/../first")
     assert "give the folder of a run" in refused(capsys)
     assert "no effect together with --json" in refused(capsys, str(run.path), "--json", "--output", "x")

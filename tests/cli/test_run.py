@@ -23,7 +23,7 @@ pytestmark = pytest.mark.dist
         (["--min", "3", "--max", "2", "train.py"], "--max >= --min"),
         (["--listen", "here:there", "train.py"], "--listen must be ADDRESS[:PORT]"),
         (["--join", "127.0.0.1", "train.py"], "--join must be ADDRESS:PORT"),
-        (["--join", "127.0.0.1:1", "--min", "2", "train.py"], "--min is decided where the job was started"),
+        (["--join", "127.0.0.1:1", "--min", "2", "train.py"], "--min has no effect together with --join"),
     ],
 )
 def test_what_cannot_be_done_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_services_take_gpus_first(trace: str, tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "which jobs?"),
+        ([], "no jobs were given"),
         (["--policy", "fifi"], 'Did you mean "fifo"'),
         (["--hosts", "2"], "asks for 4 GPUs, but the cluster has 2"),
         (["--round", "10s", "--start", "10s"], "would make no progress"),

@@ -57,8 +57,8 @@ def test_a_search_gives_the_fastest_first(capsys: pytest.CaptureFixture[str]) ->
         (("--parallel", "dp=2 tp=3"), "tp=2"),
         (("--parallel", "dp=2 tp=4", "--workers", "16"), "With dp=4 it does"),
         (("--parallel", "search"), "needs the number of GPUs: --workers N"),
-        (("--parallel", "search", "--workers", "4,8"), "one whole number beside --parallel"),
-        (("--parallel", "dp=8", "--noise", "5%"), "--noise has no effect beside --parallel"),
+        (("--parallel", "search", "--workers", "4,8"), "with --parallel, --workers must be one whole number"),
+        (("--parallel", "dp=8", "--noise", "5%"), "--noise has no effect together with --parallel"),
         (("--parallel", "dp=8", "--sites", "2"), "--sites and --uplink go together"),
         (("--parallel", "dp=8", "--sites", "2", "--uplink", "1gbit"), "needs a strategy"),
         (("ddp", "--parallel", "dp=8 zero=1"), "Give zero=0"),
@@ -81,6 +81,6 @@ def test_a_model_and_a_plan_are_needed(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["simulate", "--sites", "2"]) == 2
     assert "--sites has no effect without --parallel" in capsys.readouterr().err
     assert main(["simulate", "--parallel", "search", "--workers", "1", "--workload", "llama3-405b"]) == 2
-    assert "does not fit: none of" in capsys.readouterr().err
+    assert "does not fit into the memory of 1 GPUs under any of" in capsys.readouterr().err
     assert main(["simulate", "--parallel", "dp=8", "--workload", "llama3-8b", "--cluster", "two-sites"]) == 2
     assert "for several sites, --sites and --uplink" in capsys.readouterr().err

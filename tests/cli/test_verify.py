@@ -221,8 +221,8 @@ def _interrupted(script: str, names: dict[str, list[str]]) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "give a strategy or --matrix, one of the two"),
-        (["ddp", "--matrix"], "give a strategy or --matrix, one of the two"),
+        ([], "give either a strategy or --matrix"),
+        (["ddp", "--matrix"], "give either a strategy or --matrix"),
         (["ddp", "--workers", "1"], "workers must be >= 2 and <= 16, got 1"),
         (["ddp", "--workers", "two"], "--workers must be a whole number"),
         (["bsp", "/", "gossip"], "Put a strategy that contains spaces in quotes"),

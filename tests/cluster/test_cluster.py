@@ -65,7 +65,7 @@ def test_racks_with_members_of_their_own() -> None:
         ('hosts = 2\nbandwith = "1gbit"', 'Did you mean "bandwidth"?'),
         ('hosts = 2\nbandwidth = "1gbit"\n[[host]]\nindex = 2', "there is no host 2; hosts are numbered 0 to 1"),
         ('hosts = 2\nbandwidth = "1gbit"\n[[rack]]\nhosts = 1\nuplink = "1gbit"', "not both"),
-        ('bandwidth = "1gbit"\n[[rack]]\nhosts = 1', "needs uplink"),
+        ('bandwidth = "1gbit"\n[[rack]]\nhosts = 1', "uplink is missing"),
         ('bandwidth = "1gbit"\nrack = 3', "[[rack]] tables"),
         ("bandwidth = 1e9\n[[rack]]\nhosts = [0, 2]\nuplink = 1e9", "each of the hosts 0 to 1 once, got [[0, 2]]"),
         (
@@ -197,7 +197,7 @@ def test_python_objects_are_checked_as_strictly() -> None:
         (lambda: Cluster(links=(LINK,), devices_per_host=0), "devices_per_host must be a whole number from 1"),
         (lambda: Cluster(links=(LINK,) * 3, topology=Racks(sizes=(1, 1), uplinks=(LINK, LINK))), "hold 2 hosts"),
         (lambda: Racks(sizes=(1, 2), uplinks=(LINK,)), "racks need an uplink each"),
-        (lambda: Racks(sizes=(1, 2), members=((0, 1), (2,)), uplinks=(LINK, LINK)), "cannot have the members"),
+        (lambda: Racks(sizes=(1, 2), members=((0, 1), (2,)), uplinks=(LINK, LINK)), "but members lists"),
         (lambda: Cluster.in_racks(8, LINK, racks=3), "8 hosts cannot fill 3 racks evenly"),
         (lambda: Cluster.in_racks(8, LINK, racks=2, oversubscription=0), "oversubscription must be a number"),
         (lambda: Torus(dims=()), "1 to 3 entries"),

@@ -47,7 +47,7 @@ def test_a_file_by_its_name(tmp_path: Path) -> None:
     assert cluster(str(path), 5).num_hosts == 5
     path.write_text('name = "ours"\nhosts = 2\nbandwidth = "1gbit"\n[[host]]\nindex = 0\nspeed = 2', encoding="utf-8")
     assert cluster(path).name == "ours"
-    with pytest.raises(UsageError, match="differ, so there cannot be 5 instead of 2"):
+    with pytest.raises(UsageError, match="differ, so their number cannot change from 2 to 5"):
         cluster(path, 5)
 
 

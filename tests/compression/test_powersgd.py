@@ -233,7 +233,7 @@ def test_a_rank_without_effect_is_refused() -> None:
         PowerSgd(rank=8).check(specs, SGD)
     with pytest.raises(
         AttachError,
-        match=r"none is a matrix with more values .* of rank 1 have\. Use another",
+        match=r"no parameter is a matrix with more values .* of rank 1 would have\. Use another",
     ):
         PowerSgd(rank=1).check(specs[2:], SGD)
 

@@ -54,7 +54,7 @@ class TestLink:
 
     @pytest.mark.parametrize("text", ["fast", "", "0mbit", "-5mbit", "5ms"])
     def test_a_rate_that_cannot_be_used(self, text: str) -> None:
-        with pytest.raises(AttachError, match=r"environment variable LACONIC_PACE must be .*[Uu]nset it"):
+        with pytest.raises(AttachError, match=r"environment variable LACONIC_PACE must be .*[Uu]nset the variable"):
             link_from_environment({"LACONIC_PACE": text})
 
 

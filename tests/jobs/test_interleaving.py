@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_told() -> None:
         {"period_s": 1.0, "begin_s": 0.0, "busy_s": 1.5},
         {"period_s": 1.0, "begin_s": 0.0, "busy_s": 0.5, "share": 1.5},
     ):
-        with pytest.raises(UsageError, match="must be longer than what it communicates"):
+        with pytest.raises(UsageError, match="busy_s between 0 and period_s"):
             Rhythm(**wrong)
 
 

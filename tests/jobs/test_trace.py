@@ -116,7 +116,7 @@ def test_a_job_larger_than_the_cluster_is_refused() -> None:
 def test_tables_of_speeds_that_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "speeds.csv"
     path.write_text(SPEEDS)
-    with pytest.raises(UsageError, match="which worker type"):
+    with pytest.raises(UsageError, match="has several worker types"):
         Throughputs.load(path)
     with pytest.raises(UsageError, match='no worker type "fats"'):
         Throughputs.load(path, "fats")

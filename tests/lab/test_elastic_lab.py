@@ -77,7 +77,7 @@ def test_faults_without_effect_are_reported_when_the_job_has_ended(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--kill", "rank=9"], "there is no rank 9; ranks are 0 to 1"),
+        (["--kill", "rank=9"], "there is no rank 9; ranks are numbered 0 to 1"),
         (["--kill", "rank=1", "--links", "paced"], "needs shaped links"),
         (["--seed", "3"], "has no effect without a fault"),
     ],

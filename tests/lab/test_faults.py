@@ -74,7 +74,7 @@ def test_any_text_is_a_fault_or_refused_with_an_example(kind: FaultKind, text: s
         ("join", "host=1", "say when"),
         ("freeze", "rank=1 for=3s", "stands still for 1 s is killed"),
         ("freeze", "host=1 every=2s for=2s", "for must be shorter than every"),
-        ("slow", "rank=3", "as 5x"),
+        ("slow", "rank=3", "e.g. 5x"),
         ("slow", "rank=3,0.5x", "over 1x"),
         ("cut-link", "1-1", "no link to itself"),
         ("cut-link", "at=3s", "name two hosts, or one"),
@@ -92,11 +92,11 @@ def test_what_the_lab_does_not_have_is_refused() -> None:
 
     check(("kill", "rank=3"), ("cut-link", "0-1"), ("join", "after=5s"), ("join", "at=2s"))
     check(("kill", "rank=4"), ("join", "at=2s"))  # there may be five by then
-    with pytest.raises(UsageError, match="no rank 4; ranks are 0 to 3"):
+    with pytest.raises(UsageError, match="no rank 4; ranks are numbered 0 to 3"):
         check(("kill", "rank=4"))
-    with pytest.raises(UsageError, match="no host 2; hosts are 0 to 1"):
+    with pytest.raises(UsageError, match="no host 2; hosts are numbered 0 to 1"):
         check(("cut-link", "0-2"))
-    with pytest.raises(UsageError, match="replaced after one time"):
+    with pytest.raises(UsageError, match="replaced after the same time"):
         check(("join", "after=5s"), ("join", "after=6s"))
     assert replaced_after_s([parse_fault("join", "after=5s")]) == 5.0
     assert replaced_after_s([parse_fault("join", "at=5s")]) == 0.0

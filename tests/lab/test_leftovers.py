@@ -166,7 +166,7 @@ def test_processes_of_other_users_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--clean", "--", "true"], "--clean runs nothing; leave the command out"),
+        (["--clean", "--", "true"], "--clean runs no command. Leave out the command"),
         (["--clean", "--hosts", "3"], "--hosts has no effect together with --clean"),
         (["--clean", "--ranks-per-host", "3"], "--ranks-per-host has no effect together with --clean"),
     ],

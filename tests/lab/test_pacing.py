@@ -49,9 +49,9 @@ def test_every_rank_gets_its_share_of_its_hosts_link() -> None:
     [
         (Cluster.uniform(2, Link(bandwidth_bps=1e8, delay_s=0.01)), "no delay or loss; host 0 has 100mbit, delay 10ms"),
         (Cluster.uniform(2, Link(bandwidth_bps=1e8), {1: Link(bandwidth_bps=1e8, loss_ratio=0.1)}), "host 1 has"),
-        (Cluster(links=(LINK,), topology=Racks(sizes=(1,), uplinks=(LINK,))), "no racks"),
+        (Cluster(links=(LINK,), topology=Racks(sizes=(1,), uplinks=(LINK,))), "racks are not possible"),
         (Cluster.uniform(251, LINK), "at most 250 hosts, got 251"),
-        (Cluster(links=(LINK,) * 4, topology=Torus(dims=(2, 2))), "a switch or racks, got torus of 2 x 2"),
+        (Cluster(links=(LINK,) * 4, topology=Torus(dims=(2, 2))), "one switch or by racks, got torus of 2 x 2"),
         (Cluster(links=(LINK,), devices_per_host=2, inside=LINK), "one device and one NIC per host, got 2 and 1"),
         (Cluster(links=(LINK, LINK), speeds=(1.0, 0.5)), "cannot make a host compute slower"),
     ],

@@ -34,9 +34,9 @@ _SETTING = r"^(\w+\(.*?\)) +[0-9.]+ +([-+][0-9.]+%)"
 def tables() -> dict[int, list[tuple[str, str]]]:
     """By the number of steps."""
     compressions, cells = PAGE.split("## Cells of synchronization and architecture")
-    short, _, rest = cells.partition("The same with 4096 steps")
+    short, _, rest = cells.partition("runs of 4096 steps")
     long, _, rest = rest.partition("with 2048 steps")
-    other, _, longest = rest.partition("with 8192 steps")
+    other, _, longest = rest.partition("runs of 8192 steps")
     return {
         300: printed(compressions),
         384: printed(short),

@@ -73,7 +73,7 @@ def test_a_slower_uplink_never_helps() -> None:
 def test_a_model_that_does_not_fit_is_said() -> None:
     job = Job(model=MODELS["llama3-405b"], sequence=8192, global_batch=8)
     question = replace(_question(cluster("pcie-box")), job=job)
-    with pytest.raises(ConfigurationError, match="llama3-405b does not fit: none of"):
+    with pytest.raises(ConfigurationError, match="llama3-405b does not fit under any of"):
         plan_in_parallel(question)
 
 
@@ -102,7 +102,7 @@ def test_one_box_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> No
         (["--parallel", "--model", "llama3-8b", "--cluster", "dgx-h100", "--device", "t4"], 'on "t4" is not known'),
         (
             ["--parallel", "--model", "llama3-8b", "--cluster", "dgx-h100", "--sites", "3", "--uplink", "1gbit"],
-            "The nearest that is has 1023",
+            "The nearest batch that is divisible has 1023",
         ),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_folder_of_logs_has_a_page_of_its_own(tmp_path: Path, capsys: pytest.C
     assert [change["died"] for change in run["changes"]] == [["b"], []]
     (tmp_path / "other").mkdir()
     assert main(["report", str(tmp_path), str(tmp_path / "other")]) == 2
-    assert "has a page of its own" in capsys.readouterr().err
+    assert "gets a page of its own" in capsys.readouterr().err
 
 
 @pytest.mark.browser

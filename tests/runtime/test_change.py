@@ -196,7 +196,7 @@ def test_where_replicas_train_alone_a_grad_scaler_keeps_the_strategy() -> None:
             scaler.scale(mlp_loss(model, 0, transport.rank)).backward()
             scaler.step(optimizer)
             scaler.update()
-            with pytest.raises(AttachError, match="its scale is another one on each rank"):
+            with pytest.raises(AttachError, match="its scale differs between ranks"):
                 session.change_strategy(second)
 
     for first, second in ((DDP, LOCAL), (LOCAL, DDP)):

@@ -107,7 +107,7 @@ def residual(change):
         (lambda state: [1], "not a laconic session state"),
         *((lambda state, step=step: state.update(step=step), '"step"') for step in (-5, 10**30, "x", math.nan, True)),
         *((lambda state, order=order: state.update(order=order), '"order"') for order in (None, ["0.weight", 1], {})),
-        (lambda state: state.update(order=["0.weight"]), "orders 1 parameters"),
+        (lambda state: state.update(order=["0.weight"]), "the 1 parameters in the checkpoint are not the 4"),
         *((lambda state, ranks=ranks: state.update(ranks=ranks), '"ranks"') for ranks in ([], None, {0: {}})),
         (lambda state: state.update(ranks={"0": None}), "state of rank 0"),
         (lambda state: state.update(ranks={"0": {"0.bias": [1]}}), "state of rank 0"),
@@ -287,7 +287,7 @@ def test_a_torn_checkpoint_is_refused_on_all_ranks(strategy: str) -> None:
     early, late = saved(3, strategy, steps=4), saved(3, strategy, steps=6)
     torn = [late[0], *((early[rank][0], late[0][1]) for rank in (1, 2))]
     for error in load(torn, strategy):
-        assert "torn: rank 0 loads a state saved after 6 steps, rank 1 one saved after 4" in error
+        assert "inconsistent: rank 0 loads a state saved after 6 steps, rank 1 one saved after 4" in error
 
 
 def test_states_whose_gradients_come_in_another_order_were_not_saved_together() -> None:

@@ -57,7 +57,7 @@ _SAYS = {
     "not sharded": "this model is not sharded. Call fully_shard()",
     "partly": "is in no module that fully_shard() was called on",
     "another group": 'attach with process_group=mesh["shard"]',
-    "another order": "in their order, which process_group has as 3, 2, 1, 0",
+    "another order": "but process_group has ranks 3, 2, 1, 0",
     "a larger group": 'attach with process_group=mesh["shard"]',
     "native HSDP": "Shard over one dimension",
     "several dtypes": "have several dtypes",

@@ -206,9 +206,11 @@ def test_a_state_that_one_rank_cannot_load_is_loaded_by_none() -> None:
     assert "holds nothing for" in missing[1]
     assert missing[3].startswith("rank 0 cannot load its state: ")
     assert (
-        missing[0] == missing[2] == "a rank that holds another piece of the model cannot load its state, and says why."
+        missing[0]
+        == missing[2]
+        == "a rank that holds another piece of the model cannot load its state. The error of that rank says why."
     )
-    assert {text.partition(":")[0] for text in torn} == {"the checkpoint is torn"}
+    assert {text.partition(":")[0] for text in torn} == {"the checkpoint is inconsistent"}
 
 
 @pytest.mark.slow

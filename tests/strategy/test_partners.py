@@ -95,7 +95,7 @@ def test_every_triple_is_legal_or_refused_with_a_legal_choice(
         ("demo / all_reduce / dgc", "dgc would keep what is not sent", "demo / all_reduce / dct_topk / fusion"),
         (
             "dion / all_reduce / none",
-            'dion makes its steps of two thin matrices for each parameter, and "none" does not give any',
+            'dion makes its steps from two thin matrices for each parameter, and "none" does not give any',
             "dion / all_reduce / powersgd / fusion",
         ),
         ("dion / all_reduce / atomo", '"atomo" does not give any', "dion / all_reduce / powersgd / fusion"),

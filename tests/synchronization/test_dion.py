@@ -348,11 +348,11 @@ def test_learns(text: str, rate: float) -> None:
     [
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), r"SGD has momentum=0\.9.*Write SGD\(\.\.\., momentum=0\)"),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), r"momentum=0, nesterov=False"),
-        (torch.optim.AdamW, r"AdamW would divide it by its size once more"),
-        (lambda p: torch.optim.Adam(p, betas=(0.0, 0.9)), r"Adam would divide"),
-        (torch.optim.NAdam, r"NAdam would divide"),
-        (torch.optim.Adagrad, r"Adagrad would divide"),
-        (torch.optim.RMSprop, r"RMSprop would divide"),
+        (torch.optim.AdamW, r"AdamW would normalize it once more"),
+        (lambda p: torch.optim.Adam(p, betas=(0.0, 0.9)), r"Adam would normalize"),
+        (torch.optim.NAdam, r"NAdam would normalize"),
+        (torch.optim.Adagrad, r"Adagrad would normalize"),
+        (torch.optim.RMSprop, r"RMSprop would normalize"),
         (lambda p: torch.optim.RMSprop(p, momentum=0.3), r"RMSprop has momentum=0\.3"),
         (lambda p: torch.optim.Muon(list(p)[:2]), r"Muon has momentum=0\.95"),
     ],
@@ -368,13 +368,13 @@ def test_sgd_without_momentum_and_several_optimizers() -> None:
     parameters = list(Parameters().parameters())
     laconic.Dion().check([], OptimizerFacts.of(torch.optim.SGD(parameters, lr=0.1, weight_decay=0.01)))
     both = OptimizerFacts.of(torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.AdamW(parameters[2:]))
-    with pytest.raises(AttachError, match="SGD and AdamW would divide"):
+    with pytest.raises(AttachError, match="SGD and AdamW would normalize"):
         laconic.Dion().check([], both)
 
 
 def test_shards_are_refused() -> None:
     shard = TensorSpec("weight", (64, 32)).shard(0, 2)
-    with pytest.raises(AttachError, match=r'of "weight" this rank has a shard\. Use "demo"'):
+    with pytest.raises(AttachError, match=r'this rank has only a shard of "weight"\. Use "demo"'):
         laconic.Dion().check([shard], OptimizerFacts(name="SGD"))
 
 

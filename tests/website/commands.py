@@ -26,7 +26,7 @@ PARSED_ONLY = {
 """Commands of laconic that no page may run, and why."""
 TOO_LONG = {
     "watch": "follows the log for ever, except with --once",
-    "verify": "takes minutes with --matrix, and starts processes with --processes; tests/cli/test_verify.py runs both",
+    "verify": "takes an hour with --matrix, and starts processes with --processes; tests/cli/test_verify.py runs both",
     "schedule": "--tables are published tables that the reader brings; tests/jobs/test_shockwave.py runs it",
     "simulate": "takes a minute for a sweep, and --rows reads a published table that the reader brings; "
     "tests/cli/test_simulate.py runs both",

@@ -51,7 +51,7 @@ def test_a_time_that_is_stated_is_that_of_the_operations() -> None:
     tokens = 4 * 2048
     operations = 6 * weights * tokens + 3 * 80 * 2 * 2 * tokens * 2048 * 8192
     at_least_s = operations / (0.61 * 989.4e12)
-    # LocalServer the products there is what only reads and writes: a few per cent.
+    # Operations other than products only read and write: a few per cent more.
     assert at_least_s < job.compute_s < 1.06 * at_least_s
 
 

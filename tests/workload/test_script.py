@@ -47,7 +47,7 @@ def test_a_script_may_import_what_lies_beside_it(tmp_path: Path) -> None:
     [
         ("def make_models(): pass", 'has no function "make_model". Did you mean "make_models"?'),
         ("make_model = 3", 'has no function "make_model". Known: none.'),
-        ("def make_model(size, *, depth=1): pass", "make_model wants arguments (size); it is called without any."),
+        ("def make_model(size, *, depth=1): pass", "make_model needs arguments (size), but is called without any."),
         ("def make_model(): return 3", "make_model returned a value of type int. It must return (model, batch, loss)"),
         ("def make_model(): return 3, 4", "returned a tuple of 2."),
         ("def make_model(): return 3, 4, print", "returned int as its model, not a torch.nn.Module."),

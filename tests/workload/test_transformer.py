@@ -71,7 +71,7 @@ def test_a_published_configuration_is_read(tmp_path: Path) -> None:
     [
         ({"num_attention_heads": 33}, "not divisible by 33 heads. The nearest number of heads that divides it is 32"),
         ({"hiden_size": 4096}, 'no key "hiden_size". Did you mean "hidden_size"'),
-        ({"num_hidden_layers": "many"}, "num_hidden_layers must be a int, got 'many'"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers must be of type int, got 'many'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1"),
         ({"num_key_value_heads": 5}, "cannot share 5 heads"),
         ({"mlp_bias": True}, "mlp_bias is not modelled"),

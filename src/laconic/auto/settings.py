@@ -46,7 +46,7 @@ class Auto(Chooser):
             raise AttachError(f'auto.task must be "text" or "other", got {one_line(repr(self.task), 40)}.')
         if gap is not None and self.task == "other":
             raise AttachError(
-                'auto: max_loss_gap has no effect with task="other", of which no loss was measured. Leave one of them '
+                'auto: max_loss_gap has no effect with task="other", for which no loss was measured. Leave one of them '
                 "out."
             )
 
@@ -90,7 +90,10 @@ def read_auto(strategy: object) -> object:
         return strategy
     axes = parse_text(strategy)
     if len(axes) > 1 or len(axes[0]) > 1:
-        raise AttachError(f'"auto" cannot be combined: it chooses on every axis, got "{one_line(strategy, 80)}".')
+        raise AttachError(
+            f'"auto" chooses on every axis, so it cannot be combined with other methods. Write "auto" alone, got '
+            f'"{one_line(strategy, 80)}".'
+        )
     given: dict[str, object] = {}
     for key, value in axes[0][0].arguments:
         if key is None or key not in _SETTINGS:

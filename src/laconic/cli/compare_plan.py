@@ -144,11 +144,16 @@ def sections(rows: Sequence[Checked]) -> list[RenderableType]:
 
 def _check(comparison: Comparison) -> Network:
     if comparison.kind != "compare" or comparison.sharded or comparison.ranks_per_host > 1:
-        raise UsageError("compare: --plan works for one rank per host and models that are not sharded.")
+        raise UsageError(
+            "compare: --plan needs one rank per host and a model that is not sharded. Leave out --plan, or "
+            "--ranks-per-host and --sharded."
+        )
     if len(comparison.networks) != 1 or comparison.networks[0].cluster is None:
-        raise UsageError("compare: --plan takes one setting of the links, e.g. --bandwidth 100mbit or --cluster FILE.")
+        raise UsageError(
+            "compare: --plan needs one setting of the links: --bandwidth RATE once, e.g. 100mbit, or --cluster FILE."
+        )
     if comparison.device == "cuda":
-        raise UsageError("compare: --plan measures compute of ranks on CPUs; give --device cpu.")
+        raise UsageError("compare: --plan works with ranks on CPUs only; give --device cpu.")
     return comparison.networks[0]
 
 

@@ -56,14 +56,14 @@ COMMANDS: tuple[Command, ...] = (
     Command("explain", "what a strategy does, and the bytes it sends per step"),
     Command("verify", "train a small model and check what a strategy promises"),
     Command("compare", "torch DDP and strategies side by side, training behind slow links"),
-    Command("plan", "what to use for a model on a cluster, what it gains and costs"),
-    Command("simulate", "what a step costs on a cluster that need not exist, and why"),
+    Command("plan", "which strategy to use for a model on a cluster, and what it gains"),
+    Command("simulate", "predict the time of a step on any cluster, and what it waits for"),
     Command("schedule", "many jobs on one cluster: completion times under several policies"),
     Command("probe", "measure a cluster's links and collectives into a file"),
     Command("profile", "measure a model's layers and a compressor's costs into a file"),
-    Command("watch", "the progress of a run, from its event log, while it grows"),
+    Command("watch", "the progress of a run, from its event log, while the log grows"),
     Command("report", "one offline HTML page from the folders of one or more runs"),
-    Command("replay", "a known workload with slept compute and real communication"),
+    Command("replay", "a known workload: real communication, sleeps instead of compute"),
     Command("run", "run a script whose ranks may die, join and leave"),
     Command("lab", "run a script on virtual hosts behind real, shaped links"),
     Command("serve", "a parameter server on this host, for workers elsewhere"),
@@ -150,7 +150,7 @@ def _lookup(name: str) -> Command:
     found = one_line(name, 40)
     if name.startswith("-"):
         raise UsageError(
-            f'there is no option "{found}" before a command; known are --help and --version. '
+            f'there is no option "{found}" before a command, only --help and --version. '
             'Options of a command follow its name, as in "laconic list --json".'
         )
     raise UsageError(f'there is no command "{found}". {did_you_mean(name, [command.name for command in COMMANDS])}')

@@ -56,7 +56,7 @@ _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BESIDE_GRADIENTS = (
     "Module buffers (BatchNorm statistics) are broadcast from rank 0 in every step, as DDP does.",
     "A step in which every rank leaves some parameter unused costs one more small exchange: one byte per parameter "
-    'tensor, counted as "control" traffic.',
+    'tensor, counted as "control" traffic. So does every later step until some rank uses every parameter.',
 )
 
 

@@ -85,7 +85,7 @@ def _why_paced(arguments: Arguments, capabilities: Capabilities) -> str:
 def _clean(arguments: Arguments) -> int:
     """End leftovers and name them."""
     if arguments.command:
-        raise UsageError("--clean runs nothing; leave the command out, or --clean.")
+        raise UsageError("lab: --clean runs no command. Leave out the command, or --clean.")
     others = [field.name for field in dataclasses.fields(Arguments) if field.name not in ("clean", "command")]
     _refuse(arguments, others, "has no effect together with --clean; leave it out.")
     ended = leftovers.end_leftovers()

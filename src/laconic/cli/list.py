@@ -86,7 +86,7 @@ def _part(found: Catalogue, arguments: Arguments) -> Catalogue:
     )
     if not part["presets"] and not any(part["axes"].values()):
         said = f'"{one_line(" ".join(words), 60)}"' + (f" in the family {family}" if family else "")
-        raise UsageError(f'no method or preset is described by {said}. "laconic list" shows all of them.')
+        raise UsageError(f'no method or preset matches {said}. "laconic list" shows all of them.')
     return part
 
 

@@ -125,7 +125,7 @@ def _question(arguments: Arguments) -> Question:
             if getattr(arguments, option) is not None:
                 raise UsageError(
                     f"plan: --{option} has no effect on one host, whose workers use no network. Leave it out, or give "
-                    "more --hosts; the links inside it are --inside."
+                    "more --hosts; --inside sets the bandwidth between the GPUs of a host."
                 )
     return made_question
 
@@ -179,7 +179,7 @@ def _model(arguments: Arguments, kind: KnownDevice | None, assumed: list[str]) -
 def _gpu(kind: KnownDevice | None) -> KnownDevice:
     if kind is None:
         raise UsageError(
-            "plan: what a guessed model takes on a CPU is not known. Profile it: --model script.py:make_model."
+            "plan: how long a guessed model computes on a CPU is not known. Profile it: --model script.py:make_model."
         )
     return kind
 

@@ -87,7 +87,9 @@ def _question(arguments: Arguments) -> ParallelQuestion:
         raise UsageError(f"plan: {given} has an effect only with --parallel.")
     for option in dataclasses.fields(arguments):
         if option.name in _WITHOUT_EFFECT and getattr(arguments, option.name) != option.default:
-            raise UsageError(f"plan: --{option.name.replace('_', '-')} has no effect beside --parallel.")
+            raise UsageError(
+                f"plan: --{option.name.replace('_', '-')} has no effect together with --parallel. Leave it out."
+            )
     if arguments.model is None:
         raise UsageError("plan: --parallel needs a large model: --model llama3-70b, or a config.json.")
     if arguments.hosts is None and arguments.cluster is None:
@@ -134,7 +136,8 @@ def _question(arguments: Arguments) -> ParallelQuestion:
 def _accelerator(name: str) -> Accelerator:
     if name not in ACCELERATORS:
         raise UsageError(
-            f'plan: what a large model takes on "{one_line(name, 40)}" is not known. {did_you_mean(name, ACCELERATORS)}'
+            f'plan: how long a large model computes on "{one_line(name, 40)}" is not known. '
+            f"{did_you_mean(name, ACCELERATORS)}"
         )
     return ACCELERATORS[name]
 

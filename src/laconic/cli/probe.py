@@ -106,7 +106,7 @@ def _ranks(backend: str, timeout_s: float) -> Iterator[tuple[Transport, torch.de
         if os.environ["WORLD_SIZE"] == "1":
             raise UsageError(f"probe: there is nothing to measure with one rank. {_HOW}")
         if backend == "nccl" and not gpus:
-            raise UsageError("probe: --backend nccl needs a GPU, and torch finds none here. Take gloo.")
+            raise UsageError("probe: --backend nccl needs a GPU, and torch finds none here. Use --backend gloo.")
         chosen = ("nccl" if gpus else "gloo") if backend == "auto" else backend
         if chosen == "nccl":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)

@@ -59,7 +59,7 @@ def run(arguments: Arguments) -> int:
 def _checked(path: Path) -> Path:
     """Check, before anything is measured, that the output file can be written and found by `workload()`."""
     if path.suffix.lower() != ".json":
-        raise UsageError(f"profile: --output must end in .json, got {path}. Only so is it read as a workload.")
+        raise UsageError(f"profile: --output must end in .json, got {path}. Only such files are read as workloads.")
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"profile: --output {path} cannot be written: there is no folder {path.parent}.")
     return path

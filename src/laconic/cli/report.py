@@ -67,10 +67,12 @@ def _folders(paths: Sequence[str]) -> list[RunFolder]:
         try:
             is_folder = path.is_dir()
         except (OSError, ValueError) as exc:
-            raise UsageError(f"report: cannot look at {one_line(path, 120)}: {one_line(exc)}.") from exc
+            raise UsageError(f"report: cannot read {one_line(path, 120)}: {one_line(exc)}.") from exc
         if not is_folder:
             what = "is not a folder" if path.exists() else "does not exist"
-            raise UsageError(f"report: {one_line(path, 120)} {what}. Give folders of runs, as compare leaves in runs/.")
+            raise UsageError(
+                f"report: {one_line(path, 120)} {what}. Give folders of runs, which compare writes to runs/."
+            )
         if path.resolve() in folders:
             raise UsageError(f"report: {one_line(path, 120)} is given twice.")
         folders[path.resolve()] = RunFolder(path)
@@ -85,7 +87,8 @@ def _elastic(folders: Sequence[RunFolder]) -> ElasticRun | None:
             continue
         if len(folders) > 1:
             raise UsageError(
-                f"report: {one_line(folder.path, 120)} is an elastic run, which has a page of its own. Give it alone."
+                f"report: {one_line(folder.path, 120)} is an elastic run, which gets a page of its own. Give it "
+                "without others."
             )
         return elastic_run(events, str(folder.path))
     return None

@@ -29,8 +29,8 @@ def run(arguments: Arguments) -> int:
     silent_s = parse_quantity(arguments.silent, "time", "--silent")
     if silent_s < 4 * BEAT_S:
         raise UsageError(
-            f"run: --silent must be at least {4 * BEAT_S:g}s, got {arguments.silent}: hosts say every {BEAT_S:g} s "
-            "that they are there."
+            f"run: --silent must be at least {4 * BEAT_S:g}s, got {arguments.silent}: every host sends a "
+            f"heartbeat every {BEAT_S:g} s."
         )
     # One thread for each process, as torchrun does it: else all of them use all cores.
     environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
@@ -68,7 +68,10 @@ def _join(arguments: Arguments, command: list[str], environment: dict[str, str])
     defaults = Arguments(command=())
     for option in ("min", "max", "wait_for", "listen", "silent"):
         if getattr(arguments, option) != getattr(defaults, option):
-            raise UsageError(f"run: --{option.replace('_', '-')} is decided where the job was started; leave it out.")
+            raise UsageError(
+                f"run: --{option.replace('_', '-')} has no effect together with --join: the host that started the job "
+                "has set it. Leave it out."
+            )
     address = _address(arguments.join or "", "--join")
     store = dist.TCPStore(*address, is_master=False, wait_for_workers=False)
     agent = Agent(address, str(store.add("agents", 1) - 1), spawn_command(command), environment, _say)

@@ -50,9 +50,9 @@ def run(arguments: Arguments) -> int:
     if arguments.reference is not None:
         return _print_reference(arguments)
     if arguments.tables is not None:
-        raise UsageError("schedule: --tables has no effect without --reference, whose tables they are.")
+        raise UsageError("schedule: --tables has no effect without --reference. Give both, or leave --tables out.")
     if arguments.trace is None:
-        raise UsageError("schedule: which jobs? Give --trace FILE.csv (docs/schedule.md says what stands in it).")
+        raise UsageError("schedule: no jobs were given. Give --trace FILE.csv (docs/schedule.md describes the file).")
     if arguments.worker and arguments.throughputs is None:
         raise UsageError("schedule: --worker has no effect without --throughputs.")
     if arguments.output is not None:
@@ -264,7 +264,8 @@ def _print_reference(arguments: Arguments) -> int:
     folder = arguments.tables or os.environ.get(TABLES_VARIABLE)
     if not folder:
         raise UsageError(
-            f"schedule: where are the tables of {arguments.reference}? Give --tables FOLDER, or set {TABLES_VARIABLE}."
+            f"schedule: --reference {arguments.reference} needs its tables. Give --tables FOLDER, or set the "
+            f"environment variable {TABLES_VARIABLE}."
         )
     if not Path(folder).is_dir():
         raise UsageError(f"schedule: there is no folder {one_line(folder, 120)}.")

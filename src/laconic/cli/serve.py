@@ -84,7 +84,7 @@ def _token(arguments: Arguments) -> bytes:
     if len(token) != TOKEN_BYTES:
         # Not what was found: a token that is almost right is a secret too.
         raise UsageError(
-            f'serve: {where} must hold {2 * TOKEN_BYTES} hex digits, which it does not. "laconic serve --new-token" '
-            "prints some; give the same to every server and worker."
+            f'serve: {where} must hold {2 * TOKEN_BYTES} hex digits, and does not. "laconic serve --new-token" '
+            "prints a new token; give the same token to every server and worker."
         )
     return token

@@ -90,7 +90,9 @@ def run(arguments: Arguments) -> int:
         return 0
     _refuse_without_parallel(arguments)
     if arguments.rows is not None:
-        raise UsageError("simulate: --rows has no effect without --reference, which says what table they belong to.")
+        raise UsageError(
+            "simulate: --rows has no effect without --reference, which names the table. Give both, or neither."
+        )
     places = _places(arguments)
     sweep = Sweep(
         strategies=_strategies(arguments),
@@ -155,7 +157,7 @@ def _refuse_others(arguments: Arguments, allowed: Sequence[str], beside: str) ->
 def _refuse_without_parallel(arguments: Arguments) -> None:
     for option in dataclasses.fields(arguments):
         if option.name in PARALLEL_ONLY and getattr(arguments, option.name) != option.default:
-            raise UsageError(f"simulate: --{option.name} has no effect without --parallel, which it describes.")
+            raise UsageError(f"simulate: --{option.name} has no effect without --parallel. Leave it out, or give both.")
 
 
 def _print_survey(*, as_json: bool) -> None:
@@ -230,7 +232,7 @@ def _conditions(arguments: Arguments) -> Conditions:
             equals = ""
         if not equals:
             raise UsageError(
-                f'--slow must be a rank and by what its compute times are multiplied, e.g. 3=2, got "'
+                f'--slow must be RANK=FACTOR, a rank and the factor on its compute time, e.g. 3=2, got "'
                 f'{one_line(text, 60)}".'
             )
     return Conditions(

@@ -112,8 +112,8 @@ def print_parallel(arguments: Arguments) -> None:
             rows.append(_Row(plan, strategy, step_time(job, plan, system, exchange=exchange), needed, fitting_one))
     if not rows:
         raise ConfigurationError(
-            f"{job.model.name} does not fit: none of {tried} plans for {gpus} GPUs does. Give more --workers, or a "
-            "larger --accelerator."
+            f"{job.model.name} does not fit into the memory of {gpus} GPUs under any of {tried} plans. Give more "
+            "--workers, or an --accelerator with more memory."
         )
     rows.sort(key=lambda row: row.time.total_s)
     sites = arguments.sites
@@ -142,13 +142,15 @@ def print_parallel(arguments: Arguments) -> None:
 def _refuse_unused(arguments: Arguments) -> None:
     for option in dataclasses.fields(arguments):
         if option.name not in _USED and getattr(arguments, option.name) != option.default:
-            raise UsageError(f"simulate: --{option.name} has no effect beside --parallel.")
+            raise UsageError(f"simulate: --{option.name} has no effect together with --parallel. Leave it out.")
     if (arguments.uplink is None) != (arguments.sites == 1):
         raise UsageError(
             "simulate: --sites and --uplink go together: how many sites, and the rate of each site's link."
         )
     if arguments.sites > 1 and not arguments.strategy:
-        raise UsageError('simulate: --sites needs a strategy that exchanges between them, e.g. "diloco(period=100)".')
+        raise UsageError(
+            'simulate: --sites needs a strategy for the exchange between sites, e.g. "diloco(period=100)".'
+        )
 
 
 def _model(arguments: Arguments) -> Transformer:
@@ -166,12 +168,14 @@ def _gpus(arguments: Arguments, plan: Plan | None) -> int:
     try:
         return int(arguments.workers)
     except ValueError:
-        raise UsageError(f'--workers must be one whole number beside --parallel, got "{arguments.workers}".') from None
+        raise UsageError(
+            f'simulate: with --parallel, --workers must be one whole number, got "{arguments.workers}".'
+        ) from None
 
 
 def _bandwidth(arguments: Arguments) -> float | None:
     if len(arguments.bandwidth) > 1 or any("," in text for text in arguments.bandwidth):
-        raise UsageError("simulate: --bandwidth must be one rate beside --parallel.")
+        raise UsageError("simulate: with --parallel, --bandwidth must be one rate.")
     return parse_bandwidth(arguments.bandwidth[0], "--bandwidth") if arguments.bandwidth else None
 
 

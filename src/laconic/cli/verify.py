@@ -35,7 +35,7 @@ from laconic.strategy import Strategy
 def run(arguments: Arguments) -> int:
     """Check, print; 1 if something failed, 130 if it was stopped."""
     if arguments.matrix == (arguments.strategy is not None):
-        raise UsageError("verify: give a strategy or --matrix, one of the two.")
+        raise UsageError("verify: give either a strategy or --matrix.")
     counts = [
         parse_count(word, "--workers", at_most=1000, example="4 or 2,3,4") for word in arguments.workers.split(",")
     ]

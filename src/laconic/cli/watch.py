@@ -91,7 +91,7 @@ def _find(given: str) -> Path:
         path = path / _NAME if path.is_dir() else path
         exists = path.is_file()
     except (OSError, ValueError) as exc:
-        raise UsageError(f"watch: cannot look at {one_line(given, 120)}: {one_line(exc)}.") from exc
+        raise UsageError(f"watch: cannot read {one_line(given, 120)}: {one_line(exc)}.") from exc
     if not exists:
         raise UsageError(
             f"watch: there is no file {one_line(path, 120)}. A run writes one with "

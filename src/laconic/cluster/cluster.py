@@ -118,7 +118,7 @@ class Cluster:
         _check_num_hosts(num_hosts)
         if len(set(self.links)) > 1 or len(set(self.speeds)) > 1:
             raise UsageError(
-                f"the hosts of this cluster differ, so there cannot be {num_hosts} instead of {self.num_hosts}."
+                f"the hosts of this cluster differ, so their number cannot change from {self.num_hosts} to {num_hosts}."
             )
         return replace(self, links=self.links[:1] * num_hosts, speeds=self.speeds[:1] * num_hosts)
 

@@ -153,7 +153,7 @@ def _read_racks(tables: list[Mapping[str, object]]) -> Racks:
         where = f"{_WHERE}, rack {number}"
         check_keys(rack, ("hosts", "uplink", "delay", "loss"), where)
         if "uplink" not in rack:
-            raise UsageError(f'{where} needs uplink = "50mbit" or the like.')
+            raise UsageError(f'{where}: uplink is missing. Write e.g. uplink = "50mbit".')
         if isinstance(rack.get("hosts"), list):
             members.append(_MEMBERS.read(rack["hosts"], f"{where}: hosts"))
         else:

@@ -137,7 +137,7 @@ def check_hosts(hosts: Hosts) -> None:
     if len(set(counts)) > 1:
         raise UsageError(
             f"the hosts have different numbers of ranks ({', '.join(map(str, counts[:20]))}), which a cluster cannot "
-            "describe. Start as many on each."
+            "describe. Start the same number of ranks on each host."
         )
     if [rank for host in hosts for rank in host] != list(range(sum(counts))):
         raise UsageError(f"ranks must be numbered host by host, as torchrun does, got {list(hosts)[:8]}.")

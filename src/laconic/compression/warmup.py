@@ -37,7 +37,7 @@ class Warmup(ByStep):
         if self.steps >= total_steps:
             raise AttachError(
                 f"compression.warmup.steps={self.steps} covers all of a training of {total_steps} steps: "
-                f'"{self.inner}" would never be used. Give fewer.'
+                f'"{self.inner}" would never be used. Give fewer warmup steps.'
             )
         super().check_length(total_steps)
 

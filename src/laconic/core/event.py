@@ -43,7 +43,7 @@ class Event:
         taken = fixed.keys() & self.data.keys()
         if taken:
             raise LaconicError(
-                f'event "{one_line(self.kind, 40)}": data cannot hold {min(taken)}, every record has it.'
+                f'event "{one_line(self.kind, 40)}": data cannot hold {min(taken)}, which every record has already.'
             )
         return json.dumps({**fixed, **self.data}, separators=(",", ":"))
 

@@ -56,14 +56,14 @@ class OptimizerFacts:
         if self.momentum:
             without = "momentum=0, nesterov=False" if self.nesterov else "momentum=0"
             raise AttachError(
-                f"{owner} keeps momentum itself, and {self.name} has momentum={self.momentum:g}: it would be counted "
-                f"twice. Write {self.name}(..., {without}), or {instead}."
+                f"{owner} keeps momentum itself, and {self.name} has momentum={self.momentum:g}: momentum would "
+                f"be applied twice. Write {self.name}(..., {without}), or {instead}."
             )
         if self.first_beta:
             warn_user(
                 f"{owner} keeps momentum itself, and {self.name} averages gradients over steps as well "
-                f"(betas[0]={self.first_beta:g}). It is made for SGD without momentum: use that, or betas=(0, ...), or "
-                f"{instead}."
+                f"(betas[0]={self.first_beta:g}). {owner} is made for SGD without momentum: use that, or betas=(0, "
+                f"...), or {instead}."
             )
 
     def check_applies_directions(self, owner: str, instead: str) -> None:
@@ -73,8 +73,8 @@ class OptimizerFacts:
         """
         if self.divides and not self.momentum:
             raise AttachError(
-                f"{owner} gives the direction of each step, and {self.name} would divide it by its size once more (it "
-                f"has an eps). Use torch.optim.SGD without momentum, or {instead}."
+                f"{owner} computes a normalized direction for each step, and {self.name} would normalize it once more "
+                f"(it has an eps). Use torch.optim.SGD without momentum, or {instead}."
             )
         self.check_no_momentum(owner, instead)
 

@@ -66,9 +66,9 @@ def link_from_environment(environment: Mapping[str, str]) -> PacedLink | None:
     try:
         bandwidth_bps = parse_quantity(text, "rate", where)
     except InvalidSetting as exc:
-        raise AttachError(f"{exc} Set a rate, or unset it to run without a limit.") from exc
+        raise AttachError(f"{exc} Set a rate, or unset the variable to run without a limit.") from exc
     if not bandwidth_bps > 0:
-        raise AttachError(f'{where} must be > 0, got "{text}". Unset it to run without a limit.')
+        raise AttachError(f'{where} must be > 0, got "{text}". Unset the variable to run without a limit.')
     return PacedLink(bandwidth_bps)
 
 

@@ -40,7 +40,7 @@ def pace_ddp(model: DistributedDataParallel, link: PacedLink) -> None:
     if model.gradient_as_bucket_view and group.size() & (group.size() - 1):
         raise LaconicError(
             "with gradient_as_bucket_view=True DDP divides some gradients and multiplies others, which no hook can "
-            f"repeat for {group.size()} ranks. Leave it off, or use a power of two."
+            f"repeat for {group.size()} ranks. Leave it off, or use a power of two as the number of ranks."
         )
     model.register_comm_hook(_Pace(group, link), _communicate)
 

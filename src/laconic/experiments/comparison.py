@@ -98,7 +98,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
-            raise UsageError(f"{self.kind}: give steps or seconds, one of the two.")
+            raise UsageError(f"{self.kind}: give either steps or seconds.")
         for name, least in (("hosts", 1), ("ranks_per_host", 1), ("steps", 1), ("timeout_s", 1)):
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -139,14 +139,16 @@ class Comparison:
                 f"--hosts 2 or more and --ranks-per-host 2 or more, got {self.hosts} and {self.ranks_per_host}."
             )
         if self.torch_hooks:
-            raise UsageError(f"{self.kind}: torch's communication hooks belong to DDP, which does not run sharded.")
+            raise UsageError(
+                f"{self.kind}: --torch-hook has no effect together with --sharded, where torch DDP is not run."
+            )
 
     def _check_rounds(self, strategy: Strategy) -> None:
         rule = strategy.synchronization
         if rule.deadline_s is not None:
             raise UsageError(
-                f'{self.kind}: rounds of "{strategy}" end by time, and contenders are compared by steps, of which all '
-                "ranks make the same number. Give a period instead."
+                f'{self.kind}: rounds of "{strategy}" end by time, but here all ranks must make the same number of '
+                "steps. Give a period instead."
             )
         if self.steps is not None and self.steps < rule.interval + rule.delay:
             raise UsageError(

@@ -266,6 +266,6 @@ class NoUpdate(Optimizer):
         """Drop all gradients."""
         if not set_to_none:
             raise UsageError(
-                "replayed gradients are views of shared noise: set_to_none=False would zero that. Use True."
+                "replayed gradients are views of shared noise: set_to_none=False would zero it. Use set_to_none=True."
             )
         super().zero_grad(set_to_none=True)

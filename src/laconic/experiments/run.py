@@ -88,12 +88,14 @@ def _kind_of_links(comparison: Comparison, capabilities: Capabilities) -> Links:
     if not clusters:
         return "unlimited"
     if len(clusters) < len(comparison.networks):
-        raise UsageError(f"{comparison.kind}: {UNLIMITED} cannot be combined with others; use another run for those.")
+        raise UsageError(
+            f"{comparison.kind}: --bandwidth {UNLIMITED} cannot be combined with others. Give it a run of its own."
+        )
     links = choose_links(comparison.links, capabilities)
     if links == "paced" and comparison.torch_hooks:
-        raise UsageError("torch's communication hooks cannot be paced; they need shaped links, or none.")
+        raise UsageError("torch's communication hooks cannot be paced. Use --links shaped, or --bandwidth unlimited.")
     if links == "paced" and comparison.sharded:
-        raise UsageError("FSDP2 cannot be paced; sharded models need shaped links, or --bandwidth unlimited.")
+        raise UsageError("FSDP2 cannot be paced. For sharded models use --links shaped, or --bandwidth unlimited.")
     if links == "shaped":
         for cluster in clusters:
             check_possible(cluster, capabilities)

@@ -28,7 +28,7 @@ GPT_SHAPES: dict[str, GptShape] = {
     "medium": GptShape(layers=6, width=264, heads=6, context=64),
     "gpt2": GptShape(layers=12, width=768, heads=12, context=256, vocabulary=50257),
 }
-"""About 0.1 M, 1.9 M, 5.1 M and 124 M parameters."""
+"""About 0.12 M, 1.84 M, 5.12 M and 124 M parameters."""
 
 
 def gpt_shape(name: str) -> GptShape:

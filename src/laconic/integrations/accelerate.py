@@ -189,6 +189,6 @@ def _refuse_ddp_settings(accelerator: Accelerator) -> None:
     if accelerator.ddp_handler is not None:
         raise AttachError(
             "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(...)]) has no effect, because laconic takes "
-            "the place of DDP. Leave it out. Bucket sizes belong into the strategy, as in fusion(25MiB), and "
+            "the place of DDP. Leave it out. Bucket sizes belong in the strategy, as in fusion(25MiB), and "
             "find_unused_parameters is an argument of prepare()."
         )

@@ -122,7 +122,7 @@ class LaconicCallback(TrainerCallback):
         trainer, model = self._trainer, self._model
         if model is None:
             raise AttachError(
-                f"LaconicCallback was added to the Trainer by hand, which has wrapped its model. {_INSTEAD}."
+                f"LaconicCallback was added to the Trainer by hand, and the Trainer has wrapped its model. {_INSTEAD}."
             )
         if self._session is not None:
             raise AttachError(f"the last train() ended with an error and its session is still attached. {_INSTEAD}.")

@@ -45,7 +45,10 @@ class Rhythm:
 
     def __post_init__(self) -> None:
         if not (self.period_s > 0 and self.begin_s >= 0 and 0 <= self.busy_s <= self.period_s and 0 < self.share <= 1):
-            raise UsageError(f"a step must be longer than what it communicates, over at most one link, got {self}.")
+            raise UsageError(
+                "period_s must be > 0, begin_s >= 0, busy_s between 0 and period_s, and share above 0 and at most 1, "
+                f"got {self}."
+            )
 
 
 @dataclass(frozen=True, eq=False)

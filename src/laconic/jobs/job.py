@@ -68,7 +68,7 @@ class Job:
         if len(ends) < 2 or ends[-1] != 1.0 or any(before >= end for before, end in pairwise(ends)):
             raise UsageError(f"{where}: phases must end at growing shares of the work, the last at 1, got {ends[1:]}.")
         if any(not 1 / _LONGEST_S <= phase.work_per_s < math.inf for phase in self.phases):
-            raise UsageError(f"{where}: it must end within {_LONGEST_S:g} s of work and take some time.")
+            raise UsageError(f"{where}: its work must take more than 0 s and at most {_LONGEST_S:g} s.")
 
     @property
     def duration_s(self) -> float:

@@ -63,8 +63,8 @@ class Costs:
         whole_s = self.start_s + self.checkpoint_s + self.migration_s
         if whole_s >= self.round_s:
             raise UsageError(
-                f"start, checkpoint and migration take {whole_s:g} s together, a round {self.round_s:g} s: a job that "
-                "has to start in every round would make no progress. Give longer rounds."
+                f"start, checkpoint and migration take {whole_s:g} s together, but a round only {self.round_s:g} s: a "
+                "job that has to start in every round would make no progress. Give longer rounds."
             )
         if self.ahead_s > self.round_s:
             raise UsageError(f"ahead_s must be at most round_s = {self.round_s:g}, got {self.ahead_s:g}.")

@@ -89,7 +89,7 @@ class Tables:
         rows = {line.text("kind"): line for line in lines if line.text("policy") == CALIBRATED_ON}
         for kind in ("physical", "simulation"):
             if kind not in rows:
-                raise UsageError(f"{OUTCOMES}: there is no row {CALIBRATED_ON},{kind}, which the constant needs.")
+                raise UsageError(f"{OUTCOMES}: there is no row {CALIBRATED_ON},{kind}, which calibration needs.")
         simulated = rows["simulation"]
         return Measured(
             makespan_s=rows["physical"].number("makespan_s"),

@@ -32,7 +32,9 @@ class Throughputs:
         lines = read_lines(path, ("model", "gpus", "steps_per_s"), ("worker_type", "set"))
         types = list(dict.fromkeys(line.text("worker_type").removesuffix(_SPREAD) for line in lines))
         if not worker_type and len(types) > 1:
-            raise UsageError(f"{Path(path).name}: which worker type? Give --worker. Known: {', '.join(types)}.")
+            raise UsageError(
+                f"{Path(path).name} has several worker types. Choose one with --worker: {', '.join(types)}."
+            )
         wanted = worker_type or (types[0] if types else "")
         if wanted not in types:
             raise UsageError(

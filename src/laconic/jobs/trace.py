@@ -175,7 +175,7 @@ def _phases(line: Line, throughputs: Throughputs | None, rule: batch_growth.Rule
 def _traffic(line: Line, bytes_of: BytesOf | None) -> Traffic | None:
     strategy = line.text("strategy") or "ddp"
     if (line.text("gradient_bytes") or line.text("workload")) and not line.text("steps"):
-        raise UsageError(f"{line.where}: how often are gradients exchanged? Give the number of steps.")
+        raise UsageError(f"{line.where}: a job with gradient_bytes or workload needs steps. Give the number of steps.")
     if line.text("gradient_bytes"):
         nbytes = line.number("gradient_bytes")
         if nbytes < 0:

@@ -103,7 +103,7 @@ def _take(kind: FaultKind, text: str, word: str, found: dict[str, float | int]) 
     read: dict[str, float | int] = {}
     if not word:
         if kind not in ("kill", "freeze"):
-            raise _problem(kind, text, "it says nothing.")
+            raise _problem(kind, text, "the option is empty.")
     elif not equals and kind == "slow" and (match := _FACTOR.fullmatch(word)) is not None:
         read = {"factor": float(match[1])}
     elif not equals and kind == "cut-link" and (match := _PLACE.fullmatch(word)) is not None:
@@ -143,15 +143,18 @@ def _check(fault: Fault, text: str) -> None:
     refuse(fault.for_s is not None and not fault.for_s > 0, "for must be longer than 0 s.")
     refuse(
         fault.every_s is not None and fault.for_s is not None and fault.for_s >= fault.every_s,
-        "for must be shorter than every, or it would never be undone.",
+        "for must be shorter than every, or the fault would never end.",
     )
     refuse(kind == "join" and all(time is None for time in times), "say when: after, at or every.")
     refuse(
-        kind == "join" and fault.after_s is not None and fault.host is not None, "after takes the place of the dead."
+        kind == "join" and fault.after_s is not None and fault.host is not None,
+        "after replaces dead processes where they ran. Leave host out.",
     )
     refuse(kind == "cut-link" and fault.host is None, "name two hosts, or one.")
     refuse(kind == "cut-link" and fault.host == fault.peer, "a host has no link to itself.")
-    refuse(kind == "slow" and fault.factor is None, "say how many times as long its work takes, as 5x.")
+    refuse(
+        kind == "slow" and fault.factor is None, "say how many times as long the work of the process takes, e.g. 5x."
+    )
     refuse(fault.factor is not None and not 1 < fault.factor <= 1000, "the factor must be over 1x and at most 1000x.")
     refuse(
         kind == "freeze" and fault.host is None and fault.for_s is not None and fault.for_s >= STOPPED_S,
@@ -165,13 +168,15 @@ def check_faults(faults: Sequence[Fault], *, num_hosts: int, num_ranks: int) -> 
     joins = any(fault.kind == "join" and fault.after_s is None for fault in faults)
     delays = [fault for fault in faults if fault.after_s is not None]
     if len(delays) > 1:
-        raise UsageError(f"{delays[1]}: the dead are replaced after one time; {delays[0]} says another.")
+        raise UsageError(
+            f"give {delays[0]} or {delays[1]}, not both: every dead process is replaced after the same time."
+        )
     for fault in faults:
         for host in (fault.host, fault.peer):
             if host is not None and host >= num_hosts:
-                raise UsageError(f"{fault}: there is no host {host}; hosts are 0 to {num_hosts - 1}.")
+                raise UsageError(f"{fault}: there is no host {host}; hosts are numbered 0 to {num_hosts - 1}.")
         if fault.rank is not None and fault.rank >= num_ranks and not joins:
-            raise UsageError(f"{fault}: there is no rank {fault.rank}; ranks are 0 to {num_ranks - 1}.")
+            raise UsageError(f"{fault}: there is no rank {fault.rank}; ranks are numbered 0 to {num_ranks - 1}.")
 
 
 def replaced_after_s(faults: Sequence[Fault]) -> float:

@@ -104,8 +104,8 @@ def _end(handles: list[int]) -> None:
         if not handles:
             return
     raise LaconicError(
-        f"{len(handles)} of the processes a lab left behind did not end within {_FORCED_S:g} s of SIGKILL; they wait "
-        "for a device. Try again later."
+        f"{len(handles)} of the processes a lab left behind did not end within {_FORCED_S:g} s of SIGKILL; the "
+        "kernel keeps them waiting, e.g. for a device. Try again later."
     )
 
 

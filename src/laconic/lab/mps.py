@@ -71,7 +71,7 @@ def shared_gpu(choice: MpsChoice = "auto") -> Iterator[GpuSharing]:
         problem = daemon.start()
         try:
             if problem and choice == "on":
-                raise UsageError(f"MPS cannot be used here: {problem}. Use off to have ranks take turns on the GPU.")
+                raise UsageError(f"MPS cannot be used here: {problem}. With --mps off, ranks take turns on the GPU.")
             yield GpuSharing(mps=not problem, environment={} if problem else daemon.environment, reason=problem)
         finally:
             daemon.stop()

@@ -33,7 +33,7 @@ def choose_links(wanted: LinksChoice, capabilities: Capabilities) -> Literal["sh
         return "paced"
     raise UsageError(
         f"shaped links need virtual hosts, which are not possible here: {capabilities.reason or 'no privilege'}. Run "
-        "as root, allow unprivileged user namespaces, or take --links paced."
+        "as root, allow unprivileged user namespaces, or use --links paced."
     )
 
 
@@ -63,11 +63,11 @@ def _check_possible(cluster: Cluster) -> None:
     check_imitable(cluster)
     if cluster.uplinks:
         raise UsageError(
-            "paced links cannot share an uplink, so there are no racks. Leave them out or use shaped links."
+            "paced links cannot share an uplink, so racks are not possible. Leave out the racks, or use --links shaped."
         )
     for host, link in enumerate(cluster.links):
         if link.delay_s or link.loss_ratio:
             raise UsageError(
                 f"paced links have a bandwidth but no delay or loss; host {host} has {link}. Leave out --delay and "
-                "--loss, or use shaped links."
+                "--loss, or use --links shaped."
             )

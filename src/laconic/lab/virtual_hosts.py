@@ -108,7 +108,7 @@ class VirtualHosts:
     def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
         process = self._process
         if process is None:
-            raise LaconicError("the virtual hosts are gone; ask inside the with block.")
+            raise LaconicError("the virtual hosts have been removed; use them inside the with block.")
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -153,7 +153,10 @@ class VirtualHosts:
         check_possible(changed, self._capabilities)
         for before, after in zip(self.cluster.links, links, strict=True):
             if bool(before.delay_s or before.loss_ratio) != bool(after.delay_s or after.loss_ratio):
-                raise UsageError("a link that has delay or loss keeps some, and one that has none gets none.")
+                raise UsageError(
+                    "shape() can change the delay and loss of a link that has some, but not add them to a link without "
+                    "any, nor remove both."
+                )
         self._ask({"shape": [asdict(link) for link in links]}, "other links")
         self.cluster = changed
 
@@ -212,7 +215,7 @@ def check_imitable(cluster: Cluster) -> None:
     if cluster.num_hosts > _MOST_HOSTS:
         raise UsageError(f"the lab makes at most {_MOST_HOSTS} hosts, got {cluster.num_hosts}.")
     if not cluster.topology.in_lab:
-        raise UsageError(f"the lab joins hosts by a switch or racks, got {cluster.topology.describe()}.")
+        raise UsageError(f"the lab can connect hosts by one switch or by racks, got {cluster.topology.describe()}.")
     if cluster.devices_per_host > 1 or cluster.nics > 1:
         raise UsageError(
             f"the lab has one device and one NIC per host, got {cluster.devices_per_host} and {cluster.nics}. Leave "

@@ -6,9 +6,11 @@ Without compression the loss falls as a power of the number of steps, so a gap i
 
     p    0.21 between 384 and 2048 steps, 0.15 between 2048 and 4096, 0.08 between 4096 and 8192
 
-The range covers p before, after and soon after the length of a run, one standard deviation between seeds, and all
-lengths at which a method was measured. A strategy whose range includes 1 counts as needing the same steps as bsp.
-If only the parts of a combination were measured, their product is taken, and the result says so.
+p differs between these segments of the curve. The range covers up to three values of p: that of the segment that ends
+at the length of a run (or at the nearest end of a segment), that of the segment that begins there, and that of the
+segment after it, as far as they exist. The range also covers one standard deviation between seeds, and all lengths at
+which a method was measured. A strategy whose range includes 1 counts as needing the same steps as bsp. If only the
+parts of a combination were measured, their product is taken, and the result says so.
 
 All figures are those of losses/measured.py. Neither they nor the range say how a method fares with more workers, in a
 large model or in a run of weeks; losses/at_scale.py covers that.

@@ -175,7 +175,7 @@ def _baseline(found: dict[str, Choice], refused: dict[str, str], question: Quest
         return sharded
     nearest = min(found.values(), key=lambda choice: choice.memory.total)
     raise UsageError(
-        f"nothing satisfies these limits; the nearest is {short_name(nearest.strategy)}, with which a rank needs at "
-        f"least {human_bytes(nearest.memory.total)}, not {human_bytes(memory_bytes)}, for weights, gradients, AdamW's "
-        "moments and state. Take more workers, or GPUs with more memory (--device, --memory)."
+        f"no strategy fits into {human_bytes(memory_bytes)} of memory per rank; {short_name(nearest.strategy)} needs "
+        f"the least, {human_bytes(nearest.memory.total)}, for weights, gradients, AdamW's moments and state. Use more "
+        "workers, or GPUs with more memory (--device, --memory)."
     )

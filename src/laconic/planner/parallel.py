@@ -77,7 +77,7 @@ class ParallelQuestion:
         if self.job.global_batch % self.sites:
             raise ConfigurationError(
                 f"a batch of {self.job.global_batch} sequences is not divisible by {self.sites} sites. The nearest "
-                f"that is has {max(1, round(self.job.global_batch / self.sites)) * self.sites}."
+                f"batch that is divisible has {max(1, round(self.job.global_batch / self.sites)) * self.sites}."
             )
 
     @property
@@ -188,9 +188,9 @@ def plan_in_parallel(question: ParallelQuestion, progress: Progress | None = Non
     ranked = [one for one in found if one.loss is not None]
     if not ranked:
         raise ConfigurationError(
-            f"{question.job.model.name or 'the model'} does not fit: none of {tried} plans for {question.gpus} GPUs "
-            f"with {system.accelerator.memory_bytes / 1e9:.0f} GB each does. Give more --hosts, a larger --batch that "
-            "more degrees divide, or a larger --device."
+            f"{question.job.model.name or 'the model'} does not fit under any of {tried} plans for {question.gpus} "
+            f"GPUs with {system.accelerator.memory_bytes / 1e9:.0f} GB each. Give more --hosts, a --batch with more "
+            "divisors, or a --device with more memory."
         )
     ranked.sort(key=lambda one: one.seconds)
     close = [one for one in ranked if one.seconds <= (1 + CLOSE) * ranked[0].seconds]

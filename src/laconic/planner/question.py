@@ -36,7 +36,7 @@ class Limits:
         if self.max_loss_gap is not None and not 0 <= self.max_loss_gap <= 1:
             raise UsageError(f"--max-loss-gap must be between 0 and 100%, got {self.max_loss_gap:.4g}.")
         if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise UsageError(f"--memory must be more than nothing, got {self.memory_bytes} B.")
+            raise UsageError(f"--memory must be more than 0 B, got {self.memory_bytes} B.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,7 @@ class Results:
 
     kind: Literal["compare", "replay"]
     title: str
-    """The work in one line, e.g. "GPT (small, 1.9 M parameters) on 4 hosts"."""
+    """The work in one line, e.g. "GPT (small, 1.84 M parameters) on 4 hosts"."""
     began: str
     """Local time, ISO 8601."""
     seconds: float

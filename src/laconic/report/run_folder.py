@@ -34,7 +34,7 @@ class RunFolder:
         """Make an empty folder: `path`, or one under runs/ named after the time and `name`."""
         folder = Path(path) if path is not None else _fresh(Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder} exists and is not an empty folder; a run would mix with what is there.")
+            raise UsageError(f"{folder} exists and is not an empty folder. Give a folder that is new or empty.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as exc:

@@ -50,7 +50,10 @@ def check_agreement(job: Job, *, init_sync: bool, sync_optimizer: bool) -> None:
                 f"rank {rank}. Build the same model and strategy on every rank."
             )
         if list(descriptions[0]) != list(other):
-            raise AttachError(f"ranks attach different things: the order of parameters on rank {rank} is not rank 0's.")
+            raise AttachError(
+                f"ranks attach different things: rank {rank} has its parameters in another order than rank 0. Build "
+                "the same model on every rank."
+            )
 
 
 def _pieces(job: Job) -> dict[str, str]:

@@ -288,7 +288,7 @@ def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters:
         )
     if isinstance(model, DistributedDataParallel) and find_unused_parameters is not None:
         raise AttachError(
-            "find_unused_parameters has no effect on a model wrapped in DistributedDataParallel; give it to that."
+            "find_unused_parameters has no effect on a model wrapped in DistributedDataParallel; pass it to DDP."
         )
     if strategy.exchanges_gradients() and not strategy.architecture.has_servers:
         return
@@ -415,7 +415,10 @@ def _check_all_are_trained(
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     trained = [id(parameter) for group in groups for parameter in group["params"]]
     if len(set(trained)) < len(trained):
-        raise AttachError("a parameter is in two optimizers, or twice in one; both would move it. Give it to one.")
+        raise AttachError(
+            "a parameter is in two optimizers, or twice in one, and would be updated twice. Put each parameter in one "
+            "optimizer, once."
+        )
     left_out = [name for name, parameter in parameters.items() if id(parameter) not in set(trained)]
     if left_out and not strategy.exchanges_gradients():
         raise AttachError(

@@ -111,7 +111,7 @@ def check_change(job: Job, at_work: AtWork, strategy: Strategy, workplace: Workp
     if job.strategy.exchanges_gradients() != strategy.exchanges_gradients() and job.loss_scale.has_scaler:
         raise AttachError(
             f'the strategy of a session cannot change from "{job.strategy}" to "{strategy}" while a GradScaler is in '
-            "use: where replicas train alone its scale is another one on each rank. Train in bfloat16 without one."
+            "use: where replicas train alone, its scale differs between ranks. Train in bfloat16 without a GradScaler."
         )
     if not strategy.exchanges_gradients() and owes_gradients(job.strategy, at_work.hooks):
         raise AttachError(

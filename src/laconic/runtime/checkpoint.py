@@ -106,8 +106,8 @@ def read(
         _check_state(report.state, names, expected, kinds, saved["resize"])
         if report.order and sorted(report.order) != sorted(names):
             raise CheckpointError(
-                f"the checkpoint orders {len(report.order)} parameters, this model trains {len(names)} or others. Load "
-                "a checkpoint of the same model."
+                f"the {len(report.order)} parameters in the checkpoint are not the {len(names)} that this model "
+                "trains. Load a checkpoint of the same model."
             )
         then = saved["digest"].get(str(rank)) if digest is not None else None
         if digest is None:
@@ -157,8 +157,8 @@ def compare(said: Sequence[Mapping[str, str]], own: Report, *, rank: int, same_s
     for other, row in enumerate(said):
         if same_step and row["saved_step"] != first["saved_step"]:
             raise CheckpointError(
-                f"the checkpoint is torn: rank 0 loads a state saved after {first['saved_step']} steps, rank {other} "
-                f"one saved after {row['saved_step']}. Load states that were saved together."
+                f"the checkpoint is inconsistent: rank 0 loads a state saved after {first['saved_step']} steps, rank "
+                f"{other} one saved after {row['saved_step']}. Load states that were saved together."
             )
         if row["order"] != first["order"]:
             raise CheckpointError(

@@ -84,7 +84,7 @@ def fsdp_parts(model: nn.Module) -> list[FsdpPart]:
         name = plain_name(path).removesuffix("._orig_mod") or OUTERMOST
         if len(groups) > 1:
             raise AttachError(
-                f'"{name}" has parameters on several meshes, and FSDP hands over what is on one. Shard all of them '
+                f'"{name}" has parameters on several meshes, and FSDP hands over only those on one. Shard all of them '
                 "over one mesh, without shard_placement_fn."
             )
         for group in groups:
@@ -105,7 +105,7 @@ def _part(name: str, module: Any, group: Any, policy: Any, names: dict[int, str]
     if len(dtypes) > 1:
         raise AttachError(
             f'parameters of "{name}" have several dtypes ("{tensors[0].name}" is {tensors[0].dtype}), which FSDP sends '
-            "as mere bytes. Give all of them one dtype, and choose others in MixedPrecisionPolicy."
+            "as raw bytes. Give all parameters one dtype, and set the dtype of computation in MixedPrecisionPolicy."
         )
     weights = policy.param_dtype or tensors[0].dtype
     return FsdpPart(name, module, tensors, weights, policy.reduce_dtype or weights, group)

@@ -173,11 +173,13 @@ def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can
                 ) from exc
         all_can, lowest, highest = least.tolist()
         if can_load and not all_can:
-            raise CheckpointError("a rank that holds another piece of the model cannot load its state, and says why.")
+            raise CheckpointError(
+                "a rank that holds another piece of the model cannot load its state. The error of that rank says why."
+            )
         if can_load and lowest != -highest:
             raise CheckpointError(
-                f"the checkpoint is torn: shards of the model load states saved after {lowest} and after {-highest} "
-                "steps. Load states that were saved together."
+                f"the checkpoint is inconsistent: shards of the model load states saved after {lowest} and after "
+                f"{-highest} steps. Load states that were saved together."
             )
 
 
@@ -284,15 +286,15 @@ def _check_owners(model: nn.Module, strategy: Strategy, ranks: list[int] | None)
         # In this order: rank r of the group is to own shard r.
         if mesh.ndim != 1 or dist.get_process_group_ranks(mesh.get_group()) != ranks:
             raise AttachError(
-                f'parameter "{name}" lies on a mesh of ranks {_listed(owners)}, and "{how}" works among the ranks of '
-                f"one shard group, in their order, which process_group has as {_listed(ranks)}. Shard over one "
+                f'parameter "{name}" is sharded over ranks {_listed(owners)}, but process_group has ranks '
+                f'{_listed(ranks)}: "{how}" needs the ranks of one shard group, in the same order. Shard over one '
                 'dimension, fully_shard(..., mesh=mesh["shard"]), and attach with process_group=mesh["shard"].'
             )
         (placement,) = parameter.placements  # pyrefly: ignore[missing-attribute]
         if not placement.is_shard(0):
             raise AttachError(
-                f'parameter "{name}" is sharded as {placement}; "{how}" knows shards of the first dimension. Leave '
-                "shard_placement_fn out."
+                f'parameter "{name}" is sharded as {placement}; "{how}" supports only shards of the first dimension. '
+                "Leave shard_placement_fn out."
             )
         if mesh.device_type != "cpu" and local(parameter).device.type == "cpu":
             raise AttachError(f'parameter "{name}" is offloaded to the CPU. Shard without offload_policy.')

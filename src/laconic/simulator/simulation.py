@@ -91,8 +91,8 @@ def simulate(
     asked = as_strategy(strategy)
     if asked.synchronization.deadline_s is not None:
         raise UsageError(
-            f'simulate: rounds of "{asked}" end by time, after another number of steps on every rank. Simulate it with '
-            "the period that you expect instead."
+            f'simulate: rounds of "{asked}" end by time, after different numbers of steps on different ranks. Simulate '
+            "it with the period that you expect instead."
         )
     slowdowns, hosts = _slowdowns(cluster, world_size, slow), hosts_of(range(world_size), cluster)
     inputs = Inputs(

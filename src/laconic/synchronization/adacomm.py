@@ -76,7 +76,7 @@ class AdaComm(LocalUpdates):
         if first_loss <= 0:
             raise CommunicationError(
                 f"synchronization.{self.name} compares the loss with that of the first round, which must be > 0, got "
-                f'{first_loss:g}. Report a loss that is bounded by 0, such as cross entropy, or use "local_sgd".'
+                f'{first_loss:g}. Report a loss that cannot be negative, such as cross entropy, or use "local_sgd".'
             )
         wanted = math.ceil(math.sqrt(max(0.0, loss) / first_loss) * self.period)
         return replace(self, timetable=now._replace(period=min(self.period, max(1, wanted)), first_loss=first_loss))

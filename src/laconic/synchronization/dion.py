@@ -68,8 +68,8 @@ class Dion(Synchronization):
         shard = next((tensor for tensor in tensors if tensor.whole_bytes), None)
         if shard is not None:
             raise AttachError(
-                f'synchronization.dion makes an orthonormal step of each whole matrix, and of "{shard.name}" this rank '
-                'has a shard. Use "demo", or train without sharding.'
+                "synchronization.dion makes an orthonormal step of each whole matrix, but this rank has only a shard "
+                f'of "{shard.name}". Use "demo", or train without sharding.'
             )
 
     @property

@@ -24,9 +24,10 @@ class Lag(Synchronization):
         exchange if |g_i - s_i|^2 > threshold |m|^2 for some worker i:   s_i <- g_i,   m <- mean_j(C(g_j))
         m takes the place of the gradient
 
-    Each bucket decides for itself. Plain SGD has moved its parameters by lr m in the last step, so the threshold is
-    that move, squared, in units of lr. Workers first tell each other with one number whether they want to exchange,
-    because an all-reduce takes all of them; then all send their current gradients.
+    Each bucket decides for itself. With plain SGD the last step moved the parameters by lr m, so |m| is the length of
+    that move divided by lr. A change of the gradient that is small compared with that length tells the optimizer
+    little. Workers first tell each other with one number whether they want to exchange, because an all-reduce takes all
+    of them; then all send their current gradients.
 
     For gradients of whole data sets or of very large batches. Those of small batches change completely from step to
     step, so every one is sent. Bytes depend on the gradients; the prediction is an upper bound, the bytes of an

@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from laconic.workload.roofline import RTX_2080_TI, LayerWork, linear_tensors, normalization_tensors, timed_layers
+from laconic.workload.roofline import (
+    DIVISION,
+    RTX_2080_TI,
+    LayerWork,
+    linear_tensors,
+    normalization_tensors,
+    timed_layers,
+)
 from laconic.workload.workload import TensorShape, Workload
 
 _SEQUENCE = 64
@@ -49,10 +56,10 @@ def _bert(name: str, shape: _Shape, sequences_per_s: str) -> Workload:
         batch=shape.batch,
         layers=timed_layers(list(_layers(shape)), RTX_2080_TI, compute_s=shape.batch / float(sequences_per_s)),
         source=(
-            f"Shapes computed from the architecture; {sequences_per_s} sequences of {_SEQUENCE} tokens/s on one RTX "
-            "2080 Ti in float32 as measured for A Quantitative Survey of Communication Optimizations in Distributed "
-            "Deep Learning (HKBU-HPML/ddl-benchmarks, 2020-05-29), divided among layers by their operations and bytes, "
-            "forward : backward = 1 : 2."
+            "The shapes are computed from the architecture. The authors of A Quantitative Survey of Communication "
+            f"Optimizations in Distributed Deep Learning measured {sequences_per_s} sequences/s of {_SEQUENCE} tokens "
+            "on one RTX 2080 Ti in float32 (HKBU-HPML/ddl-benchmarks, 2020-05-29), from which the time of a step "
+            f"follows. {DIVISION}"
         ),
     )
 

@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from laconic.workload.roofline import H200, H200_BF16, LayerWork, linear_tensors, normalization_tensors, timed_layers
+from laconic.workload.roofline import (
+    DIVISION,
+    H200,
+    H200_BF16,
+    LayerWork,
+    linear_tensors,
+    normalization_tensors,
+    timed_layers,
+)
 from laconic.workload.workload import TensorShape, Workload
 
 _VOCABULARY = 50_257
@@ -40,9 +48,9 @@ def gpt2() -> Workload:
         batch=shape.batch,
         layers=timed_layers(list(_layers(shape)), H200, compute_s=0.0770),
         source=(
-            "Shapes computed from the architecture; 77.0 ms of forward (26.5) and backward (50.5) as measured on one "
-            "H200 with torch 2.11 in float32, 16 sequences of 256 tokens (docs/workloads.md), divided among layers by "
-            "their operations and bytes, forward : backward = 1 : 2."
+            "The shapes are computed from the architecture. For 16 sequences of 256 tokens in float32, a forward pass "
+            "of 26.5 ms and a backward pass of 50.5 ms were measured on one H200 with torch 2.11 (docs/workloads.md). "
+            f"Only the time of both passes, 77.0 ms, is used. {DIVISION}"
         ),
     )
 
@@ -55,10 +63,10 @@ def gpt2_xl() -> Workload:
         batch=shape.batch,
         layers=timed_layers(list(_layers(shape)), H200_BF16, compute_s=0.2308),
         source=(
-            "Shapes computed from the architecture; 230.8 ms of forward (76.6) and backward (154.3) as measured on one "
-            "H200 with torch 2.11, products in bfloat16 by autocast and gradients in float32, 8 sequences of 1024 "
-            "tokens (docs/workloads.md), divided among layers by their operations and bytes, "
-            "forward : backward = 1 : 2."
+            "The shapes are computed from the architecture. For 8 sequences of 1024 tokens, with products in bfloat16 "
+            "by autocast and gradients in float32, a forward pass of 76.6 ms and a backward pass of 154.3 ms were "
+            "measured on one H200 with torch 2.11 (docs/workloads.md). Only the time of both passes, 230.8 ms, is "
+            f"used. {DIVISION}"
         ),
     )
 

@@ -19,7 +19,7 @@ from laconic.errors import UsageError
 from laconic.units import human_count
 from laconic.workload.decoder import DecoderShape, decoder_layers
 from laconic.workload.devices import SHARE, KnownDevice
-from laconic.workload.roofline import timed_layers
+from laconic.workload.roofline import DIVISION, timed_layers
 from laconic.workload.workload import Workload
 
 _FAMILY = (
@@ -84,9 +84,9 @@ def decoder_workload(
     return replace(
         made,
         source=(
-            f"Not measured: {shape_from}, {shape.blocks} blocks of width {shape.width:,} and a vocabulary of "
-            f"{shape.vocabulary:,}, {human_count(made.num_parameters)} parameters; {shape.batch} sequences of "
-            f"{shape.sequence:,} tokens per step at {SHARE:.0%} of the peaks of one {device.name}, divided among "
-            "layers by their operations and bytes, forward : backward = 1 : 2."
+            f"Nothing was measured: {shape_from} ({shape.blocks} blocks of width {shape.width:,}, a vocabulary of "
+            f"{shape.vocabulary:,}, {human_count(made.num_parameters)} parameters), and a step of {shape.batch} "
+            f"sequences of {shape.sequence:,} tokens takes the time that follows from {SHARE:.0%} of the peaks of one "
+            f"{device.name}. {DIVISION}"
         ),
     )

@@ -159,9 +159,9 @@ def _assembled(
     if alike < len(passes):
         notes.append(f"Gradients were complete in this order in {alike} of {len(passes)} steps.")
     source = (
-        f"Profiled on {where}, torch {torch.__version__.partition('+')[0]}: medians of {len(passes)} steps, times of "
-        f"layers multiplied by {forward_factor:.3f} forward and {backward_factor:.3f} backward so that they add up to "
-        "passes without hooks."
+        f"The workload was profiled on {where} with torch {torch.__version__.partition('+')[0]}. Times are medians of "
+        f"{len(passes)} steps; those of layers were multiplied by {forward_factor:.3f} forward and "
+        f"{backward_factor:.3f} backward, so that they add up to the times of passes without hooks."
     )
     workload = Workload(
         name=name,
@@ -201,7 +201,9 @@ def _owned(usual: SeenPass, parameters: Mapping[str, nn.Parameter]) -> tuple[dic
     owned = usual.parameters_by_layer()
     unused = [one for one in reversed(list(parameters)) if one not in usual.ready_s]
     if not owned:
-        raise UsageError("no parameter got a gradient, so there is nothing to exchange. Let the loss depend on some.")
+        raise UsageError(
+            "no parameter got a gradient, so there is nothing to exchange. Let the loss depend on some parameter."
+        )
     last = list(owned)[-1]
     return {**owned, last: [*owned[last], *unused]}, unused
 

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from laconic.workload.roofline import RTX_2080_TI, LayerWork, linear_tensors, normalization_tensors, timed_layers
+from laconic.workload.roofline import (
+    DIVISION,
+    RTX_2080_TI,
+    LayerWork,
+    linear_tensors,
+    normalization_tensors,
+    timed_layers,
+)
 from laconic.workload.workload import TensorShape, Workload
 
 _BATCH = 64
@@ -25,10 +32,9 @@ def resnet50() -> Workload:
         batch=_BATCH,
         layers=timed_layers(list(_layers()), RTX_2080_TI, compute_s=_BATCH / _IMAGES_PER_S),
         source=(
-            "Shapes computed from the architecture; 253.1 images/s on one RTX 2080 Ti in float32 as measured for "
-            "A Quantitative Survey of Communication Optimizations in Distributed Deep Learning (HKBU-HPML/"
-            "ddl-benchmarks, 2020-05-29), divided among layers by their operations and bytes, "
-            "forward : backward = 1 : 2."
+            "The shapes are computed from the architecture. The authors of A Quantitative Survey of Communication "
+            "Optimizations in Distributed Deep Learning measured 253.1 images/s on one RTX 2080 Ti in float32 "
+            f"(HKBU-HPML/ddl-benchmarks, 2020-05-29), from which the time of a step follows. {DIVISION}"
         ),
     )
 

@@ -19,6 +19,11 @@ from dataclasses import dataclass
 from laconic.workload.workload import Layer, TensorShape, scaled_layers
 
 _BACKWARD_TO_FORWARD = 2.0
+DIVISION = (
+    "This time is divided among the layers by their operations and bytes, on the assumption that the backward pass of "
+    "each layer takes twice as long as its forward pass."
+)
+"""How timed_layers() divides the time of a step, for the source of a workload."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ def load_subject(where: str) -> Subject:
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if needed:
-        raise UsageError(f"{where} wants arguments ({', '.join(needed)}); it is called without any. {_WANTED}")
+        raise UsageError(f"{where} needs arguments ({', '.join(needed)}), but is called without any. {_WANTED}")
     with explained(where, path), _beside(path):
         made = function()
     return _subject(made, where)

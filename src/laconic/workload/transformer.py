@@ -294,7 +294,7 @@ def from_config(config: Mapping[str, object], name: str = "") -> Transformer:
         if value is None and expected is int:
             value = 0
         if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-            raise ConfigurationError(f"model configuration: {key} must be a {expected.__name__}, got {value!r}.")
+            raise ConfigurationError(f"model configuration: {key} must be of type {expected.__name__}, got {value!r}.")
         values[key] = value
     if "qk_nope_head_dim" in config and "head_dim" not in config:
         nope, rope = config["qk_nope_head_dim"], config.get("qk_rope_head_dim", 0)

@@ -113,7 +113,9 @@ class Workload:
         if self.dtype not in DTYPES.values():
             raise UsageError(f"{where}: dtype must be one of {', '.join(DTYPES)}, got {self.dtype}.")
         if not any(layer.tensors for layer in self.layers):
-            raise UsageError(f"{where} has no tensor, so there is nothing to exchange. Give some layer its tensors.")
+            raise UsageError(
+                f"{where} has no tensor, so there is nothing to exchange. Give at least one layer a tensor."
+            )
         for kind, names in (
             ("layers", [layer.name for layer in self.layers]),
             ("tensors", [tensor.name for layer in self.layers for tensor in layer.tensors]),
@@ -185,9 +187,7 @@ class Workload:
         where = f'workload "{one_line(self.name, 80)}"'
         check_time(compute_s, f"{where}: compute_s to scale to")
         if self.compute_s <= 0:
-            raise UsageError(
-                f"{where} computes for no time at all, so its times cannot be scaled. Give its layers times."
-            )
+            raise UsageError(f"all compute times of {where} are 0, so they cannot be scaled. Give its layers times.")
         source = f"{self.source.partition(_SCALED)[0]}{_SCALED}{format_time(compute_s)} of compute."
         return replace(self, layers=scaled_layers(self.layers, compute_s=compute_s), source=source)
 

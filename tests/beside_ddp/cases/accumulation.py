@@ -96,7 +96,7 @@ def forward_passes_without_gradient_in_between(turn: Turn) -> None:
     turn.learn(first + loss(turn))
 
 
-TWICE = right("DDP exchanges only the first pass through a graph, and replicas part")
+TWICE = right("DDP exchanges only the first pass through a graph, and replicas diverge")
 
 
 @case(model=mlp, expected=TWICE)

@@ -211,7 +211,7 @@ def memory_format_changed_between_backward_and_step(turn: Turn) -> None:
 @case(model=mlp, steps=5)
 def converted_to_float64_and_back(turn: Turn) -> None:
     backward(turn)
-    if turn.step == 2 and turn.world.kind == "laconic":  # DDP itself parts replicas after this, and nothing is lost
+    if turn.step == 2 and turn.world.kind == "laconic":  # with DDP, replicas diverge after this; nothing is lost
         turn.model.double()
         turn.model.float()
     turn.optimizer.step()

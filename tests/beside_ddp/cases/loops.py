@@ -193,7 +193,10 @@ class Interrupted(nn.Module):
         return self.heads[head](Raises.apply(self.body(inputs), out_of_memory))
 
 
-@case(model=Interrupted, expected=right("DDP raises in the next forward pass: the batch was not finished"))
+@case(
+    model=Interrupted,
+    expected=right("DDP raises an error in the next forward pass, because the batch was not finished"),
+)
 def a_batch_skipped_after_an_exception(turn: Turn) -> None:
     turn.optimizer.zero_grad()
     value = turn.call(turn.data(4, 5), turn.step % 2, turn.step == 2).square().mean()

@@ -184,7 +184,7 @@ def test_goodbyes() -> None:
         note = json.loads(one.callers[0].call(MISSING).frame.note)
         assert note["ranks"] == [1]
         assert 0 <= note["quiet_s"] < 5
-        with pytest.raises(CommunicationError, match="rank 0 has said goodbye"):
+        with pytest.raises(CommunicationError, match="rank 0 has already left"):
             one.callers[0].call(REDUCE, 0, [START], SUM).wait()
         with pytest.raises(CommunicationError, match="rank 0 has detached"):
             one.callers[1].call(REDUCE, 0, [START], SUM).wait()

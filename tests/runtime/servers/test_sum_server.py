@@ -89,7 +89,7 @@ def test_what_is_owed_can_be_saved_and_put_back() -> None:
         ((torch.ones(6), torch.ones(5), torch.ones(6)), [a, b, "c|error_feedback.residual|1"], "this server does not"),
         ((torch.ones(6),), [a], "lacks .*b.error_feedback.residual"),
         ((torch.ones(6),), [a, b], "has 2 fields and 1 tensors"),
-        ((torch.ones(5), torch.ones(5)), [a, b], "has 5 .* values of .*a.error_feedback.* needed are 6"),
+        ((torch.ones(5), torch.ones(5)), [a, b], "has 5 .* values of .*a.error_feedback.* instead of 6"),
         ((torch.ones(6).double(), torch.ones(5)), [a, b], "float64 values of .*a.error_feedback"),
         ((torch.full((6,), float("nan")), torch.ones(5)), [a, b], "NaN or infinite values in .*a.error_feedback"),
     ):

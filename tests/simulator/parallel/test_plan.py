@@ -56,7 +56,7 @@ def test_the_words_of_the_page() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("dp=16 tq=8", 'there is no "tq"'),
+        ("dp=16 tq=8", 'there is no setting "tq"'),
         ("dp=16 recompte=full", 'Did you mean "recompute"'),
         ("dp=many", 'dp must be a whole number, got "many"'),
         ("dp=-1", "dp must be a whole number"),

@@ -68,7 +68,7 @@ def test_rows_are_read_predicted_and_compared(tmp_path: Path) -> None:
         ("gpus,kind\n0,dense\n", "column gpus: expected a whole number"),
         ("gpus,kind\n1.5,dense\n", "column gpus: expected a whole number"),
         ("gpus,kind\ninf,dense\n", "column gpus: expected a whole number"),
-        ("gpus,kind\n4,dence\n", 'column kind: there is no "dence". Did you mean "dense"'),
+        ("gpus,kind\n4,dence\n", 'column kind: "dence" is not known. Did you mean "dense"'),
         ("gpus,kind,seconds\n4,dense,-1\n", "column seconds: expected a positive number"),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_cache_that_is_too_small_makes_requests_wait() -> None:
     [
         ({"tp": 0}, "tp must be at least 1"),
         ({"ep": 2}, "has no experts; use ep=1"),
-        ({"dp": 2}, "a dense one takes more workers"),
+        ({"dp": 2}, "use more workers"),
         ({"model": served_model("deepseek-v3"), "tp": 8, "ep": 3}, "the nearest is ep=2"),
     ],
 )

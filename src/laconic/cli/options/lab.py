@@ -37,7 +37,7 @@ class Arguments:
     links: Literal["auto", "shaped", "paced"] = "auto"
     """shaped: real links of virtual hosts; paced: limited in software; auto: shaped where this machine allows it."""
     kill: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="WHOM-AND-WHEN")] = ()
-    """Elastic scripts: kill a process, --kill "rank=2 at=10s", a random one, --kill every=30s, or all of a host=1."""
+    """Elastic scripts: kill a process ("rank=2 at=10s"), a random one ("every=30s"), or all of a host ("host=1")."""
     join: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="WHEN")] = ()
     """Replace dead processes later, --join after=5s, instead of at once; or add a process, --join "at=20s host=1"."""
     freeze: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="WHOM-AND-WHEN")] = ()

@@ -10,7 +10,7 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Show the methods of each axis and the presets; with words or a family, only those, with all their settings."""
+    """Show the methods of each axis and the presets; with words or a family, only matching ones, with all settings."""
 
     words: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[WORD ...]")] = ()
     """Only methods and presets that have all of these words somewhere in their description."""

@@ -13,7 +13,7 @@ class Arguments:
     """Measure the links and collectives between the ranks of a job; run it on every rank, e.g. with torchrun."""
 
     output: Annotated[str | None, tyro.conf.arg(metavar="FILE.toml")] = None
-    """Cluster file that rank 0 writes; left out: only the table is printed."""
+    """Cluster file that rank 0 writes; if omitted: only the table is printed."""
     bandwidth: str | None = None
     """The nominal bandwidth of hosts' links, e.g. 10gbit: compared with the measured one, and written to the file."""
     pairs: bool = False
@@ -21,7 +21,7 @@ class Arguments:
     algorithms: tuple[str, ...] = ()
     """All-reduce algorithms to measure in addition to the backend's own: ring, tree, ..."""
     sizes: tuple[str, ...] = ()
-    """Sizes to measure, e.g. 1KiB 1MiB; left out: 1 KiB to 64 MiB by factors of 4."""
+    """Sizes to measure, e.g. 1KiB 1MiB; if omitted: 1 KiB to 64 MiB by factors of 4."""
     limit: str = "10s"
     """How long to measure, roughly: a larger size that would take longer is not begun."""
     timeout: str = "60s"

@@ -15,9 +15,9 @@ class Arguments:
     script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py:FUNCTION")]
     """A function that returns (model, batch, loss), where loss(model, batch) is what backward() is called on."""
     output: Annotated[str | None, tyro.conf.arg(metavar="FILE.json")] = None
-    """File for the workload. Left out: it is only shown."""
+    """File for the workload. If omitted: it is only shown."""
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Name of the workload. Left out: that of script and function."""
+    """Name of the workload. If omitted: that of script and function."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure; model and batch are moved there."""
     steps: Annotated[int, tyro.conf.arg(metavar="N")] = 10

@@ -13,8 +13,8 @@ class Arguments:
     """Write one HTML page about one or more runs; the page works without a network."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Folders of runs, as compare leaves them under runs/; several share their figures. Or one folder with the event
-    logs of an elastic run, as lab --kill leaves it."""
+    """Folders of runs, as compare writes them under runs/; several runs are shown in the same figures. Or one folder
+    with the event logs of an elastic run, as lab --kill writes it."""
     output: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Where to write; by default report.html in the run's folder, for several runs ./report.html."""
     json: bool = False

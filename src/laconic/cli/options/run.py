@@ -10,7 +10,7 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Start a script whose ranks may die, join and leave: attach(..., elastic=laconic.Elastic(...))."""
+    """Start a script whose ranks may die, join and leave; it calls attach(..., elastic=laconic.Elastic(...))."""
 
     command: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT ...")]
     """The script and its arguments: train.py --epochs 3; or any command after --."""
@@ -19,16 +19,16 @@ class Arguments:
     min: int = 1
     """The job ends if fewer ranks than this are left."""
     max: int | None = None
-    """The job takes no more ranks than this; left out: any number."""
+    """The job takes no more ranks than this; if omitted: any number."""
     wait_for: int | None = None
-    """The number of ranks, on all hosts, with which training begins; left out: those of this host."""
+    """The number of ranks, on all hosts, with which training begins; if omitted: those of this host."""
     listen: Annotated[str, tyro.conf.arg(metavar="ADDRESS[:PORT]")] = "127.0.0.1"
     """Where the job's store listens for workers of this host and of others."""
     join: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS:PORT")] = None
-    """Add the processes of this host to a job whose store is there, instead of starting a new job."""
+    """Add the processes of this host to the job whose store listens at this address, instead of starting a job."""
     max_restarts: int = 100
-    """The total number of killed processes that are replaced."""
+    """How many killed processes are replaced, in total."""
     on_error: Literal["end", "replace"] = "end"
-    """What becomes of the job when the script raises an error in one process."""
+    """When the script raises an error in one process: end the job, or replace that process."""
     silent: Annotated[str, tyro.conf.arg(metavar="TIME")] = "1.5s"
     """A host that sends no heartbeat for this long counts as dead."""

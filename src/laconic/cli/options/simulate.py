@@ -16,19 +16,19 @@ class Arguments:
     """
 
     strategy: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[STRATEGY ...]")] = ()
-    """Presets, one-line texts in quotes, or files that end in .toml. Left out: one of each kind."""
+    """Presets, one-line texts in quotes, or files that end in .toml. If omitted: one of each kind."""
     preset: Literal["seven"] | None = None
     """seven: the seven lossless methods of the quantitative survey, instead of strategies."""
     strategies: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A file with one strategy per line; empty lines and comments after a # are skipped."""
     workload: Annotated[str, tyro.conf.arg(metavar="NAME|FILE.json")] = "resnet50"
-    """The model: resnet50, bert-base, gpt2, llama-7b ... or a JSON file, as profile writes."""
+    """The model: resnet50, bert-base, gpt2, llama-7b ... or a JSON file (laconic profile writes one)."""
     compute: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
-    """The time of forward and backward together, e.g. 300ms. Left out: that of the workload."""
+    """The time of forward and backward together, e.g. 300ms. If omitted: that of the workload."""
     cluster: Annotated[str, tyro.conf.arg(metavar="NAME|FILE.toml")] = "ethernet-10g"
-    """ethernet-1g, ethernet-10g, cloud-100g, dgx-h100, pcie-box, two-sites ... or a file, as probe writes."""
+    """ethernet-1g, ethernet-10g, cloud-100g, dgx-h100, pcie-box, two-sites ... or a file (laconic probe writes one)."""
     hosts: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Number of hosts. Left out: as many as the workers need."""
+    """Number of hosts. If omitted: as many as the workers need."""
     devices: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Devices per host, instead of the cluster's."""
     bandwidth: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RATE[,RATE...]")] = ()
@@ -38,7 +38,7 @@ class Arguments:
     inside: Annotated[str | None, tyro.conf.arg(metavar="RATE")] = None
     """Bandwidth between the devices of one host, instead of the cluster's: 252gbit."""
     workers: Annotated[str | None, tyro.conf.arg(metavar="N|N,N|N..N[..STEP]")] = None
-    """Number of workers; 4,8,16 or 4..1024 (4, 8, 16, ... 1024) or 4..64..4 for a sweep. Left out: every device."""
+    """Number of workers; 4,8,16 or 4..1024 (4, 8, 16, ... 1024) or 4..64..4 for a sweep. If omitted: every device."""
     fidelity: Literal["analytic", "flow"] = "analytic"
     """analytic: formulas and measured tables; flow: every message shares the links it crosses with all others."""
     slow: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RANK=FACTOR")] = ()
@@ -50,7 +50,7 @@ class Arguments:
     optimizer: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0"
     """The time of the optimizer's step, e.g. 3ms; it is not overlapped with communication."""
     target: bool = False
-    """Also show the steps and the time to bsp's loss, where they were measured."""
+    """Also show the steps and the time to reach the loss of bsp, where they were measured."""
     trace: Annotated[str | None, tyro.conf.arg(metavar="FILE.json")] = None
     """Write the simulated steps as a trace for Perfetto (ui.perfetto.dev); not for sweeps."""
     output: Annotated[str | None, tyro.conf.arg(metavar="FILE.html")] = None
@@ -60,7 +60,7 @@ class Arguments:
     reference: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Predict a published table of measurements instead: quantitative-survey, vtrain, ... (docs/large-models.md)."""
     rows: Annotated[str | None, tyro.conf.arg(metavar="FILE.csv")] = None
-    """Rows to predict, with the columns of the table of --reference. Left out: those it was calibrated on."""
+    """Rows to predict, with the columns of the table of --reference. If omitted: those used for calibration."""
     parallel: Annotated[str | None, tyro.conf.arg(metavar="PLAN|search")] = None
     """Train a large model under a parallel plan, e.g. "dp=16 tp=8 pp=4 zero=1 micro_batch=1 recompute=selective
     sequence_parallel", or search for the fastest plan that fits; --workload names the model (docs/large-models.md)."""
@@ -71,7 +71,7 @@ class Arguments:
     accelerator: Literal["a100", "h100", "h200"] = "h100"
     """With --parallel: the accelerator."""
     sites: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """With --parallel: sites that each run the whole plan; the strategy exchanges between them."""
+    """With --parallel: number of sites, each of which runs the whole plan; the strategy exchanges between sites."""
     uplink: Annotated[str | None, tyro.conf.arg(metavar="RATE")] = None
     """With --sites: the rate of each site's link to the others, e.g. 1gbit."""
     json: bool = False

@@ -10,7 +10,7 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Train a small model under a strategy and check its promises, with threads as workers; exit 1 if a check fails.
+    """Train a small model with threads as workers and check what a strategy promises; exit 1 if a check fails.
 
     A strategy for models that fully_shard() has sharded is checked with processes.
     """
@@ -18,11 +18,11 @@ class Arguments:
     strategy: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="STRATEGY")] = None
     """A preset, one-line text in quotes, or a file that ends in .toml."""
     workers: Annotated[str, tyro.conf.arg(metavar="N")] = "2"
-    """Number of workers, or several: 2,3,4."""
+    """Number of workers, or several numbers: 2,3,4."""
     processes: bool = False
     """Repeat the checks with processes that communicate over Gloo."""
     matrix: bool = False
-    """Instead of one strategy, check enough of them to cover every pair of registered methods, which takes minutes;
-    Ctrl-C prints the findings so far."""
+    """Instead of one strategy, check enough of them to cover every pair of registered methods, which takes about an
+    hour on 2 cores; Ctrl-C prints the findings so far."""
     json: bool = False
     """Print JSON instead of a table."""

@@ -35,7 +35,7 @@ class NodeLink:
         if self.nics < 1:
             raise UsageError(f"a node needs at least 1 NIC, got {self.nics}.")
         if not (self.nic_bytes_per_s > 0 and 0 < self.efficiency <= 1 and self.hop_s >= 0):
-            raise UsageError("the rate of a NIC must be positive, its efficiency in (0, 1] and the hop not negative.")
+            raise UsageError("the rate of a NIC must be positive, its efficiency in (0, 1] and hop_s not negative.")
 
     def bytes_per_s(self, gpus_per_node: int) -> float:
         """The combined rate of the NICs that these GPUs use; a single GPU uses one."""

@@ -167,4 +167,6 @@ def _check(nbytes: float, gpus: int, nodes: int) -> None:
         raise UsageError(f"the number of GPUs must be from 1 to {MOST_GPUS}, got {gpus}.")
     if nodes < 1 or gpus % nodes:
         nearest = max(1, round(gpus / max(1, nodes))) * max(1, nodes)
-        raise UsageError(f"{gpus} GPUs cannot be spread evenly over {nodes} nodes. Use {nearest} GPUs, or other nodes.")
+        raise UsageError(
+            f"{gpus} GPUs cannot be spread evenly over {nodes} nodes. Use {nearest} GPUs, or more or fewer nodes."
+        )

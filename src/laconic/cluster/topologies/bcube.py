@@ -36,7 +36,7 @@ class BCube(Topology):
         if held != num_hosts:
             raise UsageError(
                 f"topology bcube: n = {self.n}, k = {self.k} holds {held} hosts, but there are {num_hosts}. "
-                "Correct either."
+                "Change n, k or the number of hosts."
             )
         if nics != self.k + 1:
             raise UsageError(f"topology bcube: with k = {self.k}, nics must be {self.k + 1}, got {nics}.")

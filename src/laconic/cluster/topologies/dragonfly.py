@@ -63,7 +63,7 @@ class Dragonfly(Topology):
         if held < num_hosts:
             raise UsageError(
                 f"topology dragonfly: {self.groups} groups x {self.routers} routers x {self.hosts_per_router} hosts "
-                f"hold {held} hosts, but there are {num_hosts}. Give more of them."
+                f"hold {held} hosts, but there are {num_hosts}. Give more groups, routers or hosts_per_router."
             )
 
     def connect(self, ports: Ports, table: LinkTable) -> Paths:

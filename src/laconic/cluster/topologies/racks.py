@@ -52,7 +52,7 @@ class Racks(Topology):
         members = self.members or tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True))
         members = tuple(tuple(sorted(rack)) for rack in members)
         if sizes != tuple(map(len, members)):
-            raise UsageError(f"racks of {list(sizes)[:20]} hosts cannot have the members {list(members)[:8]}.")
+            raise UsageError(f"sizes says {list(sizes)[:20]} hosts per rack, but members lists {list(members)[:8]}.")
         if sorted(host for rack in members for host in rack) != list(range(sum(sizes))):
             raise UsageError(
                 f"racks must name each of the hosts 0 to {sum(sizes) - 1} once, got {[list(rack) for rack in members]}."
@@ -94,7 +94,9 @@ class Racks(Topology):
     def check(self, num_hosts: int, nics: int, devices_per_host: int) -> None:
         super().check(num_hosts, nics, devices_per_host)
         if sum(self.sizes) != num_hosts:
-            raise UsageError(f"the racks hold {sum(self.sizes)} hosts, but there are {num_hosts}. Correct either.")
+            raise UsageError(
+                f"the racks hold {sum(self.sizes)} hosts, but there are {num_hosts}. Change one of the two."
+            )
 
     def connect(self, ports: Ports, table: LinkTable) -> Paths:
         rack_of = np.array(self.rack_of, dtype=np.int64)

@@ -33,7 +33,7 @@ class Torus(Topology):
         if held != num_hosts:
             grid = " x ".join(map(str, self.dims))
             raise UsageError(
-                f"topology torus: dims {grid} hold {held} hosts, but there are {num_hosts}. Correct either."
+                f"topology torus: dims {grid} hold {held} hosts, but there are {num_hosts}. Change one of the two."
             )
         if nics != 1:
             raise UsageError(

@@ -59,8 +59,8 @@ class LowRank(Compressor):
         else:
             smaller, cure = "rank 1", "another compressor"
         raise AttachError(
-            f"compression.{self.name}.rank={self.rank} compresses no parameter of this model: none is a matrix with "
-            f'more values than two thin matrices of {smaller} have. Use {cure}, such as "none".'
+            f"compression.{self.name}.rank={self.rank} compresses no parameter of this model: no parameter is a matrix "
+            f'with more values than its two factors of {smaller} would have. Use {cure}, such as "none".'
         )
 
     def noise(self, state: BucketState, rows: int, like: torch.Tensor) -> torch.Tensor:

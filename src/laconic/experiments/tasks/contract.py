@@ -37,7 +37,7 @@ class TaskConfig:
         if not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"the learning rate must be > 0, got {self.learning_rate}.")
         if self.compute_s is not None and self.kind != "replay":
-            raise UsageError(f"compute_s has no effect on the task {self.kind}; only replayed compute can be slept.")
+            raise UsageError(f"compute_s has no effect on the task {self.kind}, only on replay. Leave it out.")
         if self.kind == "replay":
             for field in fields(self):
                 if field.name not in ("kind", "data", "compute_s") and getattr(self, field.name) != field.default:
@@ -50,7 +50,7 @@ class Task(Protocol):
     """A task; constructing one checks that its data can be read."""
 
     title: str
-    """The task in a few words, e.g. GPT (small, 1.9 M parameters) on text."""
+    """The task in a few words, e.g. GPT (small, 1.84 M parameters) on text."""
     learns: bool
     """Whether its loss means anything."""
 
@@ -77,5 +77,5 @@ def batch_generator(seed: int, step: int, rank: int) -> torch.Generator:
 
 
 def millions(num_parameters: int) -> str:
-    """The number in millions for titles, such as 1.9 M."""
+    """The number in millions for titles, such as 1.84 M."""
     return f"{num_parameters / 1e6:.3g} M"

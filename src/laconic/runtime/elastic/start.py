@@ -42,7 +42,9 @@ def become_member(
                 f"give elastic or {name}, not both: with elastic, ranks meet through the launcher's store."
             )
     if not init_sync:
-        raise AttachError("init_sync=False has no effect with elastic: ranks that join take over what the others have.")
+        raise AttachError(
+            "init_sync=False has no effect with elastic: ranks that join take over the others' state. Leave it out."
+        )
     if PACE_VARIABLE in os.environ:
         raise AttachError("elastic does not work on paced links yet. Use shaped ones (laconic lab --links shaped).")
     device = next(iter(parameters.values())).device

@@ -31,7 +31,7 @@ def refuse_unsupported(
     sharded = next((name for name, parameter in parameters.items() if is_sharded(parameter)), None)
     if sharded is not None:
         raise AttachError(
-            f'parameter "{sharded}" is sharded, so no rank has all of the model: a death would lose a part of it. '
+            f'parameter "{sharded}" is sharded, so no rank has all of the model: a part would be lost if a rank died. '
             "Attach an unsharded model, or leave elastic out."
         )
 

@@ -43,7 +43,7 @@ def vote(job: Job, transport: Transport, members: Sequence[str], mine: Ballot, w
             raise CommunicationError(f"{what}: this rank is in unit {mine.unit}, worker {name} in {unit}.")
         if rates != said[0][3]:
             raise CommunicationError(
-                f"worker {name} has other learning rates than worker {members[0]}, so replicas would drift apart. Give "
+                f"workers {name} and {members[0]} have different learning rates, so replicas would drift apart. Give "
                 "the scheduler to attach: elastic=Elastic(carry=[scheduler])."
             )
     return {name: Ballot(unit, bool(wants), speed) for name, (unit, wants, speed, _) in zip(members, said, strict=True)}

@@ -26,8 +26,8 @@ class AsyncServerHooks(PushingHooks):
         job, pushes = self._job, self._pushes
         if closure:
             raise CommunicationError(
-                f'with "{job.strategy.synchronization}" gradients are sent when optimizer.step() is called, so it '
-                "takes no closure. Call backward() first."
+                f'with "{job.strategy.synchronization}" gradients are sent when optimizer.step() is called, so '
+                "step() takes no closure. Call backward() first."
             )
         scale, overflow = _amp_scaling(job.optimizer)
         self._gradients = {name: parameter.grad for name, parameter in job.parameters.items()}

@@ -290,8 +290,8 @@ class DeferredUpdates:
         if name in self._stale:
             raise CommunicationError(
                 f'parameter "{name}" was used in step {self._job.step} before its update of the previous step had been '
-                f"made: not by its own module, and not in the first step. {self._job.strategy.scheduling.name} cannot "
-                'know that; use the schedule "fusion".'
+                "made: code outside its own module has read it, and did not do so in the first step. "
+                f'{self._job.strategy.scheduling.name} cannot foresee that; use the schedule "fusion".'
             )
 
     def detach(self) -> None:

@@ -194,7 +194,7 @@ class _Part:
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise CommunicationError(
                 f"FSDP asks for {op} of the gradients of {self.name}: set_gradient_divide_factor() has been called, "
-                "which only FSDP's own reduce-scatter knows. Scale the loss instead."
+                "which only FSDP's own reduce-scatter supports. Scale the loss instead."
             )
         expected = 0 if state is None else count * row_of(state.bucket, count).numel
         self._check(rows, self._fsdp.gradients_dtype, expected, "gradients")

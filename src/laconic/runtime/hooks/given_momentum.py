@@ -62,7 +62,8 @@ class GivenMomentum:
         if closure:
             raise CommunicationError(
                 f"step {self._job.step} was called with a closure, in which gradients are computed: "
-                f"{self._rule.name} must see them before. Call backward() first and optimizer.step() without one."
+                f"{self._rule.name} must see them before. Call backward() first, and optimizer.step() without "
+                "a closure."
             )
         overflow = getattr(optimizer, "found_inf", None)
         if overflow is not None and bool(overflow):

@@ -98,8 +98,8 @@ class SlotPool:
         if not (follows & ready).all():
             wrong = int(mine[~(follows & ready)][0])
             raise CommunicationError(
-                f"rank {rank} has sent chunk {wrong} to a pool of {self.num_slots} slots before it can have the sum of "
-                "the one before it there"
+                f"rank {rank} has sent chunk {wrong} to a pool of {self.num_slots} slots before the "
+                "sum of the previous chunk in that slot was complete"
             )
         self._chunk[opened] = mine
         self._code[opened] = frames.headers["code"][new]

@@ -117,7 +117,7 @@ class SlotWorker:
                     return
                 self._send()
                 self._ask()
-            self._fail(CommunicationError(f"{self._name} is no longer asked: the connection was closed here."))
+            self._fail(CommunicationError(f"the connection to {self._name} was closed on this side."))
         except Exception as exc:  # noqa: BLE001 - waiting requests must get any error
             self._fail(CommunicationError(f"frames to {self._name} failed: {type(exc).__name__}: {one_line(exc)}."))
         finally:

@@ -123,7 +123,7 @@ class Server:
         if self._lost is not None and frame.kind != BYE:
             raise CommunicationError(LOST + self._lost)
         if sender in self._goodbyes and frame.kind not in (BYE, MISSING):
-            raise CommunicationError(f"rank {sender} has said goodbye to {self.name} already.")
+            raise CommunicationError(f"rank {sender} has already left the job of {self.name}.")
 
     def left(self, sender: int, reason: str) -> None:
         """End the job for the others if a rank leaves without a goodbye."""

@@ -220,7 +220,7 @@ def _fields(bucket: Bucket, state: Mapping[str, torch.Tensor]) -> dict[str, dict
         shape = torch.Size() if dims == "0" else torch.Size(tensors[name].shape)
         if value.numel() != shape.numel() or (dims != "0" and value.dtype != bucket.dtype):
             raise CommunicationError(
-                f'a saved state has {value.numel()} {value.dtype} values of "{one_line(key, 80)}", needed are '
+                f'a saved state has {value.numel()} {value.dtype} values of "{one_line(key, 80)}" instead of '
                 f"{shape.numel()} of {bucket.dtype}."
             )
         if not bool(torch.isfinite(value).all()):

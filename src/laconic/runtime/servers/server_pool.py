@@ -382,8 +382,9 @@ class ServerPool:
 def _check_optimizer(job: Job) -> str:
     if len(job.optimizers) > 1:
         raise AttachError(
-            f'with "{job.strategy.synchronization}" servers run the optimizer, and they run one; {len(job.optimizers)} '
-            "were given. Use one optimizer with several parameter groups, or another synchronization."
+            f'with "{job.strategy.synchronization}" servers run the optimizer, and can run only one; '
+            f"{len(job.optimizers)} were given. Use one optimizer with several parameter groups, or another "
+            "synchronization."
         )
     name = type(job.optimizer).__name__
     if OPTIMIZERS.get(name) is not type(job.optimizer):

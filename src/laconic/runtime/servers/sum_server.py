@@ -145,7 +145,7 @@ class SumServer:
             for key, value in saved.items():
                 if value.numel() != owed[key].numel() or value.dtype != owed[key].dtype:
                     raise CommunicationError(
-                        f'a saved state has {value.numel()} {value.dtype} values of "{one_line(key, 80)}", needed are '
+                        f'a saved state has {value.numel()} {value.dtype} values of "{one_line(key, 80)}" instead of '
                         f"{owed[key].numel()} of {owed[key].dtype}."
                     )
                 if not bool(torch.isfinite(value).all()):

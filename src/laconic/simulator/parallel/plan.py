@@ -172,12 +172,14 @@ def parse_plan(text: str) -> Plan:
     for word in text.split():
         key, equals, value = word.partition("=")
         if key not in known:
-            raise ConfigurationError(f'plan: there is no "{one_line(key, 40)}". {did_you_mean(key, known)} {_EXAMPLE}')
+            raise ConfigurationError(
+                f'plan: there is no setting "{one_line(key, 40)}". {did_you_mean(key, known)} {_EXAMPLE}'
+            )
         if key in values:
             raise ConfigurationError(f"plan: {key} is given twice.")
         if key == "sequence_parallel":
             if equals and value not in ("true", "false"):
-                raise ConfigurationError(f'plan: sequence_parallel is true or false, got "{one_line(value, 40)}".')
+                raise ConfigurationError(f'plan: sequence_parallel must be true or false, got "{one_line(value, 40)}".')
             values[key] = value != "false"
         elif key == "schedule":
             values["schedule"], values["interleave"] = _schedule(value)

@@ -62,7 +62,7 @@ class Row(Mapping[str, str]):
         text = self._cells.get(column, "")
         if text not in known:
             raise ConfigurationError(
-                f'{self.where}, column {column}: there is no "{one_line(text, 40)}". {did_you_mean(text, known)}'
+                f'{self.where}, column {column}: "{one_line(text, 40)}" is not known. {did_you_mean(text, known)}'
             )
         return text
 

@@ -33,7 +33,9 @@ class Deployment:
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"serving: {name} must be at least 1, got {getattr(self, name)}.")
         if self.dp > 1 and not self.model.is_mixture:
-            raise ConfigurationError("serving: dp is for models with experts; a dense one takes more workers instead.")
+            raise ConfigurationError(
+                "serving: dp is for models with experts. For a dense model leave it out, and use more workers."
+            )
         if self.ep > 1 and not self.model.is_mixture:
             raise ConfigurationError(f"serving: {self.model.name or 'the model'} has no experts; use ep=1.")
         if self.gpus % self.ep:

@@ -193,9 +193,7 @@ def _counts(words: dict[str, str], key: str) -> list[int]:
     found = []
     for text in words[key].split(","):
         if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-            raise UsageError(
-                f'--serve: {key} must be whole numbers from 1, e.g. {key}=1,2, got "{one_line(text, 40)}".'
-            )
+            raise UsageError(f'--serve: {key} must be whole numbers >= 1, e.g. {key}=1,2, got "{one_line(text, 40)}".')
         found.append(int(text))
     return list(dict.fromkeys(found))
 
@@ -213,7 +211,7 @@ def _choice(words: dict[str, str], key: str, allowed: Iterable[str]) -> str:
 
 def _one(text: str, key: str, allowed: list[str]) -> str:
     if text not in allowed:
-        raise UsageError(f'--serve: {key}: there is no "{one_line(text, 40)}". {did_you_mean(text, allowed)}')
+        raise UsageError(f'--serve: {key} cannot be "{one_line(text, 40)}". {did_you_mean(text, allowed)}')
     return text
 
 

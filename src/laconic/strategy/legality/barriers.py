@@ -103,7 +103,7 @@ def a_round_reaches_everyone(parts: Parts) -> Refusal | None:
     if not when.needs_everyone or whom.scope == "everyone":
         return None
     return Refusal(
-        f"synchronization: {when.name} works on the mean over all replicas, and with {whom.name} each has only that "
-        "over its neighbours",
+        f"synchronization: {when.name} works on the mean over all replicas, and with {whom.name} each replica has "
+        "only the mean over its neighbours",
         dataclasses.replace(parts, architecture=AllReduce()),
     )

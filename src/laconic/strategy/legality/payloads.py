@@ -50,8 +50,8 @@ def a_step_is_made_of_factors(parts: Parts) -> Refusal | None:
         return None
     base = _base(what)
     return Refusal(
-        f'compression: {when.name} makes its steps of two thin matrices for each parameter, and "{what}" does not give '
-        f"{'them in every step' if base.traits.gives_factors else 'any'}",
+        f'compression: {when.name} makes its steps from two thin matrices for each parameter, and "{what}" does not '
+        f"give {'them in every step' if base.traits.gives_factors else 'any'}",
         dataclasses.replace(parts, compression=base if base.traits.gives_factors else PowerSgd()),
     )
 
@@ -143,7 +143,7 @@ def a_payload_is_read_by_itself(parts: Parts) -> Refusal | None:
         return None
     return Refusal(
         f"compression: with {parts.architecture.name} each payload is decoded by itself and has a known length, which "
-        f'that of "{parts.compression}" is not',
+        f'"{parts.compression}" does not allow',
         dataclasses.replace(parts, compression=TopK()),
     )
 

@@ -26,8 +26,8 @@ def sums_are_compressed(parts: Parts) -> Refusal | None:
         return Refusal(f'architecture: {whom} has no effect with "{what}", which compresses nothing', nearest)
     if when.remembers_unsent:
         return Refusal(
-            f"synchronization: {when.name} keeps what of its own was not sent, and with {whom} that is lost in the sum "
-            "of a host",
+            f"synchronization: {when.name} keeps on each rank what that rank has not sent, which cannot be known where "
+            f"{whom} compresses the sum of a host",
             nearest,
         )
     if parts.scheduling.decoupled:

@@ -31,8 +31,8 @@ def owners_read_what_is_sent(parts: Parts) -> Refusal | None:
     if not whom.holds_shards or fits:
         return None
     return Refusal(
-        f"compression: with {whom.name} the owner of a shard decodes each payload by itself and knows its length; that "
-        f'of "{what}" it cannot, or tensors must not be cut for it',
+        f"compression: with {whom.name} the owner of a shard decodes each payload by itself, piece by piece, and knows "
+        f'its length in advance, which "{what}" does not allow',
         dataclasses.replace(parts, compression=Int8()),
     )
 
