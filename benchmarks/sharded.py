@@ -122,12 +122,12 @@ def train(job: Job) -> Outcome:
         fully_shard(block, mesh=over)
     fully_shard(model, mesh=over)
     recipe = Recipe(optimizer="adamw", learning_rate=job.rate)
-    optimizer = recipe.make(model)
+    optimizers = recipe.make(model)
     session = None
     if job.contender not in (HSDP, FSDP, ALONE):
         among = mesh["shard" if inside else "replicate"]
         session = laconic.attach(
-            model, optimizer, job.contender, process_group=among, total_steps=job.steps, timeout_s=120
+            model, optimizers, job.contender, process_group=among, total_steps=job.steps, timeout_s=120
         )
     began_s = 0.0
     sent = 0
@@ -135,12 +135,9 @@ def train(job: Job) -> Outcome:
         if step == _WARM_STEPS:
             dist.barrier()
             began_s = time.perf_counter()
-        for group in optimizer.param_groups:
-            group["lr"] = rate
         inputs, targets = task.batch(step, dist.get_rank())
         task.loss(model(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        recipe.step(optimizers, rate)
     dist.barrier()
     step_s = (time.perf_counter() - began_s) / (job.steps - _WARM_STEPS)
     if session is not None:

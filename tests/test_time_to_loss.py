@@ -8,9 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from benchmarks.convergence.recipe import Recipe
+from benchmarks.time_to_loss.contender import Contender
 from benchmarks.time_to_loss.curves import Curve, Kept, Run, train
 from benchmarks.time_to_loss.step_times import DDP, first_of, seconds_until, steady_of
 from benchmarks.time_to_loss.verdict import Question, lines, loss_lines, sentence
+
+from laconic.errors import UsageError
+from laconic.experiments.small_gpt import SmallGpt, gpt_shape
 
 QUESTION = Question("tiny", 2, 100, (1.0, 2.0), (0.001, 0.003), 2)
 SLOW = "bsp / all_reduce / int8 / fusion"
@@ -82,3 +87,27 @@ def test_a_short_training_gives_a_curve() -> None:
     assert curve.steps == (1, 2, 3, 4, 5, 6)
     assert all(0 < loss < 10 for loss in curve.losses)
     assert curve.sent_bytes > 0
+
+
+def test_a_contender_names_its_optimizer() -> None:
+    plain, muon = Contender.parse("ddp"), Contender.parse("diloco(period=8) with muon")
+    assert (plain.optimizer_for(plain.strategy()), muon.optimizer_for(muon.strategy())) == ("adamw", "muon")
+    assert Contender.parse("demo-int4").optimizer_for(Contender.parse("demo-int4").strategy()) == "sgd"
+    with pytest.raises(UsageError, match='the only other optimizer is muon: write "ddp with muon"'):
+        Contender.parse("ddp with lion")
+    with pytest.raises(UsageError, match=r'demo gives the optimizer directions .* Write "demo-int4"'):
+        Contender.parse("demo-int4 with muon").strategy()
+
+
+def test_muon_trains_the_matrices_of_blocks_and_adamw_the_rest() -> None:
+    model = SmallGpt(gpt_shape("tiny"))
+    recipe = Recipe(optimizer="muon", learning_rate=0.01)
+    muon, adamw = recipe.make(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    matrices = {names[id(parameter)] for group in muon.param_groups for parameter in group["params"]}
+    others = {names[id(parameter)] for group in adamw.param_groups for parameter in group["params"]}
+    layers = ("qkv", "out", "up", "down")
+    assert matrices == {f"blocks.{block}.{layer}.weight" for block in range(2) for layer in layers}
+    assert matrices | others == set(names.values())
+    assert not matrices & others
+    assert {"tokens.weight", "positions.weight", "norm.bias"} <= others

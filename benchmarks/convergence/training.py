@@ -75,19 +75,16 @@ class Trainer:
 
         def until_stopped(transport: InProcessTransport) -> tuple[list[float], nn.Module, int]:
             replica = copy.deepcopy(model)
-            optimizer = recipe.make(replica)
+            optimizers = recipe.make(replica)
             losses: list[float] = []
-            with laconic.attach(replica, optimizer, strategy, transport=transport, total_steps=self.steps) as session:
+            with laconic.attach(replica, optimizers, strategy, transport=transport, total_steps=self.steps) as session:
                 for step, rate in enumerate(recipe.rates(self.steps)):
                     if self.stop.is_set():
                         raise Stopped
-                    for group in optimizer.param_groups:
-                        group["lr"] = rate
                     inputs, targets = task.batch(step, transport.rank)
                     loss = task.loss(replica(inputs), targets)
                     loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
+                    recipe.step(optimizers, rate)
                     losses.append(loss.item())
                     if transport.rank == 0 and self.progress is not None:
                         self.progress(self.subject, str(strategy), step + 1, self.steps)

@@ -4,11 +4,12 @@
                                       [--bandwidth 100mbit] [--strategies ...] [--size small] [--losses] [--out FOLDER]
 
 Four workers train a small GPT on the standard library's source text with AdamW; the learning rate rises for 5% of the
-steps and falls to zero along a cosine; what gives directions of length one, such as demo, is applied by SGD. For every
-strategy, DDP included, the rate is the one of the same grid with which the first seed's final loss is lowest; the other
-seeds are trained with that. Lossless strategies have DDP's curve by construction. A strategy that
-loses something may train for longer (--lengths). What a step takes behind each link is measured by `laconic compare`;
-losses do not depend on links. Curves are kept in FOLDER and not trained again.
+steps and falls to zero along a cosine; what gives directions of length one, such as demo, is applied by SGD. A strategy
+written as "STRATEGY with muon" ("ddp with muon", too) has Muon for the matrices of the blocks and AdamW for the rest.
+For every strategy, DDP included, the rate is the one of the same grid with which the first seed's final loss is lowest;
+the other seeds are trained with that. Lossless strategies have DDP's curve by construction. A strategy that loses
+something may train for longer (--lengths). What a step takes behind each link is measured by `laconic compare`, with
+AdamW; losses do not depend on links. Curves are kept in FOLDER and not trained again.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.time_to_loss.contender import Contender
 from benchmarks.time_to_loss.curves import Kept, Run
 from benchmarks.time_to_loss.picture import draw
 from benchmarks.time_to_loss.step_times import measure
 from benchmarks.time_to_loss.verdict import HEAD, LOSS_HEAD, Question, lines, loss_lines, sentence
 from laconic.errors import LaconicError
-from laconic.strategy import Strategy
 
 STRATEGIES = (
     "onebit-adam",
@@ -51,7 +52,7 @@ def main() -> int:
     )
     try:
         for strategy in options.strategies:
-            Strategy.parse(strategy)
+            Contender.parse(strategy).strategy()
         kept = Kept(folder / "curves.jsonl")
         trained = ("ddp", *options.strategies)
         _train(kept, [run for strategy in trained for run in question.trials(strategy)], options.jobs)
@@ -62,7 +63,7 @@ def main() -> int:
         print("\n".join([LOSS_HEAD, *loss_lines(question, kept, options.strategies), ""]))
         if options.losses:
             return 0
-        intervals = [Strategy.parse(strategy).synchronization.interval for strategy in options.strategies]
+        intervals = [Contender.parse(text).strategy().synchronization.interval for text in options.strategies]
         times_s = measure(
             options.strategies,
             options.bandwidth,

@@ -16,6 +16,7 @@ from torch import nn
 
 import laconic
 from benchmarks.convergence.recipe import Recipe
+from benchmarks.time_to_loss.contender import Contender
 from laconic.core.in_process import InProcessTransport
 from laconic.errors import LaconicWarning
 from laconic.experiments.tasks import Task, TaskConfig, make_task
@@ -34,7 +35,7 @@ class Run:
     """One training, by all that decides how it comes out."""
 
     strategy: str
-    """"ddp" stands for every strategy that comes to the same bits."""
+    """As `Contender` reads it; "ddp" stands for every strategy that comes to the same bits."""
     size: str
     steps: int
     rate: float
@@ -103,22 +104,19 @@ def train(run: Run) -> Curve:
     held_out = [task.batch(step, _HELD_OUT_RANK) for step in range(_HELD_OUT_BATCHES)]
     model = task.model()
     every = max(1, run.steps // _POINTS)
-    strategy = laconic.Strategy.parse(run.strategy)
-    # What comes as a direction of length one is applied as it is.
-    recipe = Recipe(optimizer="adamw" if strategy.synchronization.keeps_scale else "sgd", learning_rate=run.rate)
+    contender = Contender.parse(run.strategy)
+    strategy = contender.strategy()
+    recipe = Recipe(optimizer=contender.optimizer_for(strategy), learning_rate=run.rate)
 
     def one_rank(transport: InProcessTransport) -> tuple[list[tuple[int, float]], int]:
         replica = copy.deepcopy(model)
-        optimizer = recipe.make(replica)
+        optimizers = recipe.make(replica)
         seen: list[tuple[int, float]] = []
-        with laconic.attach(replica, optimizer, strategy, transport=transport, total_steps=run.steps) as session:
+        with laconic.attach(replica, optimizers, strategy, transport=transport, total_steps=run.steps) as session:
             for step, rate in enumerate(recipe.rates(run.steps)):
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
                 inputs, targets = task.batch(step, transport.rank)
                 task.loss(replica(inputs), targets).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                recipe.step(optimizers, rate)
                 if (step + 1) % every == 0 and step + 1 < run.steps and transport.rank == 0:
                     session.settle()
                     seen.append((step + 1, _loss(replica, task, held_out)))

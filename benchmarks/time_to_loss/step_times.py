@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.time_to_loss.contender import Contender
 from laconic.errors import UsageError
 from laconic.strategy import Strategy
 
@@ -36,8 +37,8 @@ def _canonical(strategy: str) -> str:
 
 
 def steady_of(strategy: str) -> str:
-    """What is timed for a strategy: the steps that it is made of after its beginning."""
-    parsed = Strategy.parse(strategy)
+    """What is timed for a strategy: the steps that it is made of after its beginning; with AdamW, as it is compared."""
+    parsed = Contender.parse(strategy).strategy()
     if not parsed.synchronization.beginning:
         return str(parsed)
     # The same bytes by the same way, in every step from the first on.
@@ -46,7 +47,7 @@ def steady_of(strategy: str) -> str:
 
 def first_of(strategy: str) -> str:
     """What is timed for the steps in which a synchronization has another compressor in place; empty: there are none."""
-    parsed = Strategy.parse(strategy)
+    parsed = Contender.parse(strategy).strategy()
     first = parsed.synchronization.beginning
     return str(Strategy.parse(f"bsp / {parsed.architecture} / {first} / {parsed.scheduling}")) if first else ""
 
@@ -55,5 +56,5 @@ def seconds_until(strategy: str, step: int, total_steps: int, steady_s: float, f
     """Training time of the first `step` steps."""
     if first_s is None:
         return step * steady_s
-    rule = Strategy.parse(strategy).planned(total_steps).synchronization
+    rule = Contender.parse(strategy).strategy().planned(total_steps).synchronization
     return sum(first_s if rule.begins(number) else steady_s for number in range(step))

@@ -6,10 +6,11 @@
 
 Four ranks share the GPU and talk through NCCL over links of virtual hosts. Text is the source of the Python packages on
 this machine, in 50257 byte pairs that are learned from it; one file in fifty is held out. Losses are compared on the
-same text only. AdamW, or SGD for what gives directions of length one; the rate rises for 5% of the steps (--warmup) and
-falls to zero along a cosine. Losses do not depend on the link, so torch DDP's curve comes from one process that adds up
-the gradients of all ranks, and its step time from a few steps behind each link. What was trained before is kept in
-FOLDER and not trained again.
+same text only. The optimizer is AdamW, or SGD for what gives directions of length one; a strategy written as "STRATEGY
+with muon" has Muon for the matrices of the blocks and AdamW for the rest. The rate rises for 5% of the steps (--warmup)
+and falls to zero along a cosine. Losses do not depend on the link, so the curve of torch DDP ("torch DDP with muon",
+too) comes from one process that adds up the gradients of all ranks, and its step time from a few steps behind each
+link. What was trained before is kept in FOLDER and not trained again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.time_to_loss.gpt2.job import DDP, DILOCO_BY_HAND, HOOKS, Job, Outcome, outcome, write
+from benchmarks.time_to_loss.contender import Contender
+from benchmarks.time_to_loss.gpt2.job import DDP, HOOKS, WITHOUT_LACONIC, Job, Outcome, outcome, write
+from benchmarks.time_to_loss.gpt2.picture import draw
 from benchmarks.time_to_loss.gpt2.rank import vocabulary
 from benchmarks.time_to_loss.gpt2.text import prepare
 from benchmarks.time_to_loss.gpt2.verdict import table
@@ -32,7 +35,6 @@ from laconic.errors import LaconicError, one_line
 from laconic.lab.launch import places_here, run_ranks
 from laconic.lab.mps import GpuSharing, shared_gpu
 from laconic.lab.virtual_hosts import VirtualHosts, places_on
-from laconic.strategy import Strategy
 
 STRATEGIES = ("demo-int4", "onebit_adam(first=int4)")
 
@@ -64,9 +66,10 @@ def main() -> int:
     tokens = options.out / "tokens.npz"
     failed = 0
     try:
-        for contender in (*options.strategies, *options.times_only):
-            if contender not in (DDP, DILOCO_BY_HAND, *HOOKS):
-                Strategy.parse(contender)
+        for text in (*options.strategies, *options.times_only):
+            contender = Contender.parse(text)
+            if contender.name not in WITHOUT_LACONIC:
+                contender.strategy()
         _say("reading the text")
         text = prepare(tokens, vocabulary(options.size), options.text_bytes)
         jobs = _jobs(options, text)
@@ -89,7 +92,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nstopped; what was finished is kept.", file=sys.stderr)
         return 130
+    draw(kept.outcomes, options.bandwidth[0], options.out / "curves.html")
     print("\n".join(table(kept.outcomes, options.steps)))
+    print(f"curves: {options.out / 'curves.html'}")
     return 1 if failed else 0
 
 
@@ -112,9 +117,11 @@ def _jobs(options: argparse.Namespace, text: str) -> list[Job]:
     jobs: list[Job] = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for rate in options.rates:
-            jobs.append(replace(plain, rate=rate, seed=seed, text=text))
+            alone = replace(plain, rate=rate, seed=seed, text=text)
+            jobs.append(alone)
             mine = replace(ours, link=options.bandwidth[0], rate=rate, seed=seed, steps=longer, made=longer, text=text)
-            jobs += [replace(mine, contender=name) for name in options.strategies]
+            for name in options.strategies:
+                jobs.append(replace(alone if Contender.parse(name).name == DDP else mine, contender=name))
     for link in options.bandwidth:
         for contender in (DDP, *options.times_only):
             made = options.ddp_steps if contender == DDP or contender in HOOKS else options.timed_steps

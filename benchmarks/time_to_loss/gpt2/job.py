@@ -12,6 +12,7 @@ DDP = "torch DDP"
 HOOKS = {"torch DDP, bf16 hook": "bf16", "torch DDP, fp16 hook": "fp16", "torch DDP, PowerSGD hook": "powersgd"}
 DILOCO_BY_HAND = "DiLoCo by hand"
 """A few lines without laconic."""
+WITHOUT_LACONIC = (DDP, DILOCO_BY_HAND, *HOOKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class Job:
     """All that decides how a training comes out and what it takes."""
 
     contender: str
-    """A strategy, or one of the names above."""
+    """A strategy, or one of the names above; `Contender` reads it."""
     link: str
     """Of every rank, as 1gbit; empty: one process alone, on the batches of all ranks."""
     steps: int

@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from benchmarks.convergence.recipe import Recipe
-from benchmarks.time_to_loss.gpt2.job import DDP, DILOCO_BY_HAND, HOOKS, Job, Outcome, read_job, write
+from benchmarks.time_to_loss.contender import Contender
+from benchmarks.time_to_loss.gpt2.job import DILOCO_BY_HAND, HOOKS, WITHOUT_LACONIC, Job, Outcome, read_job, write
 from benchmarks.time_to_loss.gpt2.text import Tokens, load
 from laconic.experiments.small_gpt import SmallGpt, gpt_shape
 
@@ -37,34 +38,38 @@ class Training:
         self.job = job
         self.device = torch.device("cuda", torch.cuda.current_device()) if job.device == "cuda" else torch.device("cpu")
         self.rank = dist.get_rank() if dist.is_initialized() else 0
+        # Over sockets, beside the exchanges of a strategy that may be in flight: two NCCL communicators at once would
+        # depend on the order in which each rank's GPU starts their kernels.
+        self._among: dist.ProcessGroup | None = None
+        if dist.is_initialized():
+            among = dist.new_group(backend="gloo")
+            assert isinstance(among, dist.ProcessGroup)  # an int on ranks that are not in it: here all are
+            self._among = among
         self._tokens = tokens
         torch.manual_seed(job.seed)
         shape = replace(gpt_shape(job.size), context=job.context, vocabulary=vocabulary(job.size))
         self.model = SmallGpt(shape).to(self.device)
         self._forward: Callable[[torch.Tensor], torch.Tensor] = self.model
-        strategy = None
-        if job.contender not in (DDP, DILOCO_BY_HAND, *HOOKS):
-            strategy = laconic.Strategy.parse(job.contender)
-        directions = strategy is not None and not strategy.synchronization.keeps_scale
-        recipe = Recipe(optimizer="sgd" if directions else "adamw", learning_rate=job.rate, warmup=job.warmup)
-        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=job.rate,
+        contender = Contender.parse(job.contender)
+        strategy = None if contender.name in WITHOUT_LACONIC else contender.strategy()
+        self._recipe = Recipe(
+            optimizer=contender.optimizer_for(strategy),
+            learning_rate=job.rate,
             betas=(0.9, 0.95),  # as language models are trained
+            warmup=job.warmup,
         )
-        if directions:
-            self.optimizer = recipe.make(self.model)
-        self._rates = recipe.rates(job.steps)
+        self._optimizers = self._recipe.make(self.model)
+        self._rates = self._recipe.rates(job.steps)
         self._after_step: Callable[[int], None] = lambda step: None
         self.session: laconic.Session | None = None
-        if job.contender == DILOCO_BY_HAND:
+        if contender.name == DILOCO_BY_HAND:
             self._after_step = diloco_by_hand(self.model, _DILOCO_PERIOD)
         elif strategy is not None:
             self.session = laconic.attach(
-                self.model, self.optimizer, strategy, total_steps=job.steps, timeout_s=_TIMEOUT_S
+                self.model, self._optimizers, strategy, total_steps=job.steps, timeout_s=_TIMEOUT_S
             )
         elif job.link:
-            self._forward = _torch_ddp(self.model, job.contender)
+            self._forward = _torch_ddp(self.model, contender.name)
         self._cross_entropy: Callable[..., torch.Tensor] = functional.cross_entropy
         if job.compiled == "model":
             self._forward = torch.compile(self._forward)
@@ -75,15 +80,11 @@ class Training:
 
     def step(self, number: int) -> None:
         """One optimizer step on this rank's windows; alone, on those of all ranks."""
-        rate = next(self._rates)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         mine = range(self.job.ranks) if not self.job.link else (self.rank,)
         for rank in mine:
             windows = self._windows(self._tokens.train, (self.job.seed * 100_003 + number) * 101 + rank, self.job.batch)
             (self._loss(windows) / len(mine)).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._recipe.step(self._optimizers, next(self._rates))
         self._after_step(number)
 
     def held_out(self) -> float:
@@ -95,11 +96,19 @@ class Training:
         windows = self._windows(self._tokens.held_out, 1, _HELD_OUT_WINDOWS)[first : first + share]
         with torch.no_grad():
             losses = [self._loss(part) for part in windows.split(self.job.batch)]
-        mean = torch.stack(losses).float().mean()
-        if dist.is_initialized():
-            dist.all_reduce(mean)
-            mean /= dist.get_world_size()
+        mean = torch.stack(losses).float().mean().cpu()
+        if self._among is not None:
+            dist.all_reduce(mean, group=self._among)
+            mean /= self._among.size()
         return float(mean)
+
+    def now_s(self) -> float:
+        """The time when the GPU of every rank has done all that was launched so far."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        if self._among is not None:
+            dist.barrier(self._among)
+        return time.perf_counter()
 
     def finish(self) -> None:
         """Take hooks off; replicas that differ are averaged."""
@@ -167,11 +176,11 @@ def train(job: Job, tokens: Tokens) -> Outcome:
     seconds: list[float] = []
     spent_s = later_s = 0.0
     sent, payload = _sent_bytes(), 0
-    began_s = _now(job)
+    began_s = training.now_s()
     for number in range(job.made):
         training.step(number)
         if number == 0 or number + 1 == job.made or (job.evaluates and (number + 1) % every == 0):
-            took_s = _now(job) - began_s
+            took_s = training.now_s() - began_s
             spent_s += took_s
             later_s += took_s if number else 0.0
             if number + 1 == job.made:
@@ -185,7 +194,7 @@ def train(job: Job, tokens: Tokens) -> Outcome:
                 seconds.append(spent_s)
                 if number + 1 < job.made:
                     sent += _sent_bytes() - looked
-            began_s = _now(job)
+            began_s = training.now_s()
     return Outcome(
         job=job,
         steps=tuple(steps),
@@ -196,16 +205,6 @@ def train(job: Job, tokens: Tokens) -> Outcome:
         payload_bytes=payload // job.made,
         memory_bytes=torch.cuda.max_memory_allocated() if job.device == "cuda" else 0,
     )
-
-
-def _now(job: Job) -> float:
-    if job.device == "cuda":
-        torch.cuda.synchronize()
-    if dist.is_initialized():
-        dist.barrier()
-        if job.device == "cuda":
-            torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _sent_bytes() -> int:
