@@ -108,8 +108,11 @@ def names() -> list[str]:
     source = Path(found.origin).read_text()
     tree = ast.parse(source)
     base = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "_DistTestBase")
+    lines = source.splitlines()
     texts = {
-        node.name: ast.get_source_segment(source, node) or "" for node in base.body if isinstance(node, ast.FunctionDef)
+        node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno])
+        for node in base.body
+        if isinstance(node, ast.FunctionDef)
     }
     uses = {name for name, text in texts.items() if "DistributedDataParallel" in text}
     while more := {
