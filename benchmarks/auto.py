@@ -213,7 +213,7 @@ def page(all_found: Sequence[Found]) -> str:
     lines += [
         f"Four hosts replay the workload `{job.name}`: they sleep for the time of compute and exchange the gradients "
         f"of a GPT-2 whose tensors are {DIVISOR} times smaller. Times are milliseconds per step, multiplied by the "
-        "ratio of steps that a strategy needs for DDP's loss.",
+        "number of steps that a strategy needs to reach DDP's loss and divided by the number that DDP needs.",
         "",
         "| link | DDP | best fixed strategy | its time | auto ends with | its time | to the best | to DDP |",
         "|---|---:|---|---:|---|---:|---:|---:|",

@@ -16,7 +16,10 @@ REFUSED = {
 """Refused by design: the test must end with a LaconicError whose text matches this pattern. DDP also raises in the
 first, third and fourth, as RuntimeError and in other words."""
 
-_COMM_HOOKS = "DDP's communication hooks; laconic is one, and exchanges by strategy"
+_COMM_HOOKS = (
+    "DDP's communication hooks; laconic takes the place of such a hook, and its strategy says how gradients are "
+    "exchanged"
+)
 _IGNORED = "DDP's list of ignored parameters and buffers"
 _LOGGING = "DDP's logging data"
 _REDUCER = "attributes of DDP's reducer"
@@ -24,8 +27,8 @@ _STATIC = "errors of static_graph=True, a promise laconic does not need"
 _JOIN = "DDP's own join() and its configuration"
 _MIXED = "DDP's mixed_precision argument"
 _SYNC_BN = "SyncBatchNorm works on GPUs only, with DDP too"
-_GPU = "asks for the index of a GPU; fails on CPUs with DDP too"
-_BUFFERS = "DDP's forward_sync_buffers=False and its predecessor; laconic always takes rank 0's buffers"
+_GPU = "the test asks for the index of a GPU, so on CPUs it fails with DDP too"
+_BUFFERS = "DDP's forward_sync_buffers=False and the deprecated argument broadcast_buffers; laconic always takes rank 0's buffers"
 
 NOT_APPLICABLE = {
     "test_ddp_comm_hook_logging": _COMM_HOOKS,

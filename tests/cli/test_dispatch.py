@@ -62,6 +62,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "ddp", "--workers"], "--workers"),
         (["explain", "ddp", "--worker", "3"], 'Did you mean "--workers"?'),
         (["explain", "bsp", "/", "all_reduce"], "in quotes"),
+        (["replay", "bsp", "/", "gossip"], "in quotes"),
+        (["watch", "a", "b"], '"b" is one argument too many.\n'),
         (["compare", "--strategy", "ddp"], 'there is no option "--strategy". Leave the option out'),
         (["replay", "--timeout", "soon"], "--timeout must be a time such as 5ms"),
         (["explain", "\x1b[31m"], r"\x1b"),
@@ -85,6 +87,16 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     # A script's own output is not ours to format, a server says one thing after the other, a shell reads its script.
     assert ("--json" in out) == (name not in ("run", "lab", "serve", "completion"))
     assert err == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_shows_only_defaults_that_say_something(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # preparing the options a second time changes nothing
+        assert main([name, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        for noise in ("default: None", "default: False", "default: )", "default: ''", "{None}", "[STR "):
+            assert noise not in shown
+    assert (name != "compare") or "Number of virtual hosts. (default: 4)" in shown
 
 
 def test_help_after_an_argument_still_shows_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,9 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert not sharing.mps
         assert sharing.reason == f"{CONTROL} is not installed"
     with (
-        pytest.raises(UsageError, match=f"MPS cannot be used here: {CONTROL} is not installed. Use off"),
+        pytest.raises(
+            UsageError, match=f"MPS cannot be used here: {CONTROL} is not installed. With --mps off, ranks take turns"
+        ),
         shared_gpu("on"),
     ):
         pass

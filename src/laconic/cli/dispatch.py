@@ -173,11 +173,14 @@ def _parse(module: OptionsModule, command: Command, words: Sequence[str]) -> obj
     """The command's Arguments, or None when only help was asked for."""
     import tyro
 
+    from laconic.cli.help_texts import prepare
+
     options = list(words)
     before_separator = options[: options.index("--")] if "--" in options else options
     if "-h" in before_separator or "--help" in before_separator:
         # Alone, because tyro leaves positional arguments it has already read out of its help.
         options = ["--help"]
+        prepare(module.Arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -213,8 +216,8 @@ def _in_one_line(complaint: str, command: Command) -> str:
 def _unknown(module: OptionsModule, command: Command, word: str) -> UsageError:
     fields = dataclasses.fields(module.Arguments)
     if not word.startswith("-"):
-        takes_text = any("Positional" in str(field.type) for field in fields)
-        advice = " Put a strategy that contains spaces in quotes." if takes_text else ""
+        takes_strategy = any(field.name == "strategy" for field in fields)
+        advice = " Put a strategy that contains spaces in quotes." if takes_strategy else ""
         return UsageError(f'{command.name}: "{one_line(word, 40)}" is one argument too many.{advice}')
     name = word.partition("=")[0]
     if any(name == f"--{field.name}" and "Positional" in str(field.type) for field in fields):

@@ -7,12 +7,16 @@ a value out of range, parts that do not fit together - are left to `Strategy.par
 from __future__ import annotations
 
 from laconic.cli.catalogue import Catalogue, MethodEntry, has_plugins, stored
-from laconic.errors import unknown_method, unknown_setting, unknown_strategy
+from laconic.errors import UsageError, unknown_method, unknown_setting, unknown_strategy
 from laconic.grammar import Call, parse_text
 
 
 def check_names(text: str) -> None:
     """Raise for text that cannot be read, and for a method or setting that does not exist."""
+    if text.strip() in ("/", "+"):
+        raise UsageError(
+            f'"{text.strip()}" alone is no strategy. Put a strategy with spaces in quotes: "bsp / gossip".'
+        )
     if text.endswith(".toml") or has_plugins():
         return
     found = stored()

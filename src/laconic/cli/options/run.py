@@ -18,9 +18,9 @@ class Arguments:
     """Processes on this host."""
     min: int = 1
     """The job ends if fewer ranks than this are left."""
-    max: int | None = None
+    max: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """The job takes no more ranks than this; if omitted: any number."""
-    wait_for: int | None = None
+    wait_for: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """The number of ranks, on all hosts, with which training begins; if omitted: those of this host."""
     listen: Annotated[str, tyro.conf.arg(metavar="ADDRESS[:PORT]")] = "127.0.0.1"
     """Where the job's store listens for workers of this host and of others."""

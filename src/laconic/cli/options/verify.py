@@ -15,7 +15,7 @@ class Arguments:
     A strategy for models that fully_shard() has sharded is checked with processes.
     """
 
-    strategy: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="STRATEGY")] = None
+    strategy: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[STRATEGY]")] = None
     """A preset, one-line text in quotes, or a file that ends in .toml."""
     workers: Annotated[str, tyro.conf.arg(metavar="N")] = "2"
     """Number of workers, or several numbers: 2,3,4."""
