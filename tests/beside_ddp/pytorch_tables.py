@@ -28,7 +28,10 @@ _JOIN = "DDP's own join() and its configuration"
 _MIXED = "DDP's mixed_precision argument"
 _SYNC_BN = "SyncBatchNorm works on GPUs only, with DDP too"
 _GPU = "the test asks for the index of a GPU, so on CPUs it fails with DDP too"
-_BUFFERS = "DDP's forward_sync_buffers=False and the deprecated argument broadcast_buffers; laconic always takes rank 0's buffers"
+_BUFFERS = (
+    "DDP's forward_sync_buffers=False and the deprecated argument broadcast_buffers; laconic always takes rank 0's "
+    "buffers"
+)
 
 NOT_APPLICABLE = {
     "test_ddp_comm_hook_logging": _COMM_HOOKS,
