@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -71,3 +73,24 @@ def test_a_message_to_a_rank_that_stands_still_does_not_hold_up_the_next_view() 
     assert results[0].value["waited_s"] < 10
     assert results[0].value["closed_s"] < 10
     assert results[0].value["left"] == 0
+
+
+_ENDS_AT_ONCE = """
+import time
+from laconic.membership import group
+
+class Slow(list):
+    def clear(self):
+        time.sleep(1.0)  # as long as Gloo's threads may take to end
+        print("destroyed", flush=True)
+
+group._destroy(Slow())
+"""
+
+
+def test_a_process_that_ends_waits_until_its_groups_are_destroyed() -> None:
+    """A thread that is inside Gloo when the interpreter ends takes the process down with an abort."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS_AT_ONCE], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "destroyed\n"

@@ -7,9 +7,11 @@ message to be sent may not notice; it keeps waiting, but writes nothing (`is_sti
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -27,6 +29,8 @@ _CONNECT_S = 10.0
 _GRACE_S = 5.0
 """How much longer the backend's own timeout is than ours, whose error says more."""
 _GPU_GRACE_S = 60.0
+_DESTROYED_S = 5.0
+"""How long a process that ends waits until its groups are destroyed."""
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _GLOO_THREADS = ("pt_gloo_runloop", "gloo_tcp_loop")
 """Names of the threads that run Gloo's operations, and of those that receive for them."""
@@ -112,10 +116,28 @@ class CuttableGroup:
         self._nccl = None
         if group is not None:
             dist.distributed_c10d._world.pg_group_ranks.pop(group, None)
-            # Drop the last reference in another thread: destroying a Gloo group waits for its own threads.
             last = [group]
             del group
-            threading.Thread(target=last.clear, name="laconic-last-reference", daemon=True).start()
+            _destroy(last)
+
+
+_being_destroyed: list[threading.Thread] = []
+
+
+def _destroy(last: list[dist.ProcessGroup]) -> None:
+    """Drop the last reference to a group in another thread: destroying a Gloo group waits for its own threads."""
+    _being_destroyed[:] = [thread for thread in _being_destroyed if thread.is_alive()]
+    thread = threading.Thread(target=last.clear, name="laconic-last-reference", daemon=True)
+    _being_destroyed.append(thread)
+    thread.start()
+
+
+@atexit.register
+def _wait_until_destroyed() -> None:
+    """A thread that is still inside Gloo when the interpreter ends would abort the process."""
+    until_s = time.monotonic() + _DESTROYED_S
+    for thread in _being_destroyed:
+        thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def connect(
