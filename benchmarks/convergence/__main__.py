@@ -97,7 +97,7 @@ def _with_recipe(subject: Subject, rate: float | None, momentum: float | None) -
 
 
 def _progress(subject: Subject, doing: str, step: int, steps: int) -> None:
-    """A line about the step under way, for somebody who watches; a log gets a line per row."""
+    """A line about the current step, for somebody who watches; a log gets a line per row."""
     if sys.stderr.isatty():
         end = "\r" if step < steps else "\r\033[K"
         print(f"{subject.name}: {doing}, step {step} of {steps}", end=end, file=sys.stderr, flush=True)

@@ -113,7 +113,7 @@ def _strike(
         outcome.hung = True
     for polite in [] if outcome.hung else strikes:
         time.sleep(gap_s * (0.5 + chance.random()))
-        # Somebody who has the state must stay: at least two members, and no other on its way out.
+        # Somebody who has the state must stay: at least two members, and no other one that is leaving.
         until_s = time.monotonic() + _HANG_S
         while (view := launcher.view) is None or _num_alive(launcher, folder) < 3:
             if time.monotonic() > until_s:

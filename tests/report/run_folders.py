@@ -230,7 +230,7 @@ def _exchanges(
     first_s = 0.0 if "sequential" not in row.strategy else computing_s
     for bucket in range(num_buckets):
         begin_s = backward_begin_s + first_s + (backward_s - first_s) * 0.8 * bucket / num_buckets
-        # Two are under way at a time.
+        # Two are in flight at a time.
         took_s = min(
             (backward_s - first_s) * 1.5 / num_buckets + each_encode_s + each_decode_s,
             backward_begin_s + backward_s - begin_s,

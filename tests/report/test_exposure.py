@@ -38,7 +38,7 @@ def test_who_waits_for_all_waits_for_one_after_the_other() -> None:
 def test_while_others_are_under_way_it_was_the_last_that_ended() -> None:
     found = Exchanges([exchange(0, 1.0, 2.5), exchange(1, 1.0, 3.0), exchange(2, 1.0, 8.0)])
     assert parts(found, wait(2.0, 3.0)) == [(2.0, 3.0, 1)]
-    # What begins later is not under way.
+    # What begins later is not in flight.
     found = Exchanges([exchange(0, 1.0, 2.5), exchange(1, 1.0, 3.0), exchange(2, 3.0, 8.0)])
     assert parts(found, wait(2.0, 3.0)) == [(2.0, 2.5, 0), (2.5, 3.0, 1)]
 

@@ -55,7 +55,7 @@ def test_a_row_says_where_the_time_went() -> None:
 
 def test_on_a_gpu_the_wall_clock_of_whole_turns_decides() -> None:
     *events, turn = contest("bsp", [9.0, 9.0, 0.22, 0.2, 0.3], [5.0, 4.0, 3.0, 2.0, 1.5])
-    # The device needed 0.5 s more for what was on its way after the last of the five steps.
+    # The device needed 0.5 s more for what was in flight after the last of the five steps.
     wall_s = sum((9.0, 9.0, 0.22, 0.2, 0.3)) + 0.5
     turn = replace(turn, data={**turn.data, "wall_s": wall_s})
     (row,) = measures.rows(measures.recordings([*events, turn]), links="shaped", target_loss=None)

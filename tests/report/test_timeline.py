@@ -113,7 +113,7 @@ def test_exchanges_that_outlast_their_step_are_drawn_in_the_next() -> None:
 
     assert times("exchange") == [(-0.4, 0.2, 0, -1), (0.0, 0.1, 1, -1), (0.6, 1.2, 0, 0), (1.0, 1.1, 1, 0)]
     assert times("encode") == [(0.0, 0.02, 1, -1), (1.0, 1.02, 1, 0)]
-    # The first wait is for bucket 1 alone, though bucket 0 is under way.
+    # The first wait is for bucket 1 alone, though bucket 0 is in flight.
     assert times("wait") == [(0.0, 0.1, 1, 0), (0.15, 0.2, 0, 0), (1.0, 1.1, 1, 1), (1.15, 1.2, 0, 1)]
     # Of the next step what computes until the last exchange has ended.
     assert times("forward") == [(0.1, 0.15, None, 0), (0.2, 0.4, None, 0), (1.1, 1.15, None, 1)]
@@ -159,6 +159,6 @@ def test_no_lane_holds_two_that_overlap_and_no_lane_is_wasted(given_spans: list[
         inside = [span for span, at in zip(given_spans, lanes, strict=True) if at == lane]
         assert all(earlier[1] <= later[0] for earlier, later in pairwise(inside))
     most = max((sum(b <= begin < e for b, e in given_spans) for begin, _ in given_spans), default=0)
-    # Spans without duration take a lane where another one is under way.
+    # Spans without duration take a lane where another one is in flight.
     points = sum(begin == end for begin, end in given_spans)
     assert len(set(lanes)) <= most + points

@@ -185,7 +185,7 @@ def test_priority_learns_how_fast_the_link_is_from_its_own_exchanges() -> None:
     def exchange(submitted_s: float, ended_s: float | None, nbytes: int) -> Task:
         return Task("a bucket", lambda: one_round(_Later(0)), submitted_s=submitted_s, ended_s=ended_s, nbytes=nbytes)
 
-    # One by itself, then three one behind another, which share the link: 600 bytes in 6 s, 1 s of it start-up.
+    # One by itself, then three back to back, which share the link: 600 bytes in 6 s, 1 s of it start-up.
     planning.exchanged([exchange(0, 9, 10), exchange(20, 23, 200), exchange(21, 25, 200), exchange(21, 26, 200)])
     planning._agree_on_times((1.0, 0.5))
     assert known[-1].startup_s == 1.0

@@ -126,7 +126,7 @@ def test_replicas_are_identical_where_promised_and_can_always_be_averaged(strate
 @every_strategy
 @pytest.mark.parametrize("world_size", [3])
 def test_bytes_over_whole_periods_are_as_predicted(strategy: Strategy, world_size: int) -> None:
-    """Counted when nothing is on its way, over every round by itself: its parts, its number, its neighbours."""
+    """Counted when nothing is in flight, over every round by itself: its parts, its number, its neighbours."""
     specs = [laconic.TensorSpec.of(name, p) for name, p in reversed([*_model().named_parameters()])]
     plans = strategy.plans(specs, world_size)
     # A round that has to wait for the end of a backward pass begins in the next step.
@@ -212,7 +212,7 @@ def test_saved_and_loaded_training_continues_bit_for_bit(strategy: Strategy, sav
 
 @pytest.mark.parametrize("strategy", [one for one in STRATEGIES if not one.exchanges_gradients()], ids=str)
 def test_detach_leaves_no_trace(strategy: Strategy) -> None:
-    """Also while something is on its way; and the same transport can carry another session at once."""
+    """Also while something is in flight; and the same transport can carry another session at once."""
 
     def one_rank(transport: InProcessTransport, model: torch.nn.Module) -> None:
         optimizer = _sgd(model, strategy)

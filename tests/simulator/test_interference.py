@@ -1,4 +1,4 @@
-"""Compute that is slower while something is under way."""
+"""Compute that is slower while something is in flight."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_time_in_which_something_is_under_way(found: list[tuple[float, float]], 
 
 @given(found=intervals, start=moments, alone=st.floats(0, 50), ratio=st.floats(0, 0.95))
 def test_a_task_lasts_until_its_work_is_done(found, start: float, alone: float, ratio: float) -> None:
-    """duration = alone + ratio x (time of it in which something is under way)."""
+    """duration = alone + ratio x (time of it in which something is in flight)."""
     begins = np.array([begin for begin, _ in found], dtype=np.float64)
     ends = np.array([begin + length for begin, length in found], dtype=np.float64)
     (took,) = stretched(np.array([start]), np.array([alone]), *busy_until(begins, ends), ratio)
@@ -48,7 +48,7 @@ def test_a_task_lasts_until_its_work_is_done(found, start: float, alone: float, 
 
 
 def check_consistent(found: Simulation, ratio: float) -> None:
-    """Every compute task of the outcome takes what it takes alone, and more for what is under way meanwhile."""
+    """Every compute task of the outcome takes what it takes alone, and more for what is in flight meanwhile."""
     moving = [
         (float(found.outcome.end_s[task]) - label.moving_s, label.moving_s)
         for task, label in enumerate(found.task_graph.labels)
@@ -69,7 +69,7 @@ def test_the_outcome_is_consistent_with_itself(strategy: str, ratio: float) -> N
 
 
 def test_compute_beside_an_exchange_by_hand() -> None:
-    """Gossip that is always under way: compute has (1 - ratio) of its speed all the time."""
+    """Gossip that is always in flight: compute has (1 - ratio) of its speed all the time."""
     workload = job((1.0, 1.0, 1_000_000))
     conditions = Conditions(interference_ratio=0.25)
     network = Line(byte_s=1e-5)
@@ -81,7 +81,7 @@ def test_compute_beside_an_exchange_by_hand() -> None:
     # One second of each step is spent beside it, in which three quarters of a second of work are done.
     assert short.step_s == pytest.approx(2.25)
     after = simulate("bsp-a2a", workload, hosts(4), network=network, conditions=conditions).prediction
-    assert after.step_s == pytest.approx(12.0), "nothing computes while it is under way"
+    assert after.step_s == pytest.approx(12.0), "nothing computes while it is in flight"
 
 
 @given(found=intervals, moment=moments)

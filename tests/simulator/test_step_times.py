@@ -263,7 +263,7 @@ def test_busy_is_what_a_steady_step_keeps_busy() -> None:
     found = on_line("bsp / all_reduce / none / wfbp", TWO_LAYERS, SLOW)
     assert found.busy == {"network": pytest.approx(4.0 / 7.0)}
     overlapped = on_line("bsp / gossip / none", TWO_LAYERS, SLOW)
-    assert overlapped.busy == {"network": pytest.approx(1.0)}, "also where what is under way outlasts a step"
+    assert overlapped.busy == {"network": pytest.approx(1.0)}, "also where what is in flight outlasts a step"
 
 
 # -- rounds of parameters ----------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def configuration(
 
 
 class ShelfByHand:
-    """A shelf with one bucket, and pushes to it."""
+    """A store with one bucket, and pushes to it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ShelfByHand:
         self.answers = Answers()
         about = configuration(strategy, world_size, optimizer=optimizer, groups=groups, group_of=group_of or {})
         self.start = torch.arange(float(BUCKET.numel)) if values is None else values
-        self.shelf = ParameterStore(
+        self.store = ParameterStore(
             0, about, parsed.compression, parsed.synchronization, self.start.clone(), now_s=now_s
         )
         self._states = [parsed.compression.init(BUCKET) for _ in range(world_size)]
@@ -88,10 +88,10 @@ class ShelfByHand:
         state.moment = Moment(step, rank, self._world_size, step)
         payload = self.compression.encode(gradient.clone(), state)
         text = json.dumps({"step": step, "groups": self.groups, "unused": list(unused)})
-        self.shelf.push(Frame(PUSH, rank, 0, 0, text if note is None else note, payload.tensors), self.answers)
+        self.store.push(Frame(PUSH, rank, 0, 0, text if note is None else note, payload.tensors), self.answers)
 
     def values(self) -> torch.Tensor:
-        return self.shelf.pull(0)
+        return self.store.pull(0)
 
 
 class AggregatorByHand:

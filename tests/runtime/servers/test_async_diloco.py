@@ -104,7 +104,7 @@ def test_a_server_continues_from_its_saved_state_and_takes_no_other() -> None:
     sent = changes(7)
     for step, change in enumerate(sent[:4]):
         one.push(step % 3, change, step)
-    state = one.shelf.state()
+    state = one.store.state()
     keys, tensors = list(state), (one.values(), *state.values())
     for wrong_keys, wrong_tensors, words in (
         (keys[:-1], tensors[:-1], 'lacks "step"'),
@@ -113,9 +113,9 @@ def test_a_server_continues_from_its_saved_state_and_takes_no_other() -> None:
         (keys, (*tensors[:-1], torch.tensor([float("nan")])), "NaN"),
     ):
         with pytest.raises(CommunicationError, match=words):
-            other.shelf.restore(wrong_tensors, wrong_keys)
+            other.store.restore(wrong_tensors, wrong_keys)
         assert torch.equal(other.values(), other.start), "nothing has changed"
-    other.shelf.restore(tensors, keys)
+    other.store.restore(tensors, keys)
     for step, change in enumerate(sent[4:]):
         for server in (one, other):
             server.push(step % 3, change, step)

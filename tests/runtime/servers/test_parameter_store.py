@@ -46,7 +46,7 @@ def test_a_pull_makes_a_worker_fresh() -> None:
     server = ShelfByHand("asp / parameter_server", 2)
     server.push(0, gradient(0))
     server.push(0, gradient(1))
-    server.shelf.pull(1)
+    server.store.pull(1)
     server.push(1, gradient(2))
     assert json.loads(server.answers.frames[-1].note)["staleness"] == 0
 
@@ -106,13 +106,13 @@ def test_the_fastest_is_never_answered_too_far_ahead_of_the_slowest(staleness: i
     assert len(server.answers.to(0)) == staleness
     server.push(0, gradient(9), staleness)
     assert len(server.answers.to(0)) == staleness, "rank 0 is ahead by one step more than it may be"
-    assert server.shelf.waiting_for()[1] == [1, 2]
+    assert server.store.waiting_for()[1] == [1, 2]
     server.push(1, gradient(9, 1))
-    assert server.shelf.waiting_for()[1] == [2]
+    assert server.store.waiting_for()[1] == [2]
     assert len(server.answers.to(0)) == staleness
     server.push(2, gradient(9, 2))
     assert len(server.answers.to(0)) == staleness + 1
-    assert server.shelf.waiting_for() == (0.0, [])
+    assert server.store.waiting_for() == (0.0, [])
     assert max(json.loads(frame.note)["lead"] for frame in server.answers.frames) <= staleness
 
 
@@ -131,9 +131,9 @@ def test_random_orders_keep_the_bound() -> None:
 def test_nobody_waits_for_a_worker_that_rests_or_has_left() -> None:
     server = ShelfByHand("ssp(staleness=0) / parameter_server", 3)
     server.push(0, gradient(0))
-    server.shelf.leave(1)
+    server.store.leave(1)
     assert not server.answers.frames
-    server.shelf.rest(2)
+    server.store.rest(2)
     assert len(server.answers.to(0)) == 1
     server.push(2, gradient(0, 2))
     assert len(server.answers.to(2)) == 1
@@ -144,8 +144,8 @@ def test_nobody_waits_for_a_worker_that_rests_or_has_left() -> None:
 def test_clocks_start_anew_when_all_have_rested() -> None:
     server = ShelfByHand("ssp(staleness=1) / parameter_server", 2)
     server.push(0, gradient(0))
-    server.shelf.rest(0)
-    server.shelf.rest(1)
+    server.store.rest(0)
+    server.store.rest(1)
     for step in (1, 2):
         server.push(1, gradient(step, 1), step)
     assert len(server.answers.to(1)) == 1, "one step ahead, not as many as rank 0 made before"
@@ -168,7 +168,7 @@ def test_an_optimizer_with_groups_follows_the_worker_step_by_step() -> None:
         theirs.step()
         server.push(0, gradient(step), step)
         torch.testing.assert_close(server.values(), torch.cat([a, b]).detach(), rtol=0, atol=1e-6)
-    kept = server.shelf.state()
+    kept = server.store.state()
     assert torch.equal(kept["b|step|0"], torch.tensor([8.0]))
     torch.testing.assert_close(kept["a|exp_avg|2"], theirs.state[a]["exp_avg"], rtol=0, atol=1e-6)
 
@@ -178,7 +178,7 @@ def test_a_parameter_without_gradient_stays_and_so_does_its_optimizer_state() ->
     server.push(0, torch.cat([gradient(0)[:6], torch.zeros(5)]), unused=[1])
     assert torch.equal(server.values()[6:], server.start[6:]), "no weight decay either"
     assert not torch.equal(server.values()[:6], server.start[:6])
-    assert not any(key.startswith("b|") for key in server.shelf.state())
+    assert not any(key.startswith("b|") for key in server.store.state())
 
 
 def test_a_parameter_that_is_in_no_group_is_held_but_never_moved() -> None:
@@ -197,15 +197,15 @@ def test_state_survives_field_by_field() -> None:
     )
     for step in range(3):
         one.push(0, gradient(step), step)
-    saved = one.shelf.state()
+    saved = one.store.state()
     assert {key.split("|")[1] for key in saved} == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
-    other.shelf.restore((one.values(), *saved.values()), list(saved))
+    other.store.restore((one.values(), *saved.values()), list(saved))
     for step in range(3, 6):
         one.push(0, gradient(step), step)
         other.push(0, gradient(step), step)
         assert torch.equal(one.values(), other.values())
-    for key, value in one.shelf.state().items():
-        assert torch.equal(value, other.shelf.state()[key])
+    for key, value in one.store.state().items():
+        assert torch.equal(value, other.store.state()[key])
 
 
 NOTE = {"step": 0, "groups": [SGD], "unused": []}
@@ -242,14 +242,14 @@ def test_payloads_of_the_wrong_size_change_nothing(compression: str) -> None:
     server = ShelfByHand(f"asp / parameter_server / {compression}", 2)
     for tensors in [(), (torch.ones(3),), (torch.ones(BUCKET.numel, dtype=torch.float64),), (torch.ones(1),) * 40]:
         with pytest.raises(CommunicationError, match="a payload of rank 1 has"):
-            server.shelf.push(Frame(PUSH, 1, 0, 0, json.dumps(NOTE), tensors), server.answers)
+            server.store.push(Frame(PUSH, 1, 0, 0, json.dumps(NOTE), tensors), server.answers)
     assert torch.equal(server.values(), server.start)
 
 
 def test_states_that_do_not_fit_change_nothing() -> None:
     server = ShelfByHand("asp / parameter_server", 1, optimizer="AdamW", groups=[ADAMW])
     server.push(0, gradient(0))
-    values, saved = server.values(), server.shelf.state()
+    values, saved = server.values(), server.store.state()
     for tensors, keys in (
         ((torch.ones(10),), []),
         ((torch.ones(11),), ["a|exp_avg|2"]),
@@ -259,9 +259,9 @@ def test_states_that_do_not_fit_change_nothing() -> None:
         ((torch.ones(11, dtype=torch.float64),), []),
     ):
         with pytest.raises(CommunicationError):
-            server.shelf.restore(tensors, keys)
+            server.store.restore(tensors, keys)
     assert torch.equal(server.values(), values)
-    assert all(torch.equal(value, saved[key]) for key, value in server.shelf.state().items())
+    assert all(torch.equal(value, saved[key]) for key, value in server.store.state().items())
 
 
 def test_a_worker_that_does_not_wait_for_its_answer_is_refused() -> None:
