@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+import benchmarks.time_to_loss.gpt2.__main__ as gpt2
 import pytest
 from benchmarks.convergence.recipe import Recipe
 from benchmarks.time_to_loss.contender import Contender
@@ -111,3 +112,9 @@ def test_muon_trains_the_matrices_of_blocks_and_adamw_the_rest() -> None:
     assert matrices | others == set(names.values())
     assert not matrices & others
     assert {"tokens.weight", "positions.weight", "norm.bias"} <= others
+
+
+def test_torch_ddp_with_muon_is_timed_and_trained_as_torch_ddp_is() -> None:
+    words = ["--strategies", "torch DDP with muon", "--times-only", "torch DDP with muon", "--ddp-steps", "3"]
+    jobs = [job for job in gpt2._jobs(gpt2._options(words), "text") if job.contender == "torch DDP with muon"]
+    assert [(job.link, job.made, job.evaluates) for job in jobs] == [("", 600, True), ("1gbit", 3, False)]

@@ -99,6 +99,15 @@ def test_help_shows_only_defaults_that_say_something(name: str, capsys: pytest.C
     assert (name != "compare") or "Number of virtual hosts. (default: 4)" in shown
 
 
+def test_help_without_source_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(found: object) -> str:
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr("inspect.getsource", missing)
+    assert main(["compare", "--help"]) == 0
+    assert "--bandwidth RATE" in capsys.readouterr().out
+
+
 def test_help_after_an_argument_still_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "ddp", "--help"]) == 0
     assert "STRATEGY" in capsys.readouterr().out

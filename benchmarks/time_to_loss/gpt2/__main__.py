@@ -124,8 +124,9 @@ def _jobs(options: argparse.Namespace, text: str) -> list[Job]:
                 jobs.append(replace(alone if Contender.parse(name).name == DDP else mine, contender=name))
     for link in options.bandwidth:
         for contender in (DDP, *options.times_only):
-            made = options.ddp_steps if contender == DDP or contender in HOOKS else options.timed_steps
-            how = plain if contender in (DDP, *HOOKS) else ours
+            is_ddp = Contender.parse(contender).name in (DDP, *HOOKS)
+            made = options.ddp_steps if is_ddp else options.timed_steps
+            how = plain if is_ddp else ours
             jobs.append(replace(how, contender=contender, link=link, made=made, rate=options.rates[0]))
     return jobs
 

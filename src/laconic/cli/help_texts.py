@@ -20,7 +20,7 @@ def prepare(arguments: type) -> None:
     for field in dataclasses.fields(arguments):
         kind = hints[field.name]
         repeats = tyro.conf.UseAppendAction in getattr(kind, "__metadata__", ())
-        shown = tyro.conf.arg(help=texts[field.name], help_behavior_hint=_repeats if repeats else _default)
+        shown = tyro.conf.arg(help=texts.get(field.name), help_behavior_hint=_repeats if repeats else _default)
         arguments.__annotations__[field.name] = Annotated[kind, shown]
 
 
@@ -33,8 +33,12 @@ def _repeats(label: str) -> str:
 
 
 def _texts(arguments: type) -> dict[str, str]:
-    """The string below each field in the source of the class, in one line."""
-    (parsed,) = ast.parse(inspect.getsource(arguments)).body
+    """The string below each field in the source of the class, in one line; none where there is no source."""
+    try:
+        source = inspect.getsource(arguments)
+    except OSError:
+        return {}
+    (parsed,) = ast.parse(source).body
     assert isinstance(parsed, ast.ClassDef)
     texts: dict[str, str] = {}
     for field, below in zip(parsed.body, parsed.body[1:], strict=False):
