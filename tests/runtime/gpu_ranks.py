@@ -148,3 +148,37 @@ def with_grad_scaler() -> dict[str, dict[str, object]]:
             found[f"{text}, fused={fused}"] = {"model": snapshot(replica)}
     dist.destroy_process_group()
     return found
+
+
+BESIDE = (
+    "bsp / all_reduce / none / wfbp",
+    "bsp / all_reduce / int8 / fusion(bytes=4MiB)",
+    "bsp / all_reduce / none / dear(bytes=4MiB)",
+    "bsp / all_reduce / none / priority(partition_bytes=1MiB)",
+    "delayed / all_reduce / int4 + error_feedback",
+    "streaming_diloco(period=4) / all_reduce / int4 + error_feedback",
+)
+"""Strategies whose exchanges are in flight while the script runs collectives of its own."""
+
+
+def beside_collectives_of_the_script() -> dict[str, float]:
+    """Train with SyncBatchNorm, and average the loss over all ranks in every step; the last mean of each strategy."""
+    nccl_group()
+    losses: dict[str, float] = {}
+    for strategy in BESIDE:
+        torch.manual_seed(0)
+        layers = [part for _ in range(6) for part in (nn.Linear(1024, 1024), nn.BatchNorm1d(1024), nn.GELU())]
+        replica = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(*layers)).cuda()
+        optimizer = torch.optim.AdamW(replica.parameters(), lr=1e-3)
+        with laconic.attach(replica, optimizer, strategy, timeout_s=60, total_steps=60):
+            for step in range(60):
+                generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+                value = replica(torch.randn(64, 1024, generator=generator).cuda()).square().mean()
+                value.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                mean = value.detach().clone()
+                dist.all_reduce(mean)
+                losses[strategy] = mean.item() / dist.get_world_size()
+    dist.destroy_process_group()
+    return losses

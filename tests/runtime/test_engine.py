@@ -1,8 +1,9 @@
-"""The communication thread: one order on all ranks, also for methods with several rounds and many buckets."""
+"""The engine of exchanges: one order on all ranks, also for methods with several rounds and many buckets."""
 
 from __future__ import annotations
 
 import random
+import threading
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -17,11 +18,12 @@ from laconic.compression.traits import Traits
 from laconic.core.clock import WallClock
 from laconic.core.event import DiscardEvents
 from laconic.core.exchange import Exchange, Group, Round, one_round
-from laconic.core.in_process import InProcessCluster
+from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.timing import Timing
+from laconic.core.transport import DoneWork
 from laconic.runtime.engine import Engine, Task
 from laconic.runtime.hooks.planning import Planning
 from laconic.runtime.job import Job
@@ -128,7 +130,10 @@ def test_the_backward_pass_returns_when_every_bucket_is_done() -> None:
         assert_equal(states[0], train(Uneven(), Strategy(scheduling=Wfbp()), loss=loss, steps=3)[0])
 
 
-def test_an_error_in_a_compressor_reaches_the_training_loop() -> None:
+@pytest.mark.parametrize("on_stream", [False, True])
+def test_an_error_in_a_compressor_reaches_the_training_loop(on_stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InProcessTransport, "waits_on_stream", lambda self, device: on_stream)
+
     @dataclass(frozen=True, kw_only=True)
     class Broken(Halves):
         name: ClassVar[str] = "broken"
@@ -154,6 +159,84 @@ class _Later:
 
     def done(self) -> bool:
         return time.monotonic() >= self._there_s
+
+
+class _Stream:
+    """Operations of a GPU's stream: the host never waits; `launched` has them in the order of issue."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+
+    def exchange(self, name: str) -> Exchange:
+        for number in range(2):
+            self.launched.append(f"{name}, round {number}")
+            yield DoneWork()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_operations_on_a_stream_are_issued_before_submit_returns(
+    decoupled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InProcessTransport, "waits_on_stream", lambda self, device: True)
+    engine = Engine(InProcessCluster(1).transport(0), Stopwatch(WallClock(), DiscardEvents(), 0))
+    stream = _Stream()
+    try:
+        for step in range(20):
+            task = Task("x", lambda step=step: stream.exchange(f"laconic {step}"), over_group=True, decoupled=decoupled)
+            engine.submit(task)
+            stream.launched.append(f"script {step}")
+            if decoupled:
+                engine.submit_second_half(task, last=True)
+            engine.wait(task)
+    finally:
+        engine.stop()
+    script = 1 if decoupled else 2
+    for step in range(20):
+        seen = [f"laconic {step}, round 0", f"laconic {step}, round 1"]
+        seen.insert(script, f"script {step}")
+        assert stream.launched[3 * step : 3 * step + 3] == seen
+
+
+def test_an_operation_of_servers_is_left_to_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InProcessTransport, "waits_on_stream", lambda self, device: True)
+    engine = Engine(InProcessCluster(1).transport(0), Stopwatch(WallClock(), DiscardEvents(), 0))
+    issued_by: list[str] = []
+
+    def start() -> Exchange:
+        issued_by.append(threading.current_thread().name)
+        yield DoneWork()
+
+    try:
+        for over_group in (False, True):
+            engine.wait(engine.submit(Task("a bucket", start, over_group=over_group)))
+    finally:
+        engine.stop()
+    assert issued_by == ["laconic-communication", threading.current_thread().name]
+
+
+def test_after_an_error_on_a_stream_nothing_more_is_issued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InProcessTransport, "waits_on_stream", lambda self, device: True)
+    engine = Engine(InProcessCluster(1).transport(0), Stopwatch(WallClock(), DiscardEvents(), 0))
+    done: list[str] = []
+
+    def broken() -> Exchange:
+        yield DoneWork()
+        raise ZeroDivisionError("a bug")
+
+    def never() -> Exchange:
+        raise AssertionError("issued after an error")
+        yield
+
+    try:
+        for name, start in (("first", broken), ("second", never)):
+            task = Task(name, start, over_group=True, on_done=lambda name=name: done.append(name))
+            engine.submit(task)
+            assert task.finished.is_set()
+            with pytest.raises(ZeroDivisionError):
+                engine.wait(task)
+    finally:
+        engine.stop()
+    assert done == ["first", "second"]
 
 
 def test_what_has_arrived_is_finished_while_nothing_new_comes() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.processes import RankResult, run_processes
-from tests.runtime.gpu_ranks import FAMILIES, OPTIMIZERS, STEPS
+from tests.runtime.gpu_ranks import BESIDE, FAMILIES, OPTIMIZERS, STEPS
 from tests.runtime.replicas import assert_equal
 
 pytestmark = [
@@ -102,6 +102,15 @@ def test_every_way_into_the_loop_over_nccl(family: str, optimizer: str, families
             expected = families[0].value[f"ddp, {optimizer}"]["model"]
             for name, value in found.items():
                 torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_collectives_of_the_script_beside_exchanges_in_flight() -> None:
+    """Kernels of two communicators that ranks launch in different orders wait for each other forever."""
+    results = run_processes(
+        "tests.runtime.gpu_ranks:beside_collectives_of_the_script", world_size=4, arguments={}, timeout_s=280
+    )
+    assert all(result.value == results[0].value for result in results)
+    assert set(results[0].value) == set(BESIDE)
 
 
 def test_compressed_fsdp2_over_nccl() -> None:

@@ -53,6 +53,9 @@ class GroupOperations:
         """
         raise NotImplementedError
 
+    def waits_on_stream(self, device: torch.device) -> bool:
+        return False
+
     def all_reduce(
         self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
     ) -> Work:

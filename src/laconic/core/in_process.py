@@ -194,6 +194,9 @@ class InProcessTransport:
         self._num_texts = 0
         self._taken = False
 
+    def waits_on_stream(self, device: torch.device) -> bool:
+        return False
+
     def _meet(
         self,
         operation: str,

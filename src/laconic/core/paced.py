@@ -109,6 +109,9 @@ class PacedTransport:
     def in_process(self) -> bool:
         return self.inner.in_process
 
+    def waits_on_stream(self, device: torch.device) -> bool:
+        return False
+
     def _hold(self, start: Callable[[], Work], operation: str, what: str) -> Work:
         before = self.traffic.total_bytes
         work = start()

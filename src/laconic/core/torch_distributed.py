@@ -82,6 +82,9 @@ class TorchTransport(GroupOperations):
         self._heartbeat.group = self._group
         self._tallies = Tallies(self._questions.under(place), self._heartbeat)
 
+    def waits_on_stream(self, device: torch.device) -> bool:
+        return device.type == "cuda" and self._backends.get("cuda") != "gloo"
+
     def _start(
         self,
         issue: Issue,
@@ -102,7 +105,7 @@ class TorchTransport(GroupOperations):
         except RuntimeError as exc:
             raise self._heartbeat.explain(label, one_line(exc)) from exc
         started = [works] if isinstance(works, dist.Work) else list(works or [])
-        if device.type == "cuda" and self._backends.get("cuda") != "gloo":
+        if self.waits_on_stream(device):
             return _DeviceWork(started, label, self._heartbeat)
         if peers:
             return _PeerWork(started, label, self._heartbeat, self.timeout_s)

@@ -136,6 +136,10 @@ class Transport(Protocol):
         """Whether all ranks are threads of one process."""
         ...
 
+    def waits_on_stream(self, device: torch.device) -> bool:
+        """Whether a wait for an operation on tensors of this device makes the current stream wait, not the host."""
+        ...
+
     def all_reduce(
         self, tensor: torch.Tensor, *, op: ReduceOp = "sum", purpose: Purpose = "payload", what: str = ""
     ) -> Work:

@@ -1,14 +1,19 @@
-"""The communication thread: the only place that issues operations, in the order of core/order.py.
+"""The only place that issues operations, in the order of core/order.py.
 
-Exchanges are generators (see core/exchange.py): the thread advances one round at a time, as the order says. An exchange
+Exchanges are generators (see core/exchange.py): the engine advances one round at a time, as the order says. An exchange
 whose only remaining work is local (decoding) is finished as soon as its last round has arrived.
+
+Where the host waits for operations, a communication thread issues them. Operations that run on a GPU's stream (NCCL)
+are issued by the thread that submits an exchange, before `submit` returns, as DDP does. NCCL needs this: kernels of two
+communicators may wait for each other forever unless every rank launches them in the same order, and training scripts
+have communicators of their own (a mean of losses, SyncBatchNorm, FSDP2).
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -40,13 +45,15 @@ class Task:
     step: int = 0
     device: torch.device = torch.device("cpu")
     on_done: Callable[[], None] | None = None
-    """Called on the communication thread, on a GPU with its stream as the current one, also after a failure."""
+    """Called by the thread that finishes it, on a GPU with its stream as the current one, also after a failure."""
     nbytes: int = 0
     """Bytes that it keeps in flight until it is finished, where bytes in flight are limited."""
     credit_bytes: int = 0
     """Bytes that may be in flight when the next one starts; 0: the number of exchanges is limited instead."""
     decoupled: bool = False
     """After its first round it waits for `Engine.submit_second_half`."""
+    over_group: bool = False
+    """All its operations are those of the transport, none those of servers or connections of its own."""
     bucket: int | None = None
     """Its number in the plan, if the event log should show it."""
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -92,7 +99,7 @@ class _Submission:
 
 
 class Engine:
-    """Runs tasks on one thread, in one order."""
+    """Runs tasks one after another, in one order."""
 
     def __init__(
         self, transport: Transport, stopwatch: Stopwatch, *, recoverable: tuple[type[BaseException], ...] = ()
@@ -102,6 +109,8 @@ class Engine:
         self._stopwatch = stopwatch
         self._recoverable = recoverable
         self._queue: queue.SimpleQueue[_Submission | None] = queue.SimpleQueue()
+        self._issuing = threading.RLock()
+        """Held by the thread that issues operations."""
         self._order: ExchangeOrder[Task] = ExchangeOrder()
         self._running: dict[int, _Running] = {}
         self._error: BaseException | None = None
@@ -123,12 +132,29 @@ class Engine:
         task.submitted_s = self._stopwatch.now()
         self.num_submitted += 1
         task.number = self.num_submitted
-        self._queue.put(_Submission(task, task.last, second_half=False))
+        self._put(_Submission(task, task.last, second_half=False))
         return task
 
     def submit_second_half(self, task: Task, *, last: bool) -> None:
         """Let a decoupled task issue its second half; `last`: no further task belongs to this step."""
-        self._queue.put(_Submission(task, last, second_half=True))
+        self._put(_Submission(task, last, second_half=True))
+
+    def _put(self, submission: _Submission) -> None:
+        task = submission.task
+        if not (task.over_group and self._transport.waits_on_stream(task.device)):
+            self._queue.put(submission)
+            return
+        with self._issuing, torch.no_grad():
+            if self._error is not None or self._stopped:
+                self._release([task])
+                return
+            try:
+                self._accept(submission)
+                while (action := self._order.next()) is not None:
+                    self._execute(action)
+            except BaseException as exc:  # noqa: BLE001 - raised in the training loop by check()
+                self._fail(exc)
+                self._release(self._order.unfinished())
 
     def wait(self, task: Task) -> None:
         """Return when `task` is finished (on a GPU: when the current stream may use its result), or raise."""
@@ -181,37 +207,45 @@ class Engine:
     def _run(self) -> None:
         try:
             with torch.no_grad():
-                while True:
-                    action = self._order.next()
-                    if action is not None:
-                        self._execute(action)
-                        del action  # a finished task must not keep its buckets in memory while the thread waits
-                    elif not self._take_submission():
-                        return
+                while self._take_submission():
+                    with self._issuing:
+                        while (action := self._order.next()) is not None:
+                            self._execute(action)
+                            del action  # a finished task must not keep its buckets in memory while the thread waits
         except BaseException as exc:  # noqa: BLE001 - carried to the training thread by check()
-            self._error, self._traceback = exc, exc.__traceback__
-            if not isinstance(exc, CommunicationError):
-                problem = f"raised {type(exc).__name__} while communicating: {one_line(exc)}"
-                self._transport.announce_failure(problem)
+            self._fail(exc)
         finally:
             self._release_all()
+
+    def _fail(self, exc: BaseException) -> None:
+        self._error, self._traceback = exc, exc.__traceback__
+        if not isinstance(exc, CommunicationError):
+            problem = f"raised {type(exc).__name__} while communicating: {one_line(exc)}"
+            self._transport.announce_failure(problem)
 
     def _take_submission(self) -> bool:
         """Wait for the next submission, finishing exchanges that arrive meanwhile; False: the engine was stopped."""
         submission: _Submission | None
         while True:
+            with self._issuing:
+                may_arrive = any(map(self._is_local, self._order.open()))
             try:
-                submission = self._queue.get(timeout=_POLL_S if any(map(self._is_local, self._order.open())) else None)
+                submission = self._queue.get(timeout=_POLL_S if may_arrive else None)
                 break
             except queue.Empty:
-                self._finish_arrived()
+                with self._issuing:
+                    self._finish_arrived()
         if submission is None:
             return False
+        with self._issuing:
+            self._accept(submission)
+        return True
+
+    def _accept(self, submission: _Submission) -> None:
         if submission.second_half:
             self._order.submit_second_half(submission.task, last=submission.last)
         else:
             self._order.submit(submission.task, last=submission.last)
-        return True
 
     def _execute(self, action: Action[Task]) -> None:
         if action.kind == "start":
@@ -328,15 +362,18 @@ class Engine:
         left = self._order.unfinished()
         self._running.clear()
         while True:
-            for task in left:
-                if not task.finished.is_set():
-                    if task.on_done is not None:
-                        task.on_done()
-                    task.finished.set()
+            self._release(left)
             if self._stopped:
                 return
             submission = self._queue.get()
             left = [] if submission is None else [submission.task]
+
+    def _release(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            if not task.finished.is_set():
+                if task.on_done is not None:
+                    task.on_done()
+                task.finished.set()
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:

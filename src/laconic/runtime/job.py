@@ -239,6 +239,7 @@ class Job:
             nbytes=bucket.nbytes,
             credit_bytes=plan.credit_bytes,
             decoupled=plan.decoupled,
+            over_group=strategy.architecture.servers is None and strategy.architecture.loss_bound is None,
             bucket=number,
             metrics=state.metrics,
         )

@@ -114,7 +114,7 @@ class _Question:
             self._flags.append(flags)
             return one_round(transport.all_reduce(flags, op="max", purpose="control", what=_WHAT))
 
-        self._task = job.engine.submit(Task(_WHAT, start, step=job.step, device=device))
+        self._task = job.engine.submit(Task(_WHAT, start, step=job.step, device=device, over_group=True))
 
     def _answer(self) -> list[int]:
         self._engine.wait(self._task)

@@ -303,7 +303,7 @@ class FullyShardedHooks(TrainingHooks):
             state.moment, state.measure = moment, False
             return start(Wire(job.transport, f"{what} in step {moment.step}"))
 
-        task = Task(what, begin, step=job.step, device=device, bucket=number, metrics=state.metrics)
+        task = Task(what, begin, step=job.step, device=device, over_group=True, bucket=number, metrics=state.metrics)
         self._last = job.engine.submit(task)
         return _InFlight(job.engine, task)
 
