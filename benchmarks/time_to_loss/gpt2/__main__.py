@@ -10,7 +10,8 @@ same text only. The optimizer is AdamW, or SGD for what gives directions of leng
 with muon" has Muon for the matrices of the blocks and AdamW for the rest. The rate rises for 5% of the steps (--warmup)
 and falls to zero along a cosine. Losses do not depend on the link, so the curve of torch DDP ("torch DDP with muon",
 too) comes from one process that adds up the gradients of all ranks, and its step time from a few steps behind each
-link. What was trained before is kept in FOLDER and not trained again.
+link. A strategy may also be "auto" or "auto(max_loss_gap=1%)": its decisions are printed. What was trained before is kept
+in FOLDER and not trained again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.time_to_loss.contender import Contender
-from benchmarks.time_to_loss.gpt2.job import DDP, HOOKS, WITHOUT_LACONIC, Job, Outcome, outcome, write
+from benchmarks.time_to_loss.gpt2.job import AUTO, DDP, HOOKS, WITHOUT_LACONIC, Job, Outcome, outcome, write
 from benchmarks.time_to_loss.gpt2.picture import draw
 from benchmarks.time_to_loss.gpt2.rank import vocabulary
 from benchmarks.time_to_loss.gpt2.text import prepare
@@ -68,7 +69,7 @@ def main() -> int:
     try:
         for text in (*options.strategies, *options.times_only):
             contender = Contender.parse(text)
-            if contender.name not in WITHOUT_LACONIC:
+            if contender.name not in WITHOUT_LACONIC and not contender.name.startswith(AUTO):
                 contender.strategy()
         _say("reading the text")
         text = prepare(tokens, vocabulary(options.size), options.text_bytes)
@@ -86,6 +87,8 @@ def main() -> int:
             kept.add(found)
             loss = f", loss {found.losses[-1]:.4f}" if found.losses else ""
             _say(f"{_about(job)}: {1e3 * found.step_s:.1f} ms/step{loss}")
+            for step, strategy, reason in found.decisions:
+                _say(f"  step {step}: {strategy}. {reason}")
     except LaconicError as exc:
         print(exc, file=sys.stderr)
         return 2

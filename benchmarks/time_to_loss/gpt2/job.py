@@ -12,6 +12,8 @@ DDP = "torch DDP"
 HOOKS = {"torch DDP, bf16 hook": "bf16", "torch DDP, fp16 hook": "fp16", "torch DDP, PowerSGD hook": "powersgd"}
 DILOCO_BY_HAND = "DiLoCo by hand"
 """A few lines without laconic."""
+AUTO = "auto"
+"""How a contender begins that chooses its strategy during training."""
 WITHOUT_LACONIC = (DDP, DILOCO_BY_HAND, *HOOKS)
 
 
@@ -68,6 +70,8 @@ class Outcome:
     memory_bytes: int
     """The most that one rank had allocated on its GPU."""
     mps: bool = False
+    decisions: tuple[tuple[int, str, str], ...] = ()
+    """Of auto: step, strategy, reason."""
 
     def reached_s(self, loss: float) -> float | None:
         """Training time until the loss was at most this."""
@@ -90,4 +94,5 @@ def outcome(text: str) -> Outcome:
     record = json.loads(text)
     job = Job(**record.pop("job"))
     steps, losses, seconds = (tuple(record.pop(name)) for name in ("steps", "losses", "seconds"))
-    return Outcome(job=job, steps=steps, losses=losses, seconds=seconds, **record)
+    decisions = tuple((step, strategy, reason) for step, strategy, reason in record.pop("decisions", ()))
+    return Outcome(job=job, steps=steps, losses=losses, seconds=seconds, decisions=decisions, **record)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from benchmarks.convergence.recipe import Recipe
 from benchmarks.time_to_loss.contender import Contender
-from benchmarks.time_to_loss.gpt2.job import DILOCO_BY_HAND, HOOKS, WITHOUT_LACONIC, Job, Outcome, read_job, write
+from benchmarks.time_to_loss.gpt2.job import AUTO, DILOCO_BY_HAND, HOOKS, WITHOUT_LACONIC, Job, Outcome, read_job, write
 from benchmarks.time_to_loss.gpt2.text import Tokens, load
+from laconic.core.event import EventList
 from laconic.experiments.small_gpt import SmallGpt, gpt_shape
 
 _POINTS = 15
@@ -51,7 +53,9 @@ class Training:
         self.model = SmallGpt(shape).to(self.device)
         self._forward: Callable[[torch.Tensor], torch.Tensor] = self.model
         contender = Contender.parse(job.contender)
-        strategy = None if contender.name in WITHOUT_LACONIC else contender.strategy()
+        auto = contender.name.startswith(AUTO)
+        strategy = None if auto or contender.name in WITHOUT_LACONIC else contender.strategy()
+        self._events = EventList()
         self._recipe = Recipe(
             optimizer=contender.optimizer_for(strategy),
             learning_rate=job.rate,
@@ -64,9 +68,14 @@ class Training:
         self.session: laconic.Session | None = None
         if contender.name == DILOCO_BY_HAND:
             self._after_step = diloco_by_hand(self.model, _DILOCO_PERIOD)
-        elif strategy is not None:
+        elif auto or strategy is not None:
             self.session = laconic.attach(
-                self.model, self._optimizers, strategy, total_steps=job.steps, timeout_s=_TIMEOUT_S
+                self.model,
+                self._optimizers,
+                strategy or contender.name,
+                total_steps=job.steps,
+                timeout_s=_TIMEOUT_S,
+                events=self._events if auto else None,
             )
         elif job.link:
             self._forward = _torch_ddp(self.model, contender.name)
@@ -101,6 +110,12 @@ class Training:
             dist.all_reduce(mean, group=self._among)
             mean /= self._among.size()
         return float(mean)
+
+    def decisions(self) -> Iterator[tuple[int, str, str]]:
+        """The step, strategy and reason of each decision of auto."""
+        for event in self._events.events:
+            if event.kind == "auto":
+                yield event.step, str(event.data["strategy"]), str(event.data["reason"])
 
     def now_s(self) -> float:
         """The time when the GPU of every rank has done all that was launched so far."""
@@ -204,6 +219,7 @@ def train(job: Job, tokens: Tokens) -> Outcome:
         sent_bytes=sent // job.made,
         payload_bytes=payload // job.made,
         memory_bytes=torch.cuda.max_memory_allocated() if job.device == "cuda" else 0,
+        decisions=tuple(training.decisions()),
     )
 
 
@@ -219,6 +235,8 @@ def _sent_bytes() -> int:
 
 def main() -> None:
     """Train as one rank of `sys.argv[1]`; rank 0 writes what came of it."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
+    logging.getLogger("laconic").setLevel(logging.INFO)  # the decisions of auto, as it makes them
     job_path, tokens_path, out_path = map(Path, sys.argv[1:])
     job = read_job(job_path)
     torch.set_float32_matmul_precision("high")
