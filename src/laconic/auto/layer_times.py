@@ -4,7 +4,9 @@
     between  from the end of a step to the last forward pass of the next (data, gradient accumulation), and the
              optimizer's own time
 
-On a GPU the times are those of the device, by events on its stream.
+On a GPU the times are those of the device, by events on its stream. Hooks do not see a forward pass inside code that
+torch.compile made of the whole model, nor one that does not begin by calling the model. Then only the time from one
+step to the last gradient of the next is known, and the forward pass is taken to be a third of it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from laconic.workload import DTYPES, Layer, TensorShape, Workload
 _Mark = Any
 """A time of the host's clock, or an event on a GPU's stream."""
 _LEAST_S = 1e-9
+_FORWARD_SHARE = 1 / 3
+"""Of both passes, where only their sum was timed: a backward pass has twice the multiplications of a forward pass."""
 _FEWEST = 3
 """The least number of whole steps for a result."""
 
@@ -86,26 +90,48 @@ class LayerTimes:
         """The times; None if too few steps ran as one forward and one backward pass of the model."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        whole = [
-            (step, ended)
-            for step, ended in self._steps
-            if None not in (step.began, step.forward, step.backward, step.optimizer) and step.ready
+        made = [
+            (step, ended) for step, ended in self._steps if None not in (step.began, step.optimizer) and step.ready
         ]
-        if len(whole) < _FEWEST:
-            return None
-        between = [_between(step.began, step.forward) + _between(step.optimizer, ended) for step, ended in whole]
-        ready = {
-            name: statistics.median(_between(step.backward, step.ready[name]) for step, _ in whole)
-            for name in self._job.parameters
-            if all(name in step.ready for step, _ in whole)
-        }
+        whole = [(step, ended) for step, ended in made if None not in (step.forward, step.backward)]
+        if len(whole) >= _FEWEST:
+            return self._seen(whole)
+        compiled = [(step, ended) for step, ended in made if step.forward is None]
+        return self._guessed(compiled) if len(compiled) >= _FEWEST else None
+
+    def _seen(self, steps: list[tuple[_Step, _Mark]]) -> Passes | None:
+        """Where hooks saw the forward pass."""
+        ready = self._ready([(step.backward, step) for step, _ in steps])
         if not ready:
             return None
         return Passes(
-            between_s=statistics.median(between),
-            forward_s=statistics.median(_between(step.forward, step.backward) for step, _ in whole),
-            ready_s=dict(sorted(ready.items(), key=lambda entry: entry[1])),
+            between_s=statistics.median(
+                _between(step.began, step.forward) + _between(step.optimizer, ended) for step, ended in steps
+            ),
+            forward_s=statistics.median(_between(step.forward, step.backward) for step, _ in steps),
+            ready_s=ready,
         )
+
+    def _guessed(self, steps: list[tuple[_Step, _Mark]]) -> Passes | None:
+        """Where hooks saw gradients only."""
+        ready = self._ready([(step.began, step) for step, _ in steps])
+        if not ready:
+            return None
+        forward_s = _FORWARD_SHARE * max(ready.values())
+        return Passes(
+            between_s=statistics.median(_between(step.optimizer, ended) for step, ended in steps),
+            forward_s=forward_s,
+            ready_s={name: max(0.0, ready_s - forward_s) for name, ready_s in ready.items()},
+        )
+
+    def _ready(self, steps: list[tuple[_Mark, _Step]]) -> dict[str, float]:
+        """The median time from the mark of each step to the gradient of each parameter, in order of arrival."""
+        times_s = {
+            name: statistics.median(_between(begin, step.ready[name]) for begin, step in steps)
+            for name in self._job.parameters
+            if all(name in step.ready for _, step in steps)
+        }
+        return dict(sorted(times_s.items(), key=lambda entry: entry[1]))
 
     def _mark(self) -> _Mark:
         if self._device.type != "cuda":
@@ -115,13 +141,17 @@ class LayerTimes:
         return event
 
     def _forward_begins(self, module: nn.Module) -> None:
-        if module is self._job.model and torch.is_grad_enabled():
+        if self._may_time(module):
             # The last forward pass before the step counts; earlier ones only accumulate gradients.
             self._step.forward, self._step.backward, self._step.ready = self._mark(), None, {}
 
     def _forward_ended(self, module: nn.Module) -> None:
-        if module is self._job.model and torch.is_grad_enabled():
+        if self._may_time(module):
             self._step.backward = self._mark()
+
+    def _may_time(self, module: nn.Module) -> bool:
+        """Whether this is a forward pass for training, outside compiled code."""
+        return module is self._job.model and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
     def _gradient_hook(self, name: str) -> Any:
         def ready(_: torch.Tensor) -> None:
