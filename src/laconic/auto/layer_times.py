@@ -12,7 +12,7 @@ step to the last gradient of the next is known, and the forward pass is taken to
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,10 @@ class LayerTimes:
         self._device = next(iter(job.parameters.values())).device
         self._step = _Step()
         self._steps: list[tuple[_Step, _Mark]] = []
+        # Code that torch.compile makes of a hook would record another event than the one it hands out.
+        self._mark: Callable[[], _Mark] = (
+            torch.compiler.disable(self._on_stream) if self._device.type == "cuda" else job.clock.now
+        )
         after = outside_compiled(job.model, ModuleHook(self._forward_ended))
         self._handles: list[Any] = [
             before_forward(job.model, self._forward_begins, first=True),
@@ -133,9 +137,7 @@ class LayerTimes:
         }
         return dict(sorted(times_s.items(), key=lambda entry: entry[1]))
 
-    def _mark(self) -> _Mark:
-        if self._device.type != "cuda":
-            return self._job.clock.now()
+    def _on_stream(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
