@@ -1,6 +1,6 @@
 """Does the planner choose what the lab finds best? 3 workloads x 4 bandwidths x 2 clusters, 10 strategies in each cell.
 
-    python -m benchmarks.plan_regret --keep runs/plan_regret [--cells N] [--slower 4] [--steps 6] [--limit 24min]
+    python -m benchmarks.plan_regret --keep runs/plan_regret [--cells N] [--slower 4] [--steps 8] [--limit 24min]
 
 The links of each cluster are probed once for each bandwidth. In every cell the planner ranks the strategies from that
 probe and the workload, and all of them take turns in a replay on the same links. One cluster has four hosts with equal
@@ -186,7 +186,7 @@ class Kept:
                 if curve is None or curve.sizes[-1] < _LEAST_PROBED:
                     raise LaconicError(
                         f"the probe of {place.bandwidth} ended with small messages, which a token bucket lets through "
-                        "at once: the machine is busy. Give --probe more time."
+                        "at once. Give --probe more time."
                     )
                 found.write_text(fresh.read_text(encoding="utf-8"), encoding="utf-8")
         return Cluster.load(found)
@@ -309,8 +309,8 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=list(DIVISORS), choices=list(DIVISORS))
     parser.add_argument("--bandwidths", nargs="+", default=BANDWIDTHS, help="before they are divided by --slower")
     parser.add_argument("--slower", type=float, default=4.0, help="compute and links, so that processors matter less")
-    parser.add_argument("--steps", type=int, default=6, help="of every strategy")
-    parser.add_argument("--probe", default="40s", help="how long each probe may take")
+    parser.add_argument("--steps", type=int, default=8, help="of every strategy; at least 8 show deferred updates")
+    parser.add_argument("--probe", default="3min", help="how long each probe may take")
     parser.add_argument("--limit", default="24min", help="begin no cell that would end later")
     options = parser.parse_args()
     if options.slower <= 0:

@@ -262,17 +262,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("where", choices=["between", "inside"], help="between groups of shards, or among the shards")
     parser.add_argument("--losses", action="store_true", help="train for many steps, nothing held back")
     parser.add_argument("--speed", action="store_true", help="time steps behind a link")
-    parser.add_argument("--steps", type=int, help="left out: 500 for losses, for speed 20 or four rounds")
+    parser.add_argument("--steps", type=int, help="default: 500 for losses, for speed 20 or four rounds")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--size", choices=["tiny", "small", "medium"], help="left out: tiny for losses, else medium")
-    parser.add_argument("--batch", type=int, help="windows per rank and step; left out: 2 for losses, else 1")
+    parser.add_argument("--size", choices=["tiny", "small", "medium"], help="default: tiny for losses, else medium")
+    parser.add_argument("--batch", type=int, help="windows per rank and step; default: 2 for losses, else 1")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--bandwidth", default="100mbit")
     parser.add_argument(
         "--ranks-per-host",
         type=int,
         choices=[1, 2],
-        help="processes on each virtual host, for speed; left out: 2 between groups, 1 inside",
+        help="processes on each virtual host, for speed; default: 2 between groups, 1 inside",
     )
     options = parser.parse_args()
     options.ranks_per_host = options.ranks_per_host or (1 if options.where == "inside" else 2)

@@ -1,8 +1,8 @@
 """`python -m benchmarks.elastic.losses`: is the loss the same when workers are killed, or when parts are unequal?
 
 The job of `benchmarks.elastic` for a given number of steps, several seeds each: undisturbed; with workers that are
-killed and replaced; with one rank that is three times slower, in equal parts and by speed. The loss is that of the
-replica at the end, on samples never trained on.
+killed and replaced; with one rank that is three times slower, in equal parts and by speed. Every sample is used once.
+The loss is that of the replica at the end, on samples never trained on.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def main() -> int:
                         "balance": balance,
                         "last_step": arguments.steps,
                         "seed": seed,
+                        "samples": BATCH * arguments.steps,
                     },
                     preload=("benchmarks.elastic.preloaded",),
                 )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.elastic.families import FAMILIES
 from benchmarks.elastic.job import run_job
-from benchmarks.elastic.worker import BATCH, train
+from benchmarks.elastic.worker import BATCH, SAMPLES, train
 
 _RANKS = 4
 
@@ -65,7 +65,15 @@ def main() -> int:
 
 
 def train_unequal(
-    strategy: str, folder: str, *, slower: float, sample_s: float, balance: bool, last_step: int, seed: int = 0
+    strategy: str,
+    folder: str,
+    *,
+    slower: float,
+    sample_s: float,
+    balance: bool,
+    last_step: int,
+    seed: int = 0,
+    samples: int = SAMPLES,
 ) -> None:
     """What each worker runs."""
     slow = os.environ["LOCAL_RANK"] == "0"
@@ -77,6 +85,7 @@ def train_unequal(
         sample_s=sample_s * (slower if slow else 1.0),
         balance=balance,
         seed=seed,
+        samples=samples,
     )
 
 

@@ -66,6 +66,7 @@ def train(
     balance: bool = False,
     device: str = "cpu",
     seed: int = 0,
+    samples: int = SAMPLES,
 ) -> None:
     """Train until the file "stop" in `folder` names a step that has been made, or until `last_step`.
 
@@ -81,7 +82,7 @@ def train(
     faulthandler.register(signal.SIGUSR1)  # a worker that hangs can be asked where
     model, optimizer = make_model(device, seed)
     place = Path(folder)
-    loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
+    loader = DataLoader(Samples(samples), batch_size=BATCH, shuffle=True)
     elastic = laconic.Elastic(min_ranks=1, max_ranks=8, balance=balance)
     log = laconic.EventLog(place / f"{os.environ['LACONIC_WORKER']}.jsonl")
     session = laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log)

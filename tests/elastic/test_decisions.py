@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_a_unit_counts_exactly_if_every_survivor_has_prepared_it() -> None:
     assert units_done([_ask("a", view, 8), asks[1]]) == 8  # a has completed it, so b has prepared it
     with pytest.raises(AssertionError, match="has not prepared"):
         units_done([_ask("a", view, 8), _ask("b", view, 7)])
+
+
+def test_flags_of_a_unit_come_from_a_rank_that_heard_all_of_them_or_from_all_survivors() -> None:
+    prepared = Ask(worker="w1", view=0, unit=5, prepared=True, flags="9", own_flags="4")
+    for ahead, flags in ((True, "b"), (False, "6")):
+        rules, view = _started(3)
+        rules.gone("w2", "was killed")
+        first = Ask(worker="w0", view=view.number, unit=6 if ahead else 5, prepared=not ahead, flags="b", own_flags="2")
+        rules.asked(first)
+        found = _view(rules.asked(replace(prepared, view=view.number)))
+        assert (found.units, found.ahead, found.flags) == (6, ahead, flags)
 
 
 def test_whoever_joins_waits_until_all_are_between_two_units() -> None:

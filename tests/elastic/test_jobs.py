@@ -124,9 +124,17 @@ def test_deaths_of_a_joiner_and_of_its_source_cost_nothing_else(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [RING, FUSION])
-def test_what_no_rank_has_used_stays_without_gradient(strategy: str, tmp_path: Path) -> None:
-    outcome = run_job(strategy, tmp_path, target="tests.elastic.workers:branches_are_left_out")
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [
+        (RING, "branches_are_left_out"),
+        (FUSION, "branches_are_left_out"),
+        (FUSION, "branches_are_left_out_and_one_misses_the_vote"),
+        (FUSION, "branches_are_left_out_and_one_dies_in_the_vote"),
+    ],
+)
+def test_what_no_rank_has_used_stays_without_gradient(strategy: str, how: str, tmp_path: Path) -> None:
+    outcome = run_job(strategy, tmp_path, target=f"tests.elastic.workers:{how}")
     assert not outcome.error, "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.out")))
     assert not outcome.log.conflicts
     assert not outcome.log.differing

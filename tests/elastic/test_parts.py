@@ -20,6 +20,7 @@ from laconic.runtime.elastic.division import Speeds, Split, sizes
 from laconic.runtime.elastic.handover import HandOver
 from laconic.runtime.elastic.support import refuse_unsupported
 from laconic.runtime.elastic.undo import Undo
+from laconic.runtime.elastic.vote import _flags, _words, of_text, to_text
 from laconic.strategy import Strategy
 
 
@@ -35,6 +36,18 @@ def test_every_sample_of_a_step_is_in_exactly_one_part(size: int, ranks: int, ep
     parts = Split(tuple(map(str, range(ranks)))).parts(order)
     assert list(chain.from_iterable(parts)) == order
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@hypothesis.given(st.lists(st.booleans(), min_size=1, max_size=300))
+def test_flags_arrive_as_they_were(flags: list[bool]) -> None:
+    assert _flags(_words(flags), len(flags)) == of_text(to_text(flags), len(flags)) == tuple(flags)
+
+
+@hypothesis.given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=300))
+def test_texts_of_flags_can_be_joined(pairs: list[tuple[bool, bool]]) -> None:
+    one, other = ([pair[place] for pair in pairs] for place in (0, 1))
+    both = f"{int(to_text(one), 16) | int(to_text(other), 16):x}"
+    assert of_text(both, len(pairs)) == tuple(map(any, pairs))
 
 
 @hypothesis.given(st.integers(0, 200), st.lists(st.integers(1, 10**6), min_size=1, max_size=6))

@@ -18,16 +18,22 @@ from laconic.runtime.elastic.recovery import ElasticRecovery
 
 def one_misses_the_vote(strategy: str, folder: str) -> None:
     """In the seventh unit the vote of one worker seems to fail, although it has completed on all others."""
+    _misses_a_vote(6)
+    train(strategy, folder, last_step=24)
+
+
+def _misses_a_vote(unit: int) -> None:
     vote = ElasticRecovery._vote
 
     def missed(recovery: ElasticRecovery, what: str) -> dict[str, int]:
+        before = recovery.raised
         heard = vote(recovery, what)
-        if recovery.unit == 6 and recovery.view.number == 0 and recovery.transport.rank == 2:
+        if recovery.unit == unit and recovery.view.number == 0 and recovery.transport.rank == 2:
+            recovery.raised = before
             raise ViewBroken("the answer did not arrive")
         return heard
 
     ElasticRecovery._vote = missed
-    train(strategy, folder, last_step=24)
 
 
 def one_is_slow(strategy: str, folder: str) -> None:
@@ -119,10 +125,11 @@ def scaled_loss_and_two_optimizers(strategy: str, folder: str) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
     log = laconic.EventLog(place / f"{os.environ['LACONIC_WORKER']}.jsonl")
-    elastic, last = laconic.Elastic(min_ranks=1, max_ranks=8), 0
+    elastic = laconic.Elastic(min_ranks=1, max_ranks=8)
     with laconic.attach(
         model, optimizers, strategy, elastic=elastic, timeout_s=60, events=log, grad_scaler=scaler
     ) as session:
+        last = session.step  # a step that is skipped must not be told as the one before it
         for number, (inputs, targets) in enumerate(session.batches(loader, epochs=10**6, seed=SEED)):
             loss = torch.nn.functional.cross_entropy(model(inputs), targets)
             # Once in a while the mean gradient of all is not finite, so every rank skips the step.
@@ -148,7 +155,27 @@ def scaled_loss_and_two_optimizers(strategy: str, folder: str) -> None:
                 break
 
 
-def branches_are_left_out(strategy: str, folder: str) -> None:
+def branches_are_left_out_and_one_misses_the_vote(strategy: str, folder: str) -> None:
+    """In a step in which nobody uses the rare branch."""
+    _misses_a_vote(5)
+    branches_are_left_out(strategy, folder, dies=False)
+
+
+def branches_are_left_out_and_one_dies_in_the_vote(strategy: str, folder: str) -> None:
+    """In a step in which nobody uses the rare branch; no other rank hears its vote."""
+    vote = ElasticRecovery._vote
+
+    def fatal(recovery: ElasticRecovery, what: str) -> dict[str, int]:
+        if recovery.unit == 5 and recovery.view.number == 0 and recovery.transport.rank == 3:
+            time.sleep(0.3)  # all others have prepared the step by then
+            os.kill(os.getpid(), 9)
+        return vote(recovery, what)
+
+    ElasticRecovery._vote = fatal
+    branches_are_left_out(strategy, folder, dies=False)
+
+
+def branches_are_left_out(strategy: str, folder: str, dies: bool = True) -> None:
     """No rank uses one branch, one rank another, but not in every step; a worker dies before a forward pass."""
     place = Path(folder)
     model, _ = make_model()
@@ -163,7 +190,7 @@ def branches_are_left_out(strategy: str, folder: str) -> None:
     elastic = laconic.Elastic(min_ranks=1, max_ranks=8)
     with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log) as session:
         for number, (inputs, targets) in enumerate(session.batches(loader, epochs=10**6, seed=SEED)):
-            if number == 8 and session.rank == 2 and session.views[-1].view.number == 0:
+            if dies and number == 8 and session.rank == 2 and session.views[-1].view.number == 0:
                 os.kill(os.getpid(), 9)
             uses_it = session.rank == 0 and session.step % 3 != 2
             outputs = trunk(inputs) + rare(inputs) if uses_it else trunk(inputs)

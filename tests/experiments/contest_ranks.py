@@ -18,6 +18,7 @@ from laconic.experiments.tasks import TaskConfig, make_task
 
 CPU = torch.device("cpu")
 COMPILING_S = 1.0
+OUTLASTING_S = 0.5
 TINY = TaskConfig(size="tiny", batch=1)
 
 
@@ -67,6 +68,25 @@ def compiling(rehearses: bool) -> list[float]:
     contender.finish()
     dist.destroy_process_group()
     return [event.duration_s for event in events if event.kind == "iteration"]
+
+
+def outlasting() -> list[list[float]]:
+    """How long steps take in turns of one and of three steps, where an exchange that nothing waits for takes longer."""
+    int8: Any = Int8
+    exchange: Callable[..., Any] = int8.exchange
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(OUTLASTING_S)
+        return exchange(*arguments)
+
+    int8.exchange = slow
+    dist.init_process_group("gloo")
+    contender = Contender(0, "delayed / all_reduce / int8 / sequential", make_task(TINY), CPU, link="unlimited")
+    contender.rehearse()
+    turns = [contender.turn(1), contender.turn(3)]
+    contender.finish()
+    dist.destroy_process_group()
+    return [[event.duration_s for event in events if event.kind == "iteration"] for events in turns]
 
 
 class FakeDevice(StepTimer):

@@ -1,10 +1,10 @@
-"""Contenders: a rehearsal leaves no trace, and nothing waits for the device inside a turn."""
+"""Contenders: a rehearsal leaves no trace, a turn counts all it sends, and inside nothing waits for the device."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.experiments.contest_ranks import COMPILING_S, FakeDevice
+from tests.experiments.contest_ranks import COMPILING_S, OUTLASTING_S, FakeDevice
 from tests.processes import run_processes
 
 RANKS = "tests.experiments.contest_ranks"
@@ -18,6 +18,7 @@ STRATEGIES = [
     "diloco(period=2) / all_reduce / int8 + error_feedback / sequential",
     "streaming_diloco(period=4, fragments=2, overlap=1) / all_reduce / none / sequential",
     "demo",
+    "delayed / all_reduce / int8 / sequential",
 ]
 
 
@@ -42,6 +43,16 @@ def test_time_to_compile_is_no_training_time() -> None:
     )
     assert cold[0] > COMPILING_S
     assert max(warm) < COMPILING_S
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(60)
+def test_exchanges_in_flight_at_the_end_of_a_turn_count() -> None:
+    for rank in run_processes(f"{RANKS}:outlasting", world_size=2, timeout_s=50):
+        (alone,), (first, *_, last) = rank.value
+        assert alone > OUTLASTING_S, "a turn of one step"
+        assert last > OUTLASTING_S
+        assert first < OUTLASTING_S, "its exchange runs while the next step computes"
 
 
 @pytest.mark.dist

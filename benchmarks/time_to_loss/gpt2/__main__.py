@@ -10,8 +10,8 @@ same text only. The optimizer is AdamW, or SGD for what gives directions of leng
 with muon" has Muon for the matrices of the blocks and AdamW for the rest. The rate rises for 5% of the steps (--warmup)
 and falls to zero along a cosine. Losses do not depend on the link, so the curve of torch DDP ("torch DDP with muon",
 too) comes from one process that adds up the gradients of all ranks, and its step time from a few steps behind each
-link. A strategy may also be "auto" or "auto(max_loss_gap=1%)": its decisions are printed. What was trained before is kept
-in FOLDER and not trained again.
+link. A strategy may also be "auto" or "auto(max_loss_gap=1%)": its decisions are printed. What was trained before is
+kept in FOLDER and not trained again.
 """
 
 from __future__ import annotations

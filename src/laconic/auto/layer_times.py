@@ -94,9 +94,7 @@ class LayerTimes:
         """The times; None if too few steps ran as one forward and one backward pass of the model."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        made = [
-            (step, ended) for step, ended in self._steps if None not in (step.began, step.optimizer) and step.ready
-        ]
+        made = [(step, ended) for step, ended in self._steps if None not in (step.began, step.optimizer) and step.ready]
         whole = [(step, ended) for step, ended in made if None not in (step.forward, step.backward)]
         if len(whole) >= _FEWEST:
             return self._seen(whole)

@@ -37,7 +37,7 @@ class Cluster:
     nics: int = 1
     """NICs per host, each with a link of its own; devices share them evenly."""
     speeds: tuple[float, ...] = ()
-    """The speed of each host, relative to the device of the workload; left out: 1.0 for all."""
+    """The speed of each host, relative to the device of the workload; default: 1.0 for all."""
     name: str = ""
     source: str = ""
     """A sentence that says where the figures come from."""

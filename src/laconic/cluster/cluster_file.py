@@ -6,13 +6,13 @@ bandwidth = "100mbit"            # of every host's link, unless its own table sa
 delay = "5ms"                    # one way, added to every link
 loss = "0.1%"
 hosts = 4
-devices_per_host = 8             # left out: 1
-nics = 2                         # per host; left out: 1
+devices_per_host = 8             # default: 1
+nics = 2                         # per host; default: 1
 
 [inside]                         # the port of each device on its host's bus
 bandwidth = "200gbit"
 
-[topology]                       # left out: one switch
+[topology]                       # default: one switch
 kind = "fat_tree"
 hosts_per_leaf = 2
 oversubscription = 4

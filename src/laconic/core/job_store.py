@@ -33,7 +33,7 @@ _OPEN_FILES = Path("/proc/self/fd")
 class JobStore:
     """The job's store, over a connection that no other code uses.
 
-    address: of the store; left out: the store of torch.distributed's default group.
+    address: of the store; default: the store of torch.distributed's default group.
     """
 
     def __init__(self, *, timeout_s: float, address: tuple[str, int] | None = None) -> None:

@@ -144,8 +144,8 @@ class Contender:
         seconds_before = self.seconds
         self._until = self._timer.mark()
         losses: list[torch.Tensor] = []
-        for _ in range(num_steps):
-            losses.append(self._iteration())
+        for number in range(num_steps):
+            losses.append(self._iteration(last=number + 1 == num_steps))
             self._progress(seconds_before + self._now() - began_s)
         self._settle()  # the next contender must not share the link with exchanges still in flight
         wall_s = self._now() - began_s if self._timer.runs_behind else None
@@ -229,12 +229,19 @@ class Contender:
         self._optimizer.zero_grad()
         return loss.detach(), [*marks, self._timer.mark()]
 
-    def _iteration(self) -> torch.Tensor:
-        """One recorded training step; returns its loss on this rank."""
+    def _iteration(self, *, last: bool) -> torch.Tensor:
+        """One recorded training step; returns its loss on this rank.
+
+        In the last step of a turn no later step waits for exchanges that are still in flight, so this one does; on a
+        GPU the wall clock of the turn has that time.
+        """
         counted = self._counted_bytes()
         # A step begins where the last one ended: steps then add up to the time of the turn.
         began = self._until
         loss, (forward, backward, ended) = self._step(self.num_steps)
+        if last and self._session is not None and not self._timer.runs_behind:
+            self._session.wait()
+            ended = self._timer.mark()
         sent = None if self._session is None else self._counted_bytes() - counted
         for kind, start, end in (
             ("forward", began, forward),

@@ -12,7 +12,7 @@ max_gpus     an elastic job may run on 1 to this many GPUs
 after        a job that must have ended before this one starts
 gradient_bytes   bytes that it exchanges in each step, uncompressed; or
 workload     a known model, or a .json file, with these bytes
-strategy     how it exchanges gradients; left out: ddp
+strategy     how it exchanges gradients; default: ddp
 
 Traces of Gavel, Shockwave and Tiresias name columns differently; these names are known, too.
 """

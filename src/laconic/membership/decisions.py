@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from laconic.membership.view import Ask, News, Ready, View
 
@@ -188,8 +190,10 @@ class Decisions:
             return self._give(
                 f"{_MOST_BARREN} consecutive views of the same ranks broke without a step; the last: {self._why}"
             )
-        ahead = any(ask.unit == units for ask in held)
-        return self._publish(names, joining, units, boundary=boundary, ahead=ahead, leaving=leaving)
+        ahead = [ask for ask in held if ask.unit == units]
+        # If nobody alive has heard the dead, nobody has used what they said.
+        flags = ahead[0].flags if ahead else f"{reduce(or_, (int(ask.own_flags, 16) for ask in held)):x}"
+        return self._publish(names, joining, units, boundary=boundary, ahead=bool(ahead), leaving=leaving, flags=flags)
 
     def _publish(
         self,
@@ -200,6 +204,7 @@ class Decisions:
         boundary: bool,
         ahead: bool = False,
         leaving: Sequence[str] = (),
+        flags: str = "0",
     ) -> list[Action]:
         members = [*names, *joining][: self._max]
         if len(members) < self._min and not self._finished:
@@ -214,6 +219,7 @@ class Decisions:
             ahead=ahead,
             leaving=tuple(leaving),
             lost=tuple(self._lost),
+            flags=flags,
             why=self._why,
         )
         turns = {name: self._waiting.pop(name) for name in fresh}

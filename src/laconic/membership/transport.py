@@ -44,7 +44,7 @@ class ViewTransport(GroupOperations):
         members: Sequence[str] = (),
         part: str = "all",
     ) -> None:
-        """members: a subset of the view, named `part`; left out: all members."""
+        """members: a subset of the view, named `part`; default: all members."""
         names = tuple(members) or view.members
         self._member = member
         self._view = view

@@ -48,6 +48,8 @@ class View:
     """Members that hand over their residuals and then leave."""
     lost: tuple[str, ...] = ()
     """Members of the previous view that died."""
+    flags: str = "0"
+    """Flags that members had raised in the last unit that is done, as in Ask."""
     why: str = ""
     """Why the previous view ended."""
 
@@ -90,6 +92,10 @@ class Ask:
     """Of a fresh member: as in Ready."""
     leaving: bool = False
     """Whether this member was asked to end and will leave."""
+    flags: str = "0"
+    """Flags that any member had raised in the last unit that is done here: a number in hexadecimal, a bit per flag."""
+    own_flags: str = "0"
+    """Flags that this member raises in the next unit."""
     why: str = ""
 
 

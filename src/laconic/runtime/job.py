@@ -60,8 +60,16 @@ class Recovery(Protocol):
         """Make the exchange of a bucket repeatable: undo it, and create it anew with `again`."""
         ...
 
-    def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task]) -> _T:
-        """Repeat a joint operation of all ranks until it succeeds; `tasks` are those it waits for."""
+    @property
+    def raised(self) -> Sequence[bool]:
+        """For each flag of the last joint operation, whether any rank has raised it."""
+        ...
+
+    def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task], flags: Sequence[bool] = ()) -> _T:
+        """Repeat a joint operation of all ranks until it succeeds; `tasks` are those it waits for.
+
+        flags: one for each parameter; `raised` then says which of them any rank has raised.
+        """
         ...
 
     def weigh(self, count: int, what: str) -> None:
@@ -147,9 +155,9 @@ class Job:
         )
         return [row[0] for row in rows.tolist()]
 
-    def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task]) -> _T:
-        """Return the result of the joint operation `attempt`; `tasks` are those it waits for."""
-        return attempt() if self.recovery is None else self.recovery.together(what, attempt, tasks)
+    def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task], flags: Sequence[bool] = ()) -> _T:
+        """Return the result of the joint operation `attempt`; `tasks` and `flags` as in Recovery."""
+        return attempt() if self.recovery is None else self.recovery.together(what, attempt, tasks, flags)
 
     def announce(self, phase: Phase) -> Attendance:
         """Announce a joint operation and return who takes part: outside session.join() all ranks do."""

@@ -450,10 +450,10 @@ class Session:
             self._load(saved)
 
     def _expected(self) -> ParameterState:
-        """The current state; fields carried over from an earlier strategy may be missing from a saved one."""
+        """The current state without fields that a saved one may lack: of an earlier strategy, or in flight."""
         state = self._hooks.state() if self._hooks is not None else {}
         return {
-            name: {field: value for field, value in fields.items() if field != CARRIED}
+            name: {field: value for field, value in fields.items() if field not in (CARRIED, PENDING)}
             for name, fields in state.items()
         }
 

@@ -10,6 +10,9 @@ If some rank used every parameter, no parameter is unused everywhere. So ranks c
     asking   repeat that exchange in every pass, until a pass in which some rank used every parameter.
 
 A model whose parameters are all used pays nothing, on a GPU as on a CPU, and no gradient values are read.
+
+Where the set of ranks may change, shared counters do not work. There every pass ends with a vote, in which each rank
+says which parameters it used.
 """
 
 from __future__ import annotations
@@ -36,16 +39,14 @@ class Usage:
         self._passes = 0
         self._counter = ""
         self._last_counter = ""
-        self._always = job.recovery is not None
-        """Ask in every pass: shared counters do not work with a changing set of ranks."""
-        if self._always:
+        if job.recovery is not None:
             return
         # A transport may carry one session after another; each rank adds once per session, so all get the same number.
         self._session = 0 if self._alone else (job.transport.tally("sessions", 1) - 1) // job.transport.world_size
 
     def pass_ended(self, *, missing: bool) -> None:
         """The backward pass has ended; called before zeros are sent in place of missing gradients."""
-        if self._always:
+        if self._job.recovery is not None:
             return
         self._passes += 1
         if self._asked is not None:
@@ -55,17 +56,20 @@ class Usage:
             self._counter = f"unused/{self._session}/{self._passes}"
             self._job.transport.tally(self._counter, 1)
 
-    def ask(self, used_here: Mapping[str, bool], *, missing: bool) -> None:
-        """All exchanges of this pass are launched; a question that is asked in every pass is sent after them."""
-        if self._always:
-            self._asked = _Question(self._job, used_here, used_all=not missing)
+    def used_by_no_voter(self, used_here: Mapping[str, bool]) -> set[str]:
+        """After a vote: names of the parameters that got no gradient on any rank. Without votes: none."""
+        recovery = self._job.recovery
+        if recovery is None:
+            return set()
+        return {name for name, anyone in zip(used_here, recovery.raised, strict=True) if not anyone}
 
     def used_by_nobody(self, used_here: Mapping[str, bool], exchanges: Sequence[Task], *, missing: bool) -> set[str]:
-        """Names of the parameters that got no gradient on any rank; `exchanges` are those of this pass."""
-        if self._always:
-            assert self._asked is not None, "ask() comes first"
-            # A rank that used everything knows the answer; the vote that ends the unit comes after the question.
-            return self._asked.used_by_nobody() if missing else set()
+        """Names of the parameters that got no gradient on any rank; `exchanges` are those of this pass.
+
+        Where a vote follows, no rank is asked before, and no name is returned.
+        """
+        if self._job.recovery is not None:
+            return set()
         if self._alone:
             return {name for name, used in used_here.items() if not used}
         if not self._asking:

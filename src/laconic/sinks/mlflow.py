@@ -10,7 +10,7 @@ from laconic.sinks.tracker import TrackerSink, tracker_package
 class MlflowSink(TrackerSink):
     """Logs metrics laconic/step_s, laconic/wait_s, ... to a run.
 
-    run_id: the run; left out: the one that mlflow.start_run() has started on this thread.
+    run_id: the run; default: the one that mlflow.start_run() has started on this thread.
     """
 
     def __init__(self, run_id: str | None = None) -> None:

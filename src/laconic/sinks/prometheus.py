@@ -18,9 +18,9 @@ from laconic.sinks.tracker import TrackerSink, tracker_package
 class PrometheusSink(TrackerSink):
     """Sets metrics that a Prometheus server scrapes.
 
-    port:     serve them on this port until the sink is closed; left out: the script serves them itself.
+    port:     serve them on this port until the sink is closed; default: the script serves them itself.
     address:  where to listen. Anyone who can reach it can read the metrics; 127.0.0.1 is reachable from this host only.
-    registry: a prometheus_client.CollectorRegistry; left out: one of the sink's own with a port, else the global one.
+    registry: a prometheus_client.CollectorRegistry; default: one of the sink's own with a port, else the global one.
     """
 
     def __init__(self, *, port: int | None = None, address: str = "127.0.0.1", registry: Any = None) -> None:

@@ -24,7 +24,7 @@ class WandbRun(Protocol):
 class WandbSink(TrackerSink):
     """Logs laconic/step_s, laconic/wait_s, ... to a run, against an axis of their own, laconic/step.
 
-    run:    the run; left out: the one that wandb.init() has started.
+    run:    the run; default: the one that wandb.init() has started.
     commit: False: numbers join the next row that the script logs. Choose it where the script gives `step=` to
             run.log(), because Weights & Biases refuses a step that is lower than the number of rows.
     """

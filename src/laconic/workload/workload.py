@@ -3,15 +3,15 @@
 {
   "name": "two layers",
   "batch": 8,
-  "dtype": "float32",              left out: float32
+  "dtype": "float32",              default: float32
   "source": "where the times come from, in a sentence",
-  "num_parameters": 26,            left out: not checked
+  "num_parameters": 26,            default: not checked
   "layers": [
     {"name": "first", "forward_s": 0.001, "backward_s": 0.002, "tensors": [{"name": "first.weight", "shape": [4, 5]}]},
     {"name": "relu", "forward_s": 0.0001, "backward_s": 0.0001},
     {"name": "last", "forward_s": 0.001, "backward_s": 0.002, "tensors": [{"name": "last.weight", "shape": [6]}]}
   ],
-  "codecs": [                      left out: none
+  "codecs": [                      default: none
     {"compressor": "int8", "encode_startup_s": 2e-5, "encode_byte_s": 4e-10, "decode_startup_s": 2e-5,
      "decode_byte_s": 4e-10, "source": "where these times come from, in a sentence"}
   ]

@@ -33,7 +33,7 @@ from laconic.runtime.elastic.open_exchanges import OpenExchanges
 from laconic.runtime.elastic.settings import Carried, Elastic
 from laconic.runtime.elastic.state_transfer import Facts, share_state
 from laconic.runtime.elastic.view_history import ViewChange, tell_view
-from laconic.runtime.elastic.vote import WHAT, Ballot, vote
+from laconic.runtime.elastic.vote import WHAT, Ballot, of_text, to_text, vote
 from laconic.runtime.engine import Engine, Task
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
@@ -71,6 +71,8 @@ class ElasticRecovery:
         """The epoch and the position in it from which session.batches() continues."""
         self.weights: dict[str, int] | None = None
         """The number of samples of each member in the current unit; None: all have the same number."""
+        self.raised: tuple[bool, ...] = ()
+        self._flags: tuple[bool, ...] = ()
         self._strategy = strategy
         self._cuda = cuda
         self._traffic = Traffic()
@@ -183,9 +185,11 @@ class ElasticRecovery:
 
     # -- units -------------------------------------------------------------------------------------------------------
 
-    def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task]) -> _T:
+    def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task], flags: Sequence[bool] = ()) -> _T:
         outcome: list[_T] = []
         job = self._the_job
+        # Always as many: ranks that do different things must find that out by the vote, not by its size.
+        self._flags = tuple(flags) or (False,) * len(job.parameters)
         if self.weights is not None:
             if self._cuda and self.elastic.balance:
                 torch.cuda.current_stream().synchronize()  # backward() returns before the device has finished
@@ -226,9 +230,10 @@ class ElasticRecovery:
         """Return when all members have prepared the unit, with their speeds; notes whether one wants another view."""
         wants = self._leaving.is_set() or self.member.wants_change(self.view.number)
         mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0)
-        said = vote(self._the_job, self.transport, self.view.members, mine, what)
-        self._change |= any(ballot.wants_change for ballot in said.values())
-        return {name: ballot.speed for name, ballot in said.items()}
+        said = vote(self._the_job, self.transport, self.view.members, mine, flags=self._flags, what=what)
+        self._change |= any(ballot.wants_change for ballot in said.ballots.values())
+        self.raised = said.raised
+        return {name: ballot.speed for name, ballot in said.ballots.items()}
 
     def rest(self) -> None:
         """Return when nothing is in flight on any rank; every rank calls it."""
@@ -259,6 +264,7 @@ class ElasticRecovery:
                 self.view = view = self.member.next_view(self._ask(done=done, boundary=False, why=str(broken)))
                 if view.units > self.unit and not done:
                     done = True
+                    self.raised = of_text(view.flags, len(self._flags))
                     self._speeds.unit_done(self.unit, {})
                     # A member that is ahead has already divided the next samples, among the old members.
                     self.split = self._speeds.split(old.members if view.ahead else view.members)
@@ -284,6 +290,8 @@ class ElasticRecovery:
             prepared=self._prepared and not done,
             boundary=boundary,
             leaving=self._leaving.is_set(),
+            flags=to_text(self.raised),
+            own_flags=to_text(self._flags),
             why=why,
         )
 

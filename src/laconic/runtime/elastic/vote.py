@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from laconic.core.exchange import one_round
@@ -27,9 +29,23 @@ class Ballot(NamedTuple):
     """Thousandths of a sample per second; 0: unknown."""
 
 
-def vote(job: Job, transport: Transport, members: Sequence[str], mine: Ballot, what: str) -> dict[str, Ballot]:
-    """The ballots of all members, once all have prepared the unit called `what`; raises if they disagree on it."""
-    own = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, _rates(job)], dtype=torch.int64)
+class Result(NamedTuple):
+    """What all members know after a vote."""
+
+    ballots: dict[str, Ballot]
+    raised: tuple[bool, ...]
+    """For each flag, whether any member has raised it."""
+
+
+def vote(
+    job: Job, transport: Transport, members: Sequence[str], mine: Ballot, *, flags: Sequence[bool], what: str
+) -> Result:
+    """Return once all members have prepared the unit called `what`; raises if they disagree on it.
+
+    flags: as many on all members.
+    """
+    numbers = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, _rates(job)], dtype=torch.int64)
+    own = torch.cat([numbers, torch.from_numpy(_words(flags))])
     rows = torch.empty((transport.world_size, len(own)), dtype=torch.int64)
     job.engine.call(
         WHAT,
@@ -37,7 +53,7 @@ def vote(job: Job, transport: Transport, members: Sequence[str], mine: Ballot, w
         step=job.step,
         device=own.device,
     )
-    said = rows.tolist()
+    said = rows[:, : len(numbers)].tolist()
     for name, (unit, _, _, rates) in zip(members, said, strict=True):
         if unit != mine.unit:
             raise CommunicationError(f"{what}: this rank is in unit {mine.unit}, worker {name} in {unit}.")
@@ -46,7 +62,32 @@ def vote(job: Job, transport: Transport, members: Sequence[str], mine: Ballot, w
                 f"workers {name} and {members[0]} have different learning rates, so replicas would drift apart. Give "
                 "the scheduler to attach: elastic=Elastic(carry=[scheduler])."
             )
-    return {name: Ballot(unit, bool(wants), speed) for name, (unit, wants, speed, _) in zip(members, said, strict=True)}
+    ballots = {
+        name: Ballot(unit, bool(wants), speed) for name, (unit, wants, speed, _) in zip(members, said, strict=True)
+    }
+    return Result(ballots, _flags(np.bitwise_or.reduce(rows[:, len(numbers) :].numpy(), axis=0), len(flags)))
+
+
+def to_text(flags: Sequence[bool]) -> str:
+    """In hexadecimal; of two texts for as many flags, `or` of the numbers has the flags of both."""
+    return _words(flags).tobytes().hex() or "0"
+
+
+def of_text(text: str, count: int) -> tuple[bool, ...]:
+    """What `to_text` wrote for so many flags."""
+    return _flags(np.frombuffer(bytes.fromhex(text.zfill(16 * -(-count // 64))), dtype=np.int64), count)
+
+
+def _words(flags: Sequence[bool]) -> npt.NDArray[np.int64]:
+    """The flags in numbers of 64 bits."""
+    bits = np.zeros(-(-len(flags) // 64) * 64, dtype=np.bool_)
+    bits[: len(flags)] = flags
+    return np.packbits(bits, bitorder="little").view(np.int64)
+
+
+def _flags(words: npt.NDArray[np.int64], count: int) -> tuple[bool, ...]:
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=count)
+    return tuple(bits.astype(np.bool_).tolist())
 
 
 def _rates(job: Job) -> int:

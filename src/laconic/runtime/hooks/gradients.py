@@ -265,17 +265,16 @@ class GradientHooks(TrainingHooks):
 
             def exchanged() -> set[str]:
                 """Wait for the means; return the parameters that no rank used."""
-                if usage is not None:
-                    usage.ask(self._used, missing=missing)
                 if not deferred:
                     self._sending.wait()
                 return set() if usage is None else usage.used_by_nobody(self._used, tasks, missing=missing)
 
-            nobody = job.together("the gradients", exchanged, tasks)
+            nobody = job.together("the gradients", exchanged, tasks, flags=tuple(self._used.values()))
             if not deferred:
                 self._sending.ended()
             nowhere: set[str] = set()
             if usage is not None:
+                nobody |= usage.used_by_no_voter(self._used)
                 nobody |= {name for name in unused if not self._travels(name)}
                 nowhere = {name for name in nobody if name in kept or not self._is_owed(name)}
             for name in unused:

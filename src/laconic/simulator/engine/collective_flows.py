@@ -30,7 +30,7 @@ def add_collective(
 ) -> int:
     """One transfer per step of a collective of `nbytes`, each after the previous one; returns the last one's number.
 
-    `ranks`: the devices that take part, in the order of the collective's ranks; left out: devices 0, 1, 2 and so on.
+    `ranks`: the devices that take part, in the order of the collective's ranks; default: devices 0, 1, 2 and so on.
     Every step costs `step_latency_s` in addition to the time of its bytes. A `resource` is free between two steps: a
     task with a lower priority value may then come first.
     """

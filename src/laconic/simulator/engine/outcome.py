@@ -31,7 +31,7 @@ class Outcome:
         return float(self.end_s.max(initial=0.0))
 
     def critical_path(self, task: int | None = None) -> list[int]:
-        """The chain of tasks from time 0 that `task` waited for; left out: that of the task that ended last.
+        """The chain of tasks from time 0 that `task` waited for; default: that of the task that ended last.
 
         To end it sooner, one of these must take less time.
         """

@@ -73,7 +73,7 @@ class Islands:
     sites: int
     uplink: Link
     inside: Exchange | None = None
-    """The exchange among the replicas of one site; left out: the framework's."""
+    """The exchange among the replicas of one site; default: the framework's."""
 
     def exposed_s(self, job: Job, plan: Plan, system: System, *, before_s: float, backward_s: float) -> float:
         inner = step_time(job, plan, system, exchange=self.inside).exchange_s

@@ -59,7 +59,7 @@ class Fabric:
     ramp: float = 0.0
     """Seconds per square root of a byte: how slowly the plateau is reached."""
     measured: str = ""
-    """The system whose measured collectives are taken inside a node (measured_collectives.py); left out: formulas."""
+    """The system whose measured collectives are taken inside a node (measured_collectives.py); default: formulas."""
 
     def members(self, size: int, stride: int) -> Members:
         """A group of `size` ranks that are `stride` apart; ranks are numbered node by node."""

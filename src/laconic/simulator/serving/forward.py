@@ -42,7 +42,7 @@ class PassTime:
 class ForwardPass:
     """Computes the time of passes of one deployment.
 
-    costs: where collective operations take their times from; left out: the device's measured system.
+    costs: where collective operations take their times from; default: the device's measured system.
     warnings: a list to which a warning is added for every cost that was not measured.
     """
 

@@ -9,7 +9,7 @@ framework        vllm, sglang or trtllm
 tp, dp, ep       GPUs that divide attention; groups that share the experts; groups the experts are on
 concurrency      requests in flight
 input, output    tokens of a prompt and of an answer
-link             measured systems whose collective times are used, e.g. h100_sxm,l40s; left out: the device's
+link             measured systems whose collective times are used, e.g. h100_sxm,l40s; default: the device's
 prefill_workers  the number of separate workers for prefill (disaggregated); then also
 prefill_tp, decode_workers, transfer (the rate at which a GPU sends its part of the cache, e.g. 400gbit)
 """

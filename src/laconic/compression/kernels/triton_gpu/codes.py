@@ -94,6 +94,21 @@ def level_codes(x, length, largest, clip, numbers, KIND: tl.constexpr, STOCHASTI
 
 
 @triton.jit
+def power_codes(x, levels, numbers):
+    """The L2 norm, and codes 0 .. 2 * levels of powers of two below it."""
+    wide = x.to(tl.float64)
+    norm = finite(tl.sqrt(tl.sum(wide * wide, axis=1)).to(tl.float32))
+    scaled = _scaled(x, norm, 1.0)
+    magnitudes = tl.minimum(tl.abs(scaled), 1.0)
+    bits = magnitudes.to(tl.int32, bitcast=True)
+    below = tl.maximum((bits >> 23) - 127 + levels, 0)
+    rises = (numbers >> 8).to(tl.int32) < 2 * (bits & 0x7FFFFF)
+    starts = _uniform(numbers) < magnitudes * power_of_two(126 + levels)
+    level = tl.minimum(below + tl.where(below > 0, rises, starts).to(tl.int32), levels)
+    return _unit(norm, 1.0), tl.where(scaled < 0, -level, level) + levels
+
+
+@triton.jit
 def fp8_codes(x, largest, numbers, STOCHASTIC: tl.constexpr):
     scale = absmax(x)
     scaled = _scaled(x, scale, largest)

@@ -26,6 +26,7 @@ from laconic.compression.kernels.triton_gpu.codes import (
     means,
     mix,
     natural_codes,
+    power_codes,
     power_of_two,
 )
 from laconic.compression.wire.chunks import Chunks
@@ -125,6 +126,9 @@ def _encode(
     elif KIND == "natural":
         scale, codes = natural_codes(x, numbers)
         tl.store(scales + row, scale, mask=there)
+    elif KIND == "nuqsgd":
+        scale, codes = power_codes(x, tl.cast(largest, tl.int32), numbers)
+        tl.store(scales + row, scale, mask=there)
     elif KIND == "bf16":
         codes = bf16_codes(x, numbers)
     elif KIND == "fp16":
@@ -133,7 +137,7 @@ def _encode(
         scale, codes = level_codes(x, length, largest, clip, numbers, KIND, STOCHASTIC)
         tl.store(scales + row, scale, mask=there)
         if DUE is not None:
-            values = (codes - largest.to(tl.int32)).to(tl.float32) * scale[:, None]
+            values = (codes - tl.cast(largest, tl.int32)).to(tl.float32) * scale[:, None]
             sent = values.to(flat.dtype.element_ty).to(tl.float32)
             lost = (due - sent).to(DUE).to(RESIDUAL)
             # Neither NaN nor infinity.
@@ -212,6 +216,11 @@ def _values(
     if KIND == "levels":
         scale = tl.load(scales + row, mask=there, other=0.0)
         values = (codes.to(tl.int32) - largest).to(tl.float32) * scale[:, None]
+    elif KIND == "nuqsgd":
+        scale = tl.load(scales + row, mask=there, other=0.0)
+        signed = codes.to(tl.int32) - largest
+        power = tl.where(signed == 0, 0.0, power_of_two(127 + tl.abs(signed) - largest))
+        values = tl.where(signed < 0, -power, power) * scale[:, None]
     elif KIND == "fp8":
         scale = tl.load(scales + row, mask=there, other=0.0)
         values = codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale[:, None]
@@ -433,6 +442,7 @@ def _decoder(kind: str) -> Callable[..., None]:
 _ENCODERS = {
     "integer": _Encoder("integer", largest="largest"),
     "qsgd": _Encoder("qsgd", largest="levels", always_random=True),
+    "nuqsgd": _Encoder("nuqsgd", largest="levels", always_random=True),
     "terngrad": _Encoder("terngrad", always_random=True),
     "fp8": _Encoder("fp8", largest=LARGEST_FP8),
     "natural": _Encoder("natural", always_random=True),
@@ -443,10 +453,7 @@ _ENCODERS = {
     "fp16": _Encoder("fp16", always_random=True),
 }
 
-ENCODERS: dict[str, Callable[..., None]] = {
-    **{name: encoder.one for name, encoder in _ENCODERS.items()},
-    "nuqsgd": reference.ENCODERS["nuqsgd"],  # no kernel of its own yet
-}
+ENCODERS: dict[str, Callable[..., None]] = {name: encoder.one for name, encoder in _ENCODERS.items()}
 
 ROW_ENCODERS: dict[str, Callable[..., None]] = {name: encoder.rows for name, encoder in _ENCODERS.items()}
 
@@ -454,15 +461,8 @@ KEEPING_ENCODERS: dict[str, Callable[..., None]] = {
     name: _ENCODERS[name].keeping for name in ("integer", "qsgd", "terngrad")
 }
 
-DECODERS: dict[str, Callable[..., None]] = {
-    "levels": _decoder("levels"),
-    "nuqsgd": reference.DECODERS["nuqsgd"],
-    "fp8": _decoder("fp8"),
-    "natural": _decoder("natural"),
-    "sign": _decoder("sign"),
-    "onebit": _decoder("onebit"),
-}
+_DECODED = ("levels", "nuqsgd", "fp8", "natural", "sign", "onebit")
 
-ROW_DECODERS: dict[str, Callable[..., None]] = {
-    name: _row_decoder(name) for name in ("levels", "fp8", "natural", "sign", "onebit")
-}
+DECODERS: dict[str, Callable[..., None]] = {name: _decoder(name) for name in _DECODED}
+
+ROW_DECODERS: dict[str, Callable[..., None]] = {name: _row_decoder(name) for name in _DECODED}
