@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=list(DIVISORS), choices=list(DIVISORS))
     parser.add_argument("--bandwidths", nargs="+", default=BANDWIDTHS, help="before they are divided by --slower")
     parser.add_argument("--slower", type=float, default=4.0, help="compute and links, so that processors matter less")
-    parser.add_argument("--steps", type=int, default=8, help="of every strategy; at least 8 show deferred updates")
+    parser.add_argument("--steps", type=int, default=8, help="of every strategy; fewer than 8 time too few steps")
     parser.add_argument("--probe", default="3min", help="how long each probe may take")
     parser.add_argument("--limit", default="24min", help="begin no cell that would end later")
     options = parser.parse_args()

@@ -67,7 +67,7 @@ class LayerTimes:
         self._device = next(iter(job.parameters.values())).device
         self._step = _Step()
         self._steps: list[tuple[_Step, _Mark]] = []
-        # Code that torch.compile makes of a hook would record another event than the one it hands out.
+        # In compiled code, the event that is recorded is not the one that the hook keeps.
         self._mark: Callable[[], _Mark] = (
             torch.compiler.disable(self._on_stream) if self._device.type == "cuda" else job.clock.now
         )

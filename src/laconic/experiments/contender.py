@@ -232,8 +232,8 @@ class Contender:
     def _iteration(self, *, last: bool) -> torch.Tensor:
         """One recorded training step; returns its loss on this rank.
 
-        In the last step of a turn no later step waits for exchanges that are still in flight, so this one does; on a
-        GPU the wall clock of the turn has that time.
+        The last step of a turn also waits for exchanges that are still in flight. On a GPU, the wall clock of the turn
+        includes that time.
         """
         counted = self._counted_bytes()
         # A step begins where the last one ended: steps then add up to the time of the turn.

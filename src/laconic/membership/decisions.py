@@ -191,7 +191,7 @@ class Decisions:
                 f"{_MOST_BARREN} consecutive views of the same ranks broke without a step; the last: {self._why}"
             )
         ahead = [ask for ask in held if ask.unit == units]
-        # If nobody alive has heard the dead, nobody has used what they said.
+        # If no survivor has completed the vote, only the survivors' own flags are known.
         flags = ahead[0].flags if ahead else f"{reduce(or_, (int(ask.own_flags, 16) for ask in held)):x}"
         return self._publish(names, joining, units, boundary=boundary, ahead=bool(ahead), leaving=leaving, flags=flags)
 

@@ -69,7 +69,7 @@ def vote(
 
 
 def to_text(flags: Sequence[bool]) -> str:
-    """In hexadecimal; of two texts for as many flags, `or` of the numbers has the flags of both."""
+    """A number in hexadecimal. The bitwise or of two such numbers has the flags of both."""
     return _words(flags).tobytes().hex() or "0"
 
 
