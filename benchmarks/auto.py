@@ -34,7 +34,7 @@ import torch.distributed as dist
 import laconic
 from benchmarks.page_head import page_head
 from benchmarks.sim_vs_lab import shrunk
-from laconic.auto.decisions import EVERY, look_steps, typical_s
+from laconic.auto.decisions import WINDOW_STEPS, look_steps, typical_s
 from laconic.cluster import Cluster, Link, parse_bandwidth
 from laconic.core.clock import WallClock
 from laconic.core.event import EventList
@@ -98,9 +98,9 @@ class Found:
 
     @property
     def auto_s(self) -> float:
-        """A typical step once the last choice was made; the last look of whole cycles before the end."""
+        """A typical step once the last choice was made: the last two looks before the end."""
         strategy = Strategy.parse(self.ends_with)
-        return typical_s(self.times_s[-max(2 * EVERY, look_steps(strategy)) :], strategy)
+        return typical_s(self.times_s[-2 * look_steps(strategy) :], strategy)
 
     @property
     def replanned_after(self) -> int | None:
@@ -156,7 +156,7 @@ def rank(run: Run) -> None:
             dist.barrier()
 
     def tell(step: int) -> None:
-        if first and step % EVERY == 0:
+        if first and step % WINDOW_STEPS == 0:
             print(f"step {step} of {run.steps}", flush=True)
         if first and run.drops and step == run.steps // 2:
             print(_DROPS, flush=True)
@@ -241,7 +241,7 @@ def page(all_found: Sequence[Found]) -> str:
             steps = found.replanned_after
             met = steps is not None and steps <= MOST_STEPS
             said = "never" if steps is None else f"after {steps} steps"
-            before_s = statistics.median(found.times_s[found.dropped_at - EVERY : found.dropped_at])
+            before_s = statistics.median(found.times_s[found.dropped_at - WINDOW_STEPS : found.dropped_at])
             lines += [
                 "",
                 f"The link dropped from {BEFORE} to {AFTER} at step {found.dropped_at}; until then a step took "

@@ -12,7 +12,7 @@ from torch import nn
 
 import laconic
 from laconic.auto.choose import as_steps_say, choose, read_question, suits
-from laconic.auto.decisions import EVERY, REST_STEPS, Lead
+from laconic.auto.decisions import FEWEST_STEPS, REST_STEPS, WINDOW_STEPS, Lead, window_steps
 from laconic.auto.planning import Decision, Findings, InChildProcess, Option
 from laconic.auto.settings import read_auto
 from laconic.cluster import Cluster, Link
@@ -53,8 +53,8 @@ def test_all_ranks_adopt_one_plan_as_if_changed_by_hand(strategy: str, keeps: bo
     texts = [str(Strategy.parse(text)) for text in (strategy, DDP)]
     assert [strategy for _, strategy in first["changes"]] == texts[: 1 if stays else 2]
     assert first["ends"] == texts[0 if stays else 1]
-    assert all(step % EVERY == 0 for step, _ in first["changes"])
-    assert first["changes"][0][0] == 4 * EVERY, "nothing, DDP's steps, layers, then the plan"
+    planned_at = 3 * WINDOW_STEPS + FEWEST_STEPS
+    assert first["changes"][0][0] == planned_at, "nothing, DDP's steps, layers, then the plan"
     after = "The last step was made" if keeps else "As measured it gains nothing clear"
     assert first["told"][0][2] == "Because."
     assert stays or first["told"][1][2].startswith(after)
@@ -81,14 +81,20 @@ class Course:
         self.lead = Lead(self.planner)
         self.strategy = Strategy()
         self.orders: list[str] = []
+        self.steps = FEWEST_STEPS
+        """Steps until the next order."""
+        self.made = 0
+        """All steps so far."""
 
     def windows(self, *windows_s: float | list[float]) -> list[str]:
         """What rank 0 orders after each window: of equal steps, or of those given."""
         before = len(self.orders)
         for window_s in windows_s:
-            times_s = window_s if isinstance(window_s, list) else [window_s] * EVERY
+            times_s = window_s if isinstance(window_s, list) else [window_s] * self.steps
             order = self.lead.next(times_s, self.strategy)
             self.orders.append(order.do)
+            self.steps = order.steps
+            self.made += len(times_s)
             if order.do == "measure":
                 self.lead.search(findings(1e9))
             if order.do == "use":
@@ -128,19 +134,38 @@ def test_what_is_predicted_to_be_faster_than_the_first_was_measured_to_be_is_tri
     assert none_gains.lead.given_up == tuple(str(Strategy.parse(text)) for text in tried)
 
 
+def test_long_steps_are_judged_by_fewer_of_them() -> None:
+    assert [window_steps(step_s) for step_s in (0.0, 0.1, 0.5, 0.7, 1.0, 6.3)] == [10, 10, 10, 7, 5, 4]
+    for step_s, first, planned_at in ((0.1, [4, 16, 10, 4], 34), (0.7, [4, 10, 7, 4], 25), (6.3, [4] * 4, 16)):
+        course = Course(chosen(TOPK, steps_ratio=1.0))
+        made: list[int] = []
+        for _ in first:
+            made.append(course.steps)
+            course.windows(step_s)
+        assert course.strategy == Strategy.parse(TOPK)
+        assert (made, course.made) == (first, planned_at), "to warm up, of DDP, of layers, and to wait for the plan"
+    # One of the first steps compiles the model: it says nothing about the length of a window.
+    compiles = Course()
+    compiles.windows([40.0, 0.1, 0.1])
+    assert compiles.steps == 2 * WINDOW_STEPS - FEWEST_STEPS
+    # An evaluation between two steps does not either.
+    compiles.windows([9.0, *[0.1] * 15])
+    assert compiles.lead.seen == (str(Strategy()), 0.1)
+
+
 def test_where_few_steps_exchange_whole_cycles_are_judged() -> None:
     """Three of four steps are short. Their median would be a gain; with the fourth they take as long as DDP's."""
-    cycle = [0.5, 0.5, 0.5, 2.5]
+    cycle = [0.05, 0.05, 0.05, 0.25]
     course = Course(chosen(LOCAL, steps_ratio=1.0))
-    course.windows(1.0, 1.0, 1.0, 1.0)
+    course.windows(0.1, 0.1, 0.1, 0.1)
     assert str(course.strategy) == str(Strategy.parse(LOCAL))
     steps = cycle * 15
-    windows = [steps[number : number + EVERY] for number in range(0, len(steps), EVERY)]
+    windows = [steps[number : number + 10] for number in range(0, len(steps), 10)]
     assert course.windows(*windows[:5]) == ["", "", "", "", "use"], "one to settle, then twice three cycles in 20 steps"
     assert course.strategy == Strategy()
     gains = Course(chosen(LOCAL, steps_ratio=1.0))
-    gains.windows(1.0, 1.0, 1.0, 1.0)
-    assert set(gains.windows(*[[time_s - 0.1 for time_s in window] for window in windows] * 5)) == {""}
+    gains.windows(0.1, 0.1, 0.1, 0.1)
+    assert set(gains.windows(*[[time_s - 0.01 for time_s in window] for window in windows] * 5)) == {""}
     assert str(gains.strategy) == str(Strategy.parse(LOCAL))
 
 
@@ -173,9 +198,11 @@ def test_steps_that_change_make_it_plan_again_and_noise_does_not() -> None:
     assert course.lead.seen == (str(Strategy.parse(TOPK)), 1.0), "DDP's steps are not known on these links"
     assert course.windows(1.0) == ["use"]
     assert course.strategy == Strategy()
-    assert EVERY * (len(found) + 1) <= 30
+    assert FEWEST_STEPS * (len(found) + 1) <= 30
     assert course.windows(0.9, 0.9) == ["", ""]
-    assert set(course.windows(*[1.3] * (REST_STEPS // EVERY - 1))) == {""}, "not again at once"
+    decided_at = course.made
+    while course.made + course.steps < decided_at + REST_STEPS:
+        assert course.windows(1.3) == [""], "not again at once"
     assert course.windows(9.0, 9.0) == ["watch", "measure"], "unless it is clear"
 
 

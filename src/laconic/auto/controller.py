@@ -1,8 +1,8 @@
 """The steps of `auto`, the same on all ranks.
 
-Every EVERY steps all ranks meet: rank 0 says what to do next (decisions.py), the others follow.
+After every few steps all ranks meet: rank 0 says what to do next (decisions.py), the others follow.
 
-    watch      time the layers for EVERY steps
+    watch      time the layers until the next meeting
     measure    stop timing; gather the compute times of all ranks, probe the links; rank 0 starts a search
     use        change to a strategy, with the reason
 
@@ -19,8 +19,9 @@ from dataclasses import replace
 
 import torch
 
-from laconic.auto.decisions import EVERY, Lead, Order
+from laconic.auto.decisions import FEWEST_STEPS, Lead, Order
 from laconic.auto.layer_times import LayerTimes, Passes, workload_of
+from laconic.auto.marks import Mark, Marks
 from laconic.auto.planning import Findings, Planner, device_name
 from laconic.cluster import Cluster
 from laconic.cluster.probe import cluster_of, probe
@@ -53,9 +54,11 @@ class Controller:
         self._total_steps = total_steps
         self._lead = Lead(planner)
         self._watch: LayerTimes | None = None
-        self._steps = 0
-        self._times_s: list[float] = []
-        self._ended_s: float | None = None
+        self._marks: Marks | None = None
+        self._ended: list[Mark] = []
+        """Ends of the last meeting and of the steps since."""
+        self._left = FEWEST_STEPS
+        """Steps until the next meeting."""
 
     def begin(self) -> None:
         """Begin with the next step."""
@@ -67,51 +70,41 @@ class Controller:
         if self._total_steps is not None and job.step >= self._total_steps:
             self._end(job)
             return
-        now_s = job.clock.now()
-        if self._ended_s is not None:
-            self._times_s.append(now_s - self._ended_s)
-        self._ended_s = now_s
+        if self._marks is None:
+            self._marks = Marks(job)
+        self._ended.append(self._marks.now())
         if self._watch is not None:
             self._watch.step_made()
-        self._steps += 1
-        if self._steps % EVERY == 0:
-            self._meet(job)
+        self._left -= 1
+        if not self._left:
+            self._meet(job, self._marks.times_s(self._ended))
             # The time of a meeting does not count as a step.
-            self._times_s, self._ended_s = [], job.clock.now()
+            self._ended = [self._marks.now()]
 
-    def _meet(self, job: Job) -> None:
+    def _meet(self, job: Job, times_s: list[float]) -> None:
         order = Order()
         if job.transport.rank == 0:
-            order = self._lead.next(self._window_s(job), self._session.strategy)
+            order = self._lead.next(times_s, self._session.strategy)
         order = _told(job, order)
+        self._left = order.steps
         if order.do == "watch":
             self._unwatch()
             self._watch = LayerTimes(job)
         elif order.do == "unwatch":
             self._unwatch()
         elif order.do == "measure":
-            self._measure(job)
+            self._measure(job, statistics.median(times_s))
         elif order.do == "use":
             self._use(job, order)
 
-    def _window_s(self, job: Job) -> list[float]:
-        """The time of each step since the last meeting; on a GPU, whose host runs ahead, the mean for each step."""
-        device = next(iter(job.parameters.values())).device
-        if device.type == "cuda":
-            assert self._ended_s is not None
-            torch.cuda.synchronize(device)
-            whole_s = sum(self._times_s) + job.clock.now() - self._ended_s
-            return [whole_s / len(self._times_s)] * len(self._times_s)
-        return self._times_s
-
-    def _measure(self, job: Job) -> None:
+    def _measure(self, job: Job, step_s: float) -> None:
         """Measure compute times and links; all ranks take part, and rank 0 turns the results into a question."""
         assert self._watch is not None
         self._session.wait()  # a round in flight would share the links, and the order of operations, with the probe
         self._watch.detach()
         passes, self._watch = self._watch.passes(), None
         compute_s = gather_numbers(job, 0.0 if passes is None else passes.compute_s, "how fast ranks compute")
-        step_s = gather_numbers(job, statistics.median(self._times_s), "how long steps take")[0]
+        step_s = gather_numbers(job, step_s, "how long steps take")[0]
         free_bytes = min(gather_numbers(job, _free_bytes(job), "how much memory is free"))
         if passes is None or min(compute_s) <= 0:
             self._lead.gave_up("its layers could not be timed: a step is more than one forward and backward pass")
@@ -174,16 +167,15 @@ class Controller:
 def _told(job: Job, order: Order) -> Order:
     """Rank 0's order, on every rank."""
     text = json.dumps([order.do, order.strategy, order.reason]).encode() if order.do else b""
-    length = _broadcast(job, torch.tensor([len(text)], dtype=torch.int64))
-    size = int(length.item())
+    size, steps = _broadcast(job, torch.tensor([len(text), order.steps], dtype=torch.int64)).tolist()
     if not size:
-        return Order()
+        return Order(steps=steps)
     mine = (
         torch.frombuffer(bytearray(text), dtype=torch.uint8)
         if job.transport.rank == 0
         else torch.zeros(size, dtype=torch.uint8)
     )
-    return Order(*json.loads(bytes(_broadcast(job, mine).tolist())))
+    return Order(*json.loads(bytes(_broadcast(job, mine).tolist())), steps=steps)
 
 
 def _broadcast(job: Job, values: torch.Tensor) -> torch.Tensor:

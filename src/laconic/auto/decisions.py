@@ -1,12 +1,12 @@
 """The decisions of rank 0: when to watch, when to plan, which strategy to use, and when to leave it again.
 
 The first steps only warm up. Then DDP's steps are timed, then the layers, and a search starts. Its best strategy is
-tried, after EVERY steps that do not count; if another one is predicted to be faster, by GAIN, than the tried one was
+tried, after a window that does not count; if another one is predicted to be faster, by GAIN, than the tried one was
 measured to be, that one is tried too. The fastest as measured is used, or left if it is not faster than DDP by GAIN. If
 steps later become longer or shorter by DRIFT, everything begins again with timing the layers, which are watched from
 the first sign of drift.
 
-Steps are judged by the median of EVERY steps. Where replicas exchange something only after some steps, most steps are
+Steps are judged by the median of a window. Where replicas exchange something only after some steps, most steps are
 short and a few are long, so there the mean over whole cycles counts.
 """
 
@@ -15,24 +15,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from laconic.auto.planning import Decision, Findings, Option, Planner, Search
 from laconic.runtime.change import owes_gradients
 from laconic.strategy import Strategy
 from laconic.units import human_seconds
 
-EVERY = 10
-"""Steps between two meetings of all ranks."""
+WINDOW_STEPS = 10
+"""Steps of a window, where they take less than WINDOW_S together."""
+FEWEST_STEPS, WINDOW_S = 4, 5.0
+"""Where steps take longer, a window has as many as fit into this time, but no fewer than these."""
 GAIN = 0.02
 DRIFT = 0.25
-DRIFTED_STEPS = 20
-"""The number of consecutive steps in which drift must be seen: a few may be chance."""
+DRIFTED = 2
+"""Consecutive looks in which drift must be seen: one may be chance."""
 REST_STEPS = 50
 """Steps after a decision in which nothing is decided again unless steps take CLEAR longer or shorter."""
 CLEAR = 0.5
 TRIED = 2
-"""Looks after which a strategy is judged; one where a look is a cycle of rounds that is as long as two others."""
+"""Looks after which a strategy is judged."""
 
 
 @dataclass
@@ -42,19 +44,24 @@ class Order:
     do: str = ""
     strategy: str = ""
     reason: str = ""
+    steps: int = WINDOW_STEPS
+    """Steps until they meet again."""
 
 
-def look_steps(strategy: Strategy) -> int:
-    """Steps that are judged together: EVERY, or, where steps differ within a cycle, whole cycles of at least EVERY."""
+def window_steps(step_s: float) -> int:
+    """Steps of a window, where one takes this long."""
+    return max(FEWEST_STEPS, min(WINDOW_STEPS, int(WINDOW_S / max(step_s, WINDOW_S / WINDOW_STEPS))))
+
+
+def look_steps(strategy: Strategy, window: int = WINDOW_STEPS) -> int:
+    """Steps that are judged together: a window, or, where steps differ within a cycle, whole cycles of that length."""
     cycle = strategy.synchronization.cycle
-    return cycle * math.ceil(EVERY / cycle) if cycle > 1 else EVERY
+    return cycle * math.ceil(window / cycle) if cycle > 1 else window
 
 
 def typical_s(times_s: Sequence[float], strategy: Strategy) -> float:
     """The typical time of these steps under this strategy."""
-    if strategy.synchronization.cycle == 1:
-        return statistics.median(times_s)
-    return statistics.fmean(times_s[-look_steps(strategy) :])
+    return statistics.median(times_s) if strategy.synchronization.cycle == 1 else statistics.fmean(times_s)
 
 
 class Lead:
@@ -65,6 +72,10 @@ class Lead:
         self._next: Callable[[float, Strategy], Order] = self._warm
         self._times_s: list[float] = []
         """Times of the steps since the last look."""
+        self._window = FEWEST_STEPS
+        """Steps between two meetings at present."""
+        self._looks = 1
+        """How many looks the last one counts for: two where a cycle is as long as two windows."""
         self._ddp_s = 0.0
         self._usual_s = 0.0
         """The time of a step when the last decision was made, or when the steps were found to have changed."""
@@ -76,7 +87,7 @@ class Lead:
         self._problem = ""
         self._rested = 0
         self._drifted = 0
-        """Consecutive steps that took longer or shorter than usual."""
+        """Consecutive looks at which steps took longer or shorter than usual."""
         self._suspects = False
         """Whether layers are watched because the last steps have drifted."""
         self._tried_s: list[float] = []
@@ -93,10 +104,17 @@ class Lead:
         self._times_s += times_s
         self._rested += len(times_s)
         judges = self._next not in (self._warm, self._watched, self._searching, self._settling)
-        if judges and len(self._times_s) < look_steps(strategy):
-            return Order()
-        step_s, self._times_s = typical_s(self._times_s, strategy), []
-        return self._next(step_s, strategy)
+        look = look_steps(strategy, self._window)
+        if judges and len(self._times_s) < look:
+            return Order(steps=self._window)
+        step_s, self._times_s = typical_s(self._times_s[-look:], strategy), []
+        self._looks, warms = min(2, look // self._window), self._next == self._warm
+        order = self._next(step_s, strategy)
+        self._window = window_steps(step_s)
+        if warms:
+            # As many steps as a window are to warm up, of which the last of the next window are not.
+            return replace(order, steps=2 * self._window - FEWEST_STEPS)
+        return replace(order, steps=FEWEST_STEPS if self._next == self._searching else self._window)
 
     def stop(self) -> None:
         """Nothing more will be asked."""
@@ -152,11 +170,11 @@ class Lead:
             return self._stay(strategy, f"Nothing was planned: {self._problem}.")
         found = self._search.decision()
         if strategy == Strategy():
-            self._drifted = self._drifted + EVERY if _differ(step_s, self._ddp_s) else 0
+            self._drifted = self._drifted + 1 if _differ(step_s, self._ddp_s) else 0
         if found is None:
             return Order()
         self.stop()
-        if self._drifted >= DRIFTED_STEPS:
+        if self._drifted >= DRIFTED:
             return self._anew(step_s, strategy)  # links are no longer what they were when they were probed
         if isinstance(found, str):
             return self._stay(strategy, f"Nothing was planned: {found}.")
@@ -187,7 +205,7 @@ class Lead:
 
     def _trying(self, step_s: float, strategy: Strategy) -> Order:
         self._tried_s.append(step_s)
-        if len(self._tried_s) * look_steps(strategy) < TRIED * EVERY:
+        if len(self._tried_s) * self._looks < TRIED:
             return Order()
         self._tried.append(self._option._replace(strategy=str(strategy), step_s=min(self._tried_s)))
         best = min(self._tried, key=lambda one: one.cost_s)
@@ -235,10 +253,10 @@ class Lead:
 
     def _steady(self, step_s: float, strategy: Strategy) -> Order:
         differs = _differ(step_s, self._usual_s)
-        self._drifted = self._drifted + look_steps(strategy) if differs else 0
+        self._drifted = self._drifted + self._looks if differs else 0
         if self._rested < REST_STEPS and not _differ(step_s, self._usual_s, CLEAR):
             return Order()
-        if self._drifted >= DRIFTED_STEPS:
+        if self._drifted >= DRIFTED:
             watched, self._suspects = self._suspects, False
             order = self._anew(step_s, strategy)
             return self._watched(step_s, strategy) if watched else order

@@ -12,19 +12,18 @@ step to the last gradient of the next is known, and the forward pass is taken to
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from laconic.auto.marks import Mark, Marks, between_s
 from laconic.runtime.hooks.module_hook import ModuleHook, before_forward, outside_compiled
 from laconic.runtime.job import Job
 from laconic.workload import DTYPES, Layer, TensorShape, Workload
 
-_Mark = Any
-"""A time of the host's clock, or an event on a GPU's stream."""
 _LEAST_S = 1e-9
 _FORWARD_SHARE = 1 / 3
 """Of both passes, where only their sum was timed: a backward pass has twice the multiplications of a forward pass."""
@@ -36,11 +35,11 @@ _FEWEST = 3
 class _Step:
     """The marks of one step."""
 
-    began: _Mark = None
-    forward: _Mark = None
-    backward: _Mark = None
-    ready: dict[str, _Mark] = field(default_factory=dict)
-    optimizer: _Mark = None
+    began: Mark = None
+    forward: Mark = None
+    backward: Mark = None
+    ready: dict[str, Mark] = field(default_factory=dict)
+    optimizer: Mark = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +63,9 @@ class LayerTimes:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._device = next(iter(job.parameters.values())).device
+        self._marks = Marks(job)
         self._step = _Step()
-        self._steps: list[tuple[_Step, _Mark]] = []
-        # In compiled code, the event that is recorded is not the one that the hook keeps.
-        self._mark: Callable[[], _Mark] = (
-            torch.compiler.disable(self._on_stream) if self._device.type == "cuda" else job.clock.now
-        )
+        self._steps: list[tuple[_Step, Mark]] = []
         after = outside_compiled(job.model, ModuleHook(self._forward_ended))
         self._handles: list[Any] = [
             before_forward(job.model, self._forward_begins, first=True),
@@ -81,7 +76,7 @@ class LayerTimes:
 
     def step_made(self) -> None:
         """A step has ended."""
-        now = self._mark()
+        now = self._marks.now()
         self._steps.append((self._step, now))
         self._step = _Step(began=now)
 
@@ -92,8 +87,7 @@ class LayerTimes:
 
     def passes(self) -> Passes | None:
         """The times; None if too few steps ran as one forward and one backward pass of the model."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        self._marks.wait()
         made = [(step, ended) for step, ended in self._steps if None not in (step.began, step.optimizer) and step.ready]
         whole = [(step, ended) for step, ended in made if None not in (step.forward, step.backward)]
         if len(whole) >= _FEWEST:
@@ -101,53 +95,48 @@ class LayerTimes:
         compiled = [(step, ended) for step, ended in made if step.forward is None]
         return self._guessed(compiled) if len(compiled) >= _FEWEST else None
 
-    def _seen(self, steps: list[tuple[_Step, _Mark]]) -> Passes | None:
+    def _seen(self, steps: list[tuple[_Step, Mark]]) -> Passes | None:
         """Where hooks saw the forward pass."""
         ready = self._ready([(step.backward, step) for step, _ in steps])
         if not ready:
             return None
         return Passes(
             between_s=statistics.median(
-                _between(step.began, step.forward) + _between(step.optimizer, ended) for step, ended in steps
+                between_s(step.began, step.forward) + between_s(step.optimizer, ended) for step, ended in steps
             ),
-            forward_s=statistics.median(_between(step.forward, step.backward) for step, _ in steps),
+            forward_s=statistics.median(between_s(step.forward, step.backward) for step, _ in steps),
             ready_s=ready,
         )
 
-    def _guessed(self, steps: list[tuple[_Step, _Mark]]) -> Passes | None:
+    def _guessed(self, steps: list[tuple[_Step, Mark]]) -> Passes | None:
         """Where hooks saw gradients only."""
         ready = self._ready([(step.began, step) for step, _ in steps])
         if not ready:
             return None
         forward_s = _FORWARD_SHARE * max(ready.values())
         return Passes(
-            between_s=statistics.median(_between(step.optimizer, ended) for step, ended in steps),
+            between_s=statistics.median(between_s(step.optimizer, ended) for step, ended in steps),
             forward_s=forward_s,
             ready_s={name: max(0.0, ready_s - forward_s) for name, ready_s in ready.items()},
         )
 
-    def _ready(self, steps: list[tuple[_Mark, _Step]]) -> dict[str, float]:
+    def _ready(self, steps: list[tuple[Mark, _Step]]) -> dict[str, float]:
         """The median time from the mark of each step to the gradient of each parameter, in order of arrival."""
         times_s = {
-            name: statistics.median(_between(begin, step.ready[name]) for begin, step in steps)
+            name: statistics.median(between_s(begin, step.ready[name]) for begin, step in steps)
             for name in self._job.parameters
             if all(name in step.ready for _, step in steps)
         }
         return dict(sorted(times_s.items(), key=lambda entry: entry[1]))
 
-    def _on_stream(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
     def _forward_begins(self, module: nn.Module) -> None:
         if self._may_time(module):
             # The last forward pass before the step counts; earlier ones only accumulate gradients.
-            self._step.forward, self._step.backward, self._step.ready = self._mark(), None, {}
+            self._step.forward, self._step.backward, self._step.ready = self._marks.now(), None, {}
 
     def _forward_ended(self, module: nn.Module) -> None:
         if self._may_time(module):
-            self._step.backward = self._mark()
+            self._step.backward = self._marks.now()
 
     def _may_time(self, module: nn.Module) -> bool:
         """Whether this is a forward pass for training, outside compiled code."""
@@ -155,17 +144,13 @@ class LayerTimes:
 
     def _gradient_hook(self, name: str) -> Any:
         def ready(_: torch.Tensor) -> None:
-            self._step.ready[name] = self._mark()
+            self._step.ready[name] = self._marks.now()
 
         return ready
 
     def _optimizer_begins(self) -> None:
         if self._step.optimizer is None:
-            self._step.optimizer = self._mark()
-
-
-def _between(begin: _Mark, end: _Mark) -> float:
-    return max(0.0, begin.elapsed_time(end) / 1e3 if isinstance(begin, torch.cuda.Event) else end - begin)
+            self._step.optimizer = self._marks.now()
 
 
 def workload_of(passes: Passes, parameters: Mapping[str, nn.Parameter]) -> Workload:
