@@ -82,6 +82,18 @@ def test_what_was_measured_here_counts_as_it_is_and_never_as_a_gain() -> None:
     assert cost("powersgd").gap_low == pytest.approx(max(0, low))
 
 
+def test_laws_of_long_trainings_say_nothing_about_short_ones() -> None:
+    streaming = "streaming_diloco / all_reduce / int4 + error_feedback"
+    assert cost(streaming, scale(124e6, steps=4096)).known == "published"
+    short = [cost(streaming, scale(124e6, steps=steps)) for steps in (100, 384, 600, 4095)]
+    assert {found.known for found in short} == {"measured"}
+    along = math.log(600 / 384) / math.log(4096 / 384)
+    gaps = [0.105, 0.105, 0.105 + along * (0.065 - 0.105), 0.065]
+    assert [found.gap for found in short] == pytest.approx(gaps, abs=1e-5)
+    assert cost("diloco", scale(124e6, steps=8191)).known == "measured"
+    assert cost("diloco(period=64)", scale(124e6, steps=600)) is None, "not measured with this period"
+
+
 def test_a_warm_up_counts_by_its_share_of_the_training() -> None:
     text = "bsp / all_reduce / powersgd + error_feedback + warmup(steps={})"
     assert cost(text.format(2500)).gap == 0.009

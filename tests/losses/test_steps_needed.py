@@ -66,7 +66,7 @@ def test_long_runs_are_what_their_page_says_and_all_of_it() -> None:
 
 def test_other_runs_are_what_their_page_says() -> None:
     page = " ".join((DOCS / "time_to_loss.md").read_text(encoding="utf-8").split())
-    gpt2, short, long = OTHER_RUNS
+    gpt2, short, long, *families = OTHER_RUNS
     assert f"GPT-2 ({gpt2.num_parameters // 10**6} M parameters)" in page
     gap = re.escape(f"{gpt2.loss_gap:+.2%}")
     assert re.search(rf"1gbit {gpt2.printed} 0.0006 [0-9.]+ {gap} ", page)
@@ -76,6 +76,9 @@ def test_other_runs_are_what_their_page_says() -> None:
     assert "uncompressed 1.9851 and 1.8806; `onebit-adam` 2.0001 and 1.9124 (+0.8% and +1.7%)" in page
     assert long.loss_gap == pytest.approx((first + second) / 2, abs=1e-4)
     assert long.deviation == pytest.approx(abs(first - second) / math.sqrt(2), abs=2e-4)
+    assert len(families) == 4
+    for run in families:
+        assert re.search(rf"{re.escape(run.text)} [0-9.]+ [0-9.]+ {re.escape(f'{run.loss_gap:+.1%}')} ", page), run.text
 
 
 def test_compressions_are_what_the_page_says_beyond_the_defaults() -> None:

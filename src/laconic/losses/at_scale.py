@@ -3,10 +3,12 @@
     steps needed = (1 + gap)^(1/p)
 
 gap   the share by which the loss ends above that of bsp at equal steps:
-      - published laws for DiLoCo and its streaming form, for models they were fitted to (losses/published.py);
-      - else the gap measured here with the model nearest in size. Only for DiLoCo is it known how such gaps change with
-        size: they shrink. So the figure is the measured gap, and the range reaches down to a gap that shrinks as
-        DiLoCo's does.
+      - published laws for DiLoCo and its streaming form, for models they were fitted to (losses/published.py). The
+        laws are about trainings with 20 tokens per parameter, which are long; a training of fewer steps than the
+        longest measured here is taken to be a short one, for which they do not hold;
+      - else the gap measured here with the model nearest in size, after as many steps: between two measured lengths
+        along the logarithm of steps. Only for DiLoCo is it known how such gaps change with size: they shrink. So the
+        figure is the measured gap, and the range reaches down to a gap that shrinks as DiLoCo's does.
       A negative gap counts as zero: no method here is known to learn more from a step than bsp does.
 p     how fast the loss falls with steps: 0.08 for the tiny GPT in its longest run, 0.042 for a model of 1e9 parameters
       (published), between them along the logarithm of size. In a longer run it is lower: the published run says by how
@@ -19,9 +21,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
+
+import numpy as np
 
 from laconic.losses.measured import BASELINE, COMPRESSION_STEPS, TINY, Measured
 from laconic.losses.published import (
@@ -126,13 +131,15 @@ def _cost(known: Known, gap: float, low: float, high: float, scale: Scale, *, be
 
 
 def _published(strategy: Strategy, scale: Scale) -> LossCost | None:
-    """The cost by the published laws, for their model sizes, outer settings and periods up to 100."""
+    """The cost by the published laws, for their model sizes, outer settings, periods up to 100 and long trainings."""
     rule = strategy.synchronization
     period = rule.interval
     if scale.num_parameters < SMALLEST or period > C4_PERIODS[-1]:
         return None
     usual = replace(strategy, synchronization=type(rule)()) if set(rule.changed_settings()) <= {"period"} else strategy
     if str(usual).rpartition(" / ")[0] not in _LIKE_PUBLISHED:
+        return None
+    if scale.steps < max(run.steps for run in measured_runs(usual)):
         return None
     gap = diloco_gap(scale.num_parameters, scale.workers) + period_gap(period)
     error = rounding_gap(scale.num_parameters)
@@ -166,9 +173,9 @@ def _with_warmup_as_measured(strategy: Strategy, scale: Scale) -> Strategy:
 
 
 def _from_runs(runs: tuple[Measured, ...], scale: Scale, *, among_hosts: bool) -> LossCost:
-    """The cost from the longest run of the model nearest in size; the range covers all runs."""
+    """The cost from the runs of the model nearest in size; the range covers all runs."""
     size = min({run.num_parameters for run in runs}, key=lambda one: abs(math.log(one / scale.num_parameters)))
-    run = max((run for run in runs if run.num_parameters == size), key=lambda run: run.steps)
+    gap = _gap_after(scale.steps, [run for run in runs if run.num_parameters == size])
     lows = [_shrunk(one, scale) - one.deviation for one in runs]
     highs = [one.loss_gap + one.deviation for one in runs if one.num_parameters == size]
     told = [
@@ -178,7 +185,14 @@ def _from_runs(runs: tuple[Measured, ...], scale: Scale, *, among_hosts: bool) -
     because = f"measured here with {_MEASURED_WORKERS} workers: {', '.join(told)}"
     if among_hosts:
         because += "; between hosts it is the same with so many workers as there are hosts"
-    return _cost("measured", run.loss_gap, min(lows), max(highs), scale, because=because)
+    return _cost("measured", gap, min(lows), max(highs), scale, because=because)
+
+
+def _gap_after(steps: int, runs: Sequence[Measured]) -> float:
+    """The gap after so many steps: between two measured lengths along the logarithm, else that of the nearest."""
+    found = sorted((run.steps, run.loss_gap) for run in runs)
+    lengths, gaps = [math.log(length) for length, _ in found], [gap for _, gap in found]
+    return float(np.interp(math.log(steps), lengths, gaps))
 
 
 def _shrunk(run: Measured, scale: Scale) -> float:

@@ -112,9 +112,19 @@ OTHER_RUNS: tuple[Measured, ...] = (
     Measured(
         "onebit_adam / all_reduce / onebit + error_feedback", 1000, 0.0122, printed="onebit-adam", deviation=0.0066
     ),
+    *(
+        Measured(text, 1500, gap, deviation=0.0146, num_parameters=SMALL)
+        for text, gap in {
+            "bsp / all_reduce / int4 + error_feedback": 0.035,
+            "onebit_adam(first=int4) / all_reduce / onebit + error_feedback": 0.059,
+            "local_sgd(period=8) / all_reduce / int4 + error_feedback": 0.132,
+            "streaming_diloco(period=16) / all_reduce / int4 + error_feedback": 0.170,
+        }.items()
+    ),
 )
 """Also from docs/results/time_to_loss.md, for questions about models of a given size: GPT-2 on a GPU, one seed, with
-the deviation of the small GPT; onebit-adam after 300 steps and, with two seeds, after 1000."""
+the deviation of the small GPT; onebit-adam after 300 steps and, with two seeds, after 1000; other families with the
+small GPT, one seed."""
 
 COMPRESSIONS: tuple[Measured, ...] = tuple(
     Measured(text, COMPRESSION_STEPS, gap)

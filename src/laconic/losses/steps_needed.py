@@ -89,7 +89,7 @@ def measured_runs(strategy: Strategy) -> tuple[Measured, ...]:
     """All runs of the whole strategy, of models of any size."""
     when, where, what = str(strategy.synchronization), _where(strategy), str(strategy.compression)
     whole = _of((*CELLS, *OTHER_RUNS), f"{when} / {where} / {what}")
-    return whole or (_compression(strategy.compression) if (when, where) == ("bsp", "all_reduce") else ())
+    return (*whole, *(_compression(strategy.compression) if (when, where) == ("bsp", "all_reduce") else ()))
 
 
 def _where(strategy: Strategy) -> str:
