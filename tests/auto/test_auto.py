@@ -206,6 +206,14 @@ def test_steps_that_change_make_it_plan_again_and_noise_does_not() -> None:
     assert course.windows(9.0, 9.0) == ["watch", "measure"], "unless it is clear"
 
 
+def test_where_watching_makes_steps_longer_it_begins_when_they_have_changed() -> None:
+    course = Course(chosen(TOPK, steps_ratio=1.0), chosen(DDP, steps_ratio=1.0))
+    course.lead.watches_freely = False
+    course.windows(1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, *[0.5] * 20)
+    assert course.windows(2.0, 0.5, 0.5) == ["", "", ""], "one odd window is chance"
+    assert course.windows(2.0, 2.0, 2.0, 2.0) == ["", "watch", "measure", "use"]
+
+
 def test_links_that_change_while_a_plan_is_made_or_tried_make_it_plan_again() -> None:
     searching = Course(None, chosen(TOPK, steps_ratio=1.0))
     assert searching.windows(1.0, 1.0, 1.0, 5.0, 5.0) == ["", "watch", "measure", "", "watch"]

@@ -14,6 +14,7 @@ import laconic
 from laconic.core.in_process import InProcessTransport
 from laconic.errors import CommunicationError
 from laconic.runtime.hooks.lazy_gradient import LazyGradient
+from laconic.runtime.job import Job
 from laconic.scheduling import SCHEDULES
 from tests.runtime.replicas import (
     Loss,
@@ -398,3 +399,43 @@ def test_detaching_leaves_no_hook_and_no_lazy_gradient() -> None:
         awkward_loss(copied, 0, 0).backward()
 
     laconic.InProcessCluster(2, timeout_s=10).run(one_rank)
+
+
+@pytest.mark.parametrize("schedule", ["wfbp", "fusion(bytes=64, first_bytes=16)"])
+def test_exchanges_may_be_held_until_a_backward_pass_has_ended(schedule: str) -> None:
+    """In every second step; in every bit the parameters are those of steps in which nothing is held."""
+    first = mlp()
+
+    def one_rank(transport: InProcessTransport) -> tuple[list[bool], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        begun: list[bool] = []
+        found: list[dict[str, torch.Tensor]] = []
+        for holds in (True, False):
+            model = copy.deepcopy(first)
+            optimizer = sgd(model)
+            strategy = f"bsp / all_reduce / none / {schedule}"
+            with laconic.attach(model, optimizer, strategy, transport=transport) as session:
+                jobs: list[Job] = []
+                submitted: list[int] = []
+
+                def step_made(job: Job, *, holds: bool = holds, jobs: list[Job] = jobs) -> None:
+                    job.after_backward = holds and job.step % 2 == 0
+                    jobs[:] = [job]
+
+                def last_gradient(_: torch.Tensor, jobs: list[Job] = jobs, submitted: list[int] = submitted) -> None:
+                    submitted.extend(job.engine.num_submitted for job in jobs)
+
+                session.call_after_step(step_made)
+                next(model.parameters()).register_hook(last_gradient)
+                for step in range(6):
+                    before = jobs[0].engine.num_submitted if jobs else 0
+                    mlp_loss(model, step, transport.rank).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    if holds and step > 0:
+                        begun.append(submitted[-1] > before)
+            found.append(snapshot(model))
+        return begun, found[0], found[1]
+
+    for begun, held, usual in laconic.InProcessCluster(2, timeout_s=20).run(one_rank):
+        assert begun == [True, False, True, False, True], "during the backward pass"
+        assert_equal(held, usual)

@@ -72,6 +72,7 @@ class Controller:
             return
         if self._marks is None:
             self._marks = Marks(job)
+            self._lead.watches_freely = not self._marks.on_device
         self._ended.append(self._marks.now())
         if self._watch is not None:
             self._watch.step_made()

@@ -3,8 +3,8 @@
 The first steps only warm up. Then DDP's steps are timed, then the layers, and a search starts. Its best strategy is
 tried, after a window that does not count; if another one is predicted to be faster, by GAIN, than the tried one was
 measured to be, that one is tried too. The fastest as measured is used, or left if it is not faster than DDP by GAIN. If
-steps later become longer or shorter by DRIFT, everything begins again with timing the layers, which are watched from
-the first sign of drift.
+steps later become longer or shorter by DRIFT, everything begins again with timing the layers. Where that does not make
+steps longer, they are watched from the first sign of drift.
 
 Steps are judged by the median of a window. Where replicas exchange something only after some steps, most steps are
 short and a few are long, so there the mean over whole cycles counts.
@@ -69,6 +69,8 @@ class Lead:
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
+        self.watches_freely = True
+        """Whether steps take no longer while layers are watched."""
         self._next: Callable[[float, Strategy], Order] = self._warm
         self._times_s: list[float] = []
         """Times of the steps since the last look."""
@@ -260,7 +262,7 @@ class Lead:
             watched, self._suspects = self._suspects, False
             order = self._anew(step_s, strategy)
             return self._watched(step_s, strategy) if watched else order
-        if differs == self._suspects:
+        if differs == self._suspects or not self.watches_freely:
             return Order()
         self._suspects = differs
         return Order("watch" if differs else "unwatch")

@@ -4,7 +4,9 @@
     between  from the end of a step to the last forward pass of the next (data, gradient accumulation), and the
              optimizer's own time
 
-On a GPU the times are those of the device, by events on its stream. Hooks do not see a forward pass inside code that
+On a GPU the times are those of the device, by events on its stream. Meanwhile gradients are exchanged only after the
+backward pass: with compiled models, events were seen to wait for exchanges that had begun before them. Hooks do not see
+a forward pass inside code that
 torch.compile made of the whole model, nor one that does not begin by calling the model. Then only the time from one
 step to the last gradient of the next is known, and the forward pass is taken to be a third of it.
 """
@@ -64,6 +66,7 @@ class LayerTimes:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._marks = Marks(job)
+        job.after_backward = self._marks.on_device
         self._step = _Step()
         self._steps: list[tuple[_Step, Mark]] = []
         after = outside_compiled(job.model, ModuleHook(self._forward_ended))
@@ -82,6 +85,7 @@ class LayerTimes:
 
     def detach(self) -> None:
         """Remove all hooks; calling it again does nothing."""
+        self._job.after_backward = False
         while self._handles:
             self._handles.pop().remove()
 

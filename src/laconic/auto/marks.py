@@ -19,10 +19,10 @@ class Marks:
 
     def __init__(self, job: Job) -> None:
         self._device = next(iter(job.parameters.values())).device
+        self.on_device = self._device.type == "cuda"
+        """Whether marks are events on a stream."""
         # In compiled code, the event that is recorded would not be the one that the caller keeps.
-        self.now: Callable[[], Mark] = (
-            torch.compiler.disable(self._on_stream) if self._device.type == "cuda" else job.clock.now
-        )
+        self.now: Callable[[], Mark] = torch.compiler.disable(self._on_stream) if self.on_device else job.clock.now
 
     def times_s(self, marks: Sequence[Mark]) -> list[float]:
         """The times between marks that follow each other."""
@@ -31,7 +31,7 @@ class Marks:
 
     def wait(self) -> None:
         """Until the device has passed all marks."""
-        if self._device.type == "cuda":
+        if self.on_device:
             torch.cuda.synchronize(self._device)
 
     def _on_stream(self) -> torch.cuda.Event:

@@ -120,6 +120,9 @@ class Job:
     """Set while ranks are inside session.join()."""
     recovery: Recovery | None = None
     """Handles changes of the set of ranks; None: the set is fixed."""
+    after_backward: bool = False
+    """Whether gradients are exchanged only after the backward pass, whatever the schedule says; the same on all ranks,
+    and never changed during a pass."""
     chosen_by: str = ""
     """The chooser of the strategy during training, as text; empty: the user's strategy is fixed."""
     after_step: list[Callable[[Job], None]] = field(default_factory=list)

@@ -58,7 +58,7 @@ class Sending:
     def launch(self, used: Mapping[str, bool], *, ended: bool) -> None:
         """Submit the complete buckets; in them, the gradients of parameters that were used become views."""
         plan = self._current().plan
-        if plan.launch == "after_backward" and not ended:
+        if (plan.launch == "after_backward" or self._job.after_backward) and not ended:
             return
         while self._next < len(plan.buckets) and self._missing[self._next] == 0:
             owners = [tensor.owner for tensor in plan.buckets[self._next].tensors]
