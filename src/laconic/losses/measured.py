@@ -108,6 +108,7 @@ OTHER_RUNS: tuple[Measured, ...] = (
         deviation=0.0146,
         num_parameters=GPT2,
     ),
+    Measured("bsp / all_reduce / qsgd", 600, 0.046, deviation=0.0146, num_parameters=GPT2),
     Measured("onebit_adam / all_reduce / onebit + error_feedback", 300, 0.002),
     Measured(
         "onebit_adam / all_reduce / onebit + error_feedback", 1000, 0.0122, printed="onebit-adam", deviation=0.0066
@@ -122,8 +123,8 @@ OTHER_RUNS: tuple[Measured, ...] = (
         }.items()
     ),
 )
-"""Also from docs/results/time_to_loss.md, for questions about models of a given size: GPT-2 on a GPU, one seed, with
-the deviation of the small GPT; onebit-adam after 300 steps and, with two seeds, after 1000; other families with the
+"""Also from docs/results/time_to_loss.md, for questions about models of a given size: GPT-2 on a GPU, one seed each,
+with the deviation of the small GPT; onebit-adam after 300 steps and, with two seeds, after 1000; other families with the
 small GPT, one seed."""
 
 COMPRESSIONS: tuple[Measured, ...] = tuple(
