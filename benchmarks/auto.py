@@ -47,7 +47,8 @@ from laconic.strategy import Strategy
 from laconic.workload import Workload
 
 HOSTS = 4
-LINKS = ("50mbit", "500mbit", "unlimited", "drop")
+DROP = "drop"
+LINKS = ("50mbit", "500mbit", "unlimited", DROP)
 FIXED = (
     "bsp / all_reduce / none / fusion",
     "bsp / all_reduce / bf16 / fusion",
@@ -64,7 +65,7 @@ COMPUTE_S, DIVISOR = 0.1, 264
 WARM = 10
 """Steps of each run that are not judged."""
 MOST_SLOWER, MOST_STEPS = 0.02, 50
-_DROPS = "drop now"
+DROPS = "drop now"
 _TIMEOUT_S = 900.0
 
 
@@ -159,7 +160,7 @@ def rank(run: Run) -> None:
         if first and step % WINDOW_STEPS == 0:
             print(f"step {step} of {run.steps}", flush=True)
         if first and run.drops and step == run.steps // 2:
-            print(_DROPS, flush=True)
+            print(DROPS, flush=True)
 
     times_s, events = steps_of(job, f"auto(max_loss_gap={LOSS_GAP:.0%})", run.steps, tell)
     if first:
@@ -182,27 +183,32 @@ def read(path: Path) -> Found:
 
 def measured(link: str, steps: int) -> Found:
     """Run the ranks on one link."""
-    with tempfile.TemporaryDirectory(prefix="laconic-") as scratch, ExitStack() as lab:
+    with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
         result, config = Path(scratch) / "found.json", Path(scratch) / "run.json"
-        config.write_text(json.dumps(asdict(Run(steps, link == "drop", str(result)))), encoding="utf-8")
+        config.write_text(json.dumps(asdict(Run(steps, link == DROP, str(result)))), encoding="utf-8")
+        run_behind(link, [sys.executable, "-m", "benchmarks.auto", "--rank", str(config)])
+        return replace(read(result), link=link)
+
+
+def run_behind(link: str, command: list[str]) -> None:
+    """Run four ranks behind a link; that of `drop` becomes slow as soon as the first rank prints DROPS."""
+    with ExitStack() as lab:
         places: list[Place] = places_here(HOSTS)
         hosts: VirtualHosts | None = None
         if link != "unlimited":
-            bandwidth_bps = parse_bandwidth(BEFORE if link == "drop" else link, "--links")
+            bandwidth_bps = parse_bandwidth(BEFORE if link == DROP else link, "--links")
             hosts = lab.enter_context(VirtualHosts(Cluster.uniform(HOSTS, Link(bandwidth_bps=bandwidth_bps))))
             places = places_on(hosts)
         slow = Link(bandwidth_bps=parse_bandwidth(AFTER, "--links"))
 
         def on_line(number: int, line: str) -> None:
-            if line == _DROPS and hosts is not None:
+            if line == DROPS and hosts is not None:
                 # Not on the thread that reads the output of a rank: the answer may take a while.
                 threading.Thread(target=hosts.shape, args=([slow] * HOSTS,)).start()
             if number == 0:
                 print(f"{link:>9}  {line}", file=sys.stderr, flush=True)
 
-        command = [sys.executable, "-m", "benchmarks.auto", "--rank", str(config)]
         run_ranks(command, places, timeout_s=_TIMEOUT_S, environment={"OMP_NUM_THREADS": "1"}, on_line=on_line)
-        return replace(read(result), link=link)
 
 
 def page(all_found: Sequence[Found]) -> str:

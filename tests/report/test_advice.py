@@ -64,7 +64,7 @@ def test_what_is_not_told_apart_by_seeds_counts_as_the_same() -> None:
     assert needed.ratio != 1.0
     (sentence,) = advise([DDP, row(INT8, 25, sent=250)], text=True)
     assert "reaches torch DDP's loss 4.0 times sooner" in sentence
-    assert ", which sends 4.0 times fewer bytes at the same loss" in sentence
+    assert " and sends 4.0 times fewer bytes at the same loss" in sentence
 
 
 def test_who_sends_least_at_the_same_loss_is_named_beside_who_is_soonest() -> None:

@@ -70,8 +70,8 @@ def _sentence(baseline: Row, others: Sequence[Row], *, text: bool) -> str:
         )
         least = _least([sooner.row for sooner in clear if sooner.needed.likely <= 1.0], baseline)
         if least is not None and least[1] >= _FEWER:
-            who = "which" if least[0] is best.row else least[0].name
-            sentence += f", {who} sends {least[1]:.1f} times fewer bytes at the same loss"
+            who = " and" if least[0] is best.row else f", {least[0].name}"
+            sentence += f"{who} sends {least[1]:.1f} times fewer bytes at the same loss"
     fastest = min(others, key=lambda row: row.step_ms)
     if best is None or fastest is not best.row:
         sentence += _about_fastest(fastest, baseline, next((s for s in known if s.row is fastest), None))
