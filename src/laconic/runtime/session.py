@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from laconic.core.event import DiscardEvents, Event, Scalar
 from laconic.core.plan import Plan
-from laconic.core.stateful import CARRIED, ParameterState, Resize
 from laconic.core.transport import DETACHING, Traffic, Transport
 from laconic.errors import (
     AttachError,
@@ -27,9 +26,8 @@ from laconic.errors import (
 )
 from laconic.runtime.agreement import agree
 from laconic.runtime.change import AtWork, Workplace, change, check_change
-from laconic.runtime.checkpoint import Report, compare, pack, read
+from laconic.runtime.checkpoint import Report
 from laconic.runtime.consensus import average, consensus_distance
-from laconic.runtime.digest import digests
 from laconic.runtime.distributed_checkpoint import read_checkpoint
 from laconic.runtime.elastic.batches import Batches, Division, FixedDivision
 from laconic.runtime.elastic.recovery import ElasticRecovery
@@ -37,13 +35,12 @@ from laconic.runtime.elastic.settings import Elastic
 from laconic.runtime.elastic.view_history import ViewChange
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
-from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
 from laconic.runtime.join import join
-from laconic.runtime.pairwise_messages import PER_EDGE
 from laconic.runtime.reenterable import Reenterable
 from laconic.runtime.servers.server_pool import ServerPool
-from laconic.runtime.shards import as_attached, as_saved, check_other_shards, is_sharded, reshard
+from laconic.runtime.session_state import SessionState
+from laconic.runtime.shards import reshard
 from laconic.strategy import Strategy, as_strategy
 
 
@@ -329,56 +326,7 @@ class Session:
         with the change that this rank has not sent yet.
         """
         self._agree("state_dict()")
-        with self._hooks.at_rest() if self._hooks is not None else nullcontext():
-            state = self._hooks.state() if self._hooks is not None else {}
-            if self._pool is not None:
-                for name, fields in self._pool.state().items():
-                    state.setdefault(name, {}).update(fields)
-            copied = {name: self._copied(fields) for name, fields in state.items()}
-            digest = self._digest()
-        specs = self._job.specs()
-        if not self.strategy.architecture.holds_shards:  # else each rank keeps state of whole gradients
-            per_element = lambda name: {PENDING, CARRIED, *self.strategy.per_element(specs[name])}  # noqa: E731
-            copied = as_saved(copied, self._job.parameters, per_element)
-        order, resize = self._hooks.order() if self._hooks is not None else [], self._resize()
-        if any(CARRIED in fields for fields in copied.values()):
-            resize[CARRIED] = "sum"
-        return pack(
-            str(self.strategy),
-            self.world_size,
-            self.step,
-            order,
-            resize,
-            rank=self.rank,
-            state=copied,
-            digest={} if digest is None else {str(self.rank): digest},
-            same_step=self.strategy.synchronization.barrier,
-            loss_scaled=self._job.loss_scale.unit != 1.0,
-        )
-
-    def _copied(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A copy of the state of one parameter, in the unit of gradients without a GradScaler's scale."""
-        unit, scaled = self._job.loss_scale.unit, self.strategy.scaled_fields() | {CARRIED}
-        return {
-            key: value / unit if unit != 1.0 and key.partition("|")[0] in scaled else value.clone()
-            for key, value in fields.items()
-        }
-
-    def _resize(self) -> dict[str, Resize]:
-        """How each field of saved state is converted when the number of workers changes."""
-        # A mean over all ranks is the same for all of them.
-        in_common = self.strategy.architecture.scope == "everyone"
-        resize: dict[str, Resize] = {**self.strategy.resize(), PENDING: "copy" if in_common else "reset"}
-        if self.strategy.architecture.compensates:
-            for field in PER_EDGE:
-                resize[field] = "reset"
-        return resize
-
-    def _digest(self) -> torch.Tensor | None:
-        """One checksum per parameter; none for a sharded model, which may be loaded onto other shards."""
-        if any(map(is_sharded, self._job.parameters.values())):
-            return None
-        return torch.tensor(digests(self._job.parameters.values()), dtype=torch.int64)
+        return SessionState(self._job, self._at_work).packed()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state of state_dict() on this rank; load model and optimizer first.
@@ -387,44 +335,6 @@ class Session:
         """
         self._job.engine.check()
         self._load(state_dict)
-
-    def _load(self, saved: Mapping[str, Any] | None, *, unfit: str = "") -> None:
-        """Load the state if every rank can load what it has read; unfit: why this rank cannot."""
-        report = Report(unfit=unfit) if saved is None else self._read(saved)
-        said = self._agree("load_state_dict()", report.summary())
-        limit_s = self._job.transport.timeout_s
-        try:
-            compare(said, report, rank=self.rank, same_step=self.strategy.synchronization.barrier)
-        except CheckpointError:
-            check_other_shards(self._job.parameters, report.step, can_load=False, timeout_s=limit_s)
-            raise
-        check_other_shards(self._job.parameters, report.step, can_load=True, timeout_s=limit_s)
-        step, order, state = report.step, report.order, report.state
-        self._job.loss_scale.loaded()
-        if self._hooks is not None:
-            self._hooks.load(state, order, step)
-        if self._pool is not None:
-            self._pool.load(state)
-        self._job.step = step
-
-    def _read(self, saved: Mapping[str, Any]) -> Report:
-        """Read a saved state and report its problems."""
-        rule = self.strategy.synchronization
-        report = read(
-            saved,
-            lambda state: as_attached(state, self._job.parameters),
-            str(self.strategy),
-            list(self._job.parameters),
-            world_size=self.world_size,
-            rank=self.rank,
-            expected=self._expected(),
-            # The servers know the fields of their own state.
-            kinds=None if self._pool is not None else {*self._resize(), CARRIED},
-            digest=self._digest(),
-            replicas_differ=not self.strategy.exchanges_gradients() or not rule.replicas_identical,
-        )
-        report.unfit = report.unfit or self._job.loss_scale.why_not_loaded(scaled=saved["loss_scaled"])
-        return report
 
     def load_checkpoint(self, folder: str | os.PathLike[str], *, key: str = "session") -> None:
         """Continue from what torch.distributed.checkpoint has saved; load model and optimizer first.
@@ -449,13 +359,11 @@ class Session:
         else:
             self._load(saved)
 
-    def _expected(self) -> ParameterState:
-        """The current state without fields that a saved one may lack: of an earlier strategy, or in flight."""
-        state = self._hooks.state() if self._hooks is not None else {}
-        return {
-            name: {field: value for field, value in fields.items() if field not in (CARRIED, PENDING)}
-            for name, fields in state.items()
-        }
+    def _load(self, saved: Mapping[str, Any] | None, *, unfit: str = "") -> None:
+        """Load the state if every rank can load what it has read; unfit: why this rank cannot."""
+        state = SessionState(self._job, self._at_work)
+        report = Report(unfit=unfit) if saved is None else state.read(saved)
+        state.load(report, self._agree("load_state_dict()", report.summary()))
 
     def settle(self) -> None:
         """Return when every optimizer.step() so far has been applied to all parameters.
