@@ -108,6 +108,14 @@ OTHER_RUNS: tuple[Measured, ...] = (
         deviation=0.0146,
         num_parameters=GPT2,
     ),
+    Measured(
+        "onebit_adam(first=int4) / all_reduce / onebit + error_feedback",
+        600,
+        0.0729,
+        printed="onebit_adam(first=int4)",
+        deviation=0.0146,
+        num_parameters=GPT2,
+    ),
     Measured("bsp / all_reduce / qsgd", 600, 0.046, deviation=0.0146, num_parameters=GPT2),
     Measured("onebit_adam / all_reduce / onebit + error_feedback", 300, 0.002),
     Measured(
