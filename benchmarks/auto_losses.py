@@ -4,7 +4,7 @@
 
 Four hosts train the tiny GPT on the standard library's source with "auto(max_loss_gap=5%)": behind links of 500 Mbit/s,
 and behind links that become 50 Mbit/s after half of the steps, so that `auto` plans anew and changes the strategy. The
-loss is that of windows which nobody trained on. Below the losses stand the decisions of each run.
+loss is that of other random windows of the same text. Below the losses stand the decisions of each run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from laconic.core.event import EventList
 from laconic.experiments.tasks import TaskConfig, make_task
 
 _HELD_OUT_RANK, _HELD_OUT_BATCHES = 1000, 64
-"""A rank that does not train has windows of its own."""
+"""Windows of a rank that does not train."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Scripted:
         return self
 
     def decision(self) -> Decision | str | None:
-        return self._decisions.pop(0)
+        return self._decisions.pop(0) if len(self._decisions) > 1 else self._decisions[0]
 
     def stop(self) -> None:
         pass

@@ -190,8 +190,8 @@ def train(job: Job, tokens: Tokens) -> Outcome:
     losses: list[float] = []
     seconds: list[float] = []
     spent_s = later_s = 0.0
-    sent, payload = _sent_bytes(), 0
     began_s = training.now_s()
+    sent, payload = _sent_bytes(), 0
     for number in range(job.made):
         training.step(number)
         if number == 0 or number + 1 == job.made or (job.evaluates and (number + 1) % every == 0):

@@ -3,6 +3,7 @@
 After every few steps all ranks meet: rank 0 says what to do next (decisions.py), the others follow.
 
     watch      time the layers until the next meeting
+    unwatch    stop timing
     measure    stop timing; gather the compute times of all ranks, probe the links; rank 0 starts a search
     use        change to a strategy, with the reason
 
@@ -59,6 +60,8 @@ class Controller:
         """Ends of the last meeting and of the steps since."""
         self._left = FEWEST_STEPS
         """Steps until the next meeting."""
+        self._is_over = False
+        """Whether the last of `total_steps` was made: nothing is decided any more."""
 
     def begin(self) -> None:
         """Begin with the next step."""
@@ -67,6 +70,8 @@ class Controller:
 
     def step_made(self, job: Job) -> None:
         """A step has ended; every rank calls it."""
+        if self._is_over:
+            return
         if self._total_steps is not None and job.step >= self._total_steps:
             self._end(job)
             return
@@ -150,7 +155,8 @@ class Controller:
             _LOG.info('auto: step %d: "%s". %s', job.step, order.strategy, order.reason)
 
     def _end(self, job: Job) -> None:
-        """The last of `total_steps` is made: nothing is decided any more."""
+        """The last of `total_steps` is made."""
+        self._is_over = True
         self._close()
         if not self._session.strategy.exchanges_gradients():
             self._use(job, Order("use", str(Strategy()), "The last step was made: replicas become one model."))

@@ -77,7 +77,9 @@ class Lead:
         self._window = FEWEST_STEPS
         """Steps between two meetings at present."""
         self._looks = 1
-        """How many looks the last one counts for: two where a cycle is as long as two windows."""
+        """How many looks the last one counts for: two where a cycle is as long as two windows of short steps."""
+        self._meanwhile_s: list[float] = []
+        """Times of the steps since the last search began."""
         self._ddp_s = 0.0
         self._usual_s = 0.0
         """The time of a step when the last decision was made, or when the steps were found to have changed."""
@@ -105,12 +107,14 @@ class Lead:
         """What all ranks do now; `times_s`: the time of each step since the last meeting."""
         self._times_s += times_s
         self._rested += len(times_s)
-        judges = self._next not in (self._warm, self._watched, self._searching, self._settling)
+        judges = self._next not in (self._warm, self._watched, self._searching)
         look = look_steps(strategy, self._window)
         if judges and len(self._times_s) < look:
             return Order(steps=self._window)
         step_s, self._times_s = typical_s(self._times_s[-look:], strategy), []
-        self._looks, warms = min(2, look // self._window), self._next == self._warm
+        self._looks, warms = max(1, min(2, look // WINDOW_STEPS)), self._next == self._warm
+        if self._next == self._searching:
+            self._meanwhile_s += times_s
         order = self._next(step_s, strategy)
         self._window = window_steps(step_s)
         if warms:
@@ -164,20 +168,22 @@ class Lead:
         return Order("watch")
 
     def _watched(self, step_s: float, strategy: Strategy) -> Order:
-        self._next = self._searching
+        self._next, self._meanwhile_s = self._searching, []
         return Order("measure")
 
     def _searching(self, step_s: float, strategy: Strategy) -> Order:
         if self._search is None:
             return self._stay(strategy, f"Nothing was planned: {self._problem}.")
         found = self._search.decision()
-        if strategy == Strategy():
-            self._drifted = self._drifted + 1 if _differ(step_s, self._ddp_s) else 0
         if found is None:
             return Order()
         self.stop()
-        if self._drifted >= DRIFTED:
-            return self._anew(step_s, strategy)  # links are no longer what they were when they were probed
+        last_s = [self._meanwhile_s[-self._window :], self._meanwhile_s[-2 * self._window : -self._window]]
+        if strategy == Strategy() and all(
+            len(times_s) == self._window and _differ(statistics.median(times_s), self._ddp_s) for times_s in last_s
+        ):
+            # Links are no longer what they were when they were probed.
+            return self._anew(statistics.median(last_s[0]), strategy)
         if isinstance(found, str):
             return self._stay(strategy, f"Nothing was planned: {found}.")
         self._decision, self._ddp_s = found, self._ddp_s or found.ddp_step_s

@@ -5,10 +5,11 @@
              optimizer's own time
 
 On a GPU the times are those of the device, by events on its stream. Meanwhile gradients are exchanged only after the
-backward pass: with compiled models, events were seen to wait for exchanges that had begun before them. Hooks do not see
-a forward pass inside code that
-torch.compile made of the whole model, nor one that does not begin by calling the model. Then only the time from one
-step to the last gradient of the next is known, and the forward pass is taken to be a third of it.
+backward pass: with compiled models, events were seen to wait for exchanges that had begun before them.
+
+Hooks do not see a forward pass inside code that torch.compile made of the whole model, nor one that does not begin by
+calling the model. Then only the time from one step to the last gradient of the next is known, and the forward pass is
+taken to be a third of it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class LayerTimes:
             job.optimizers[0].register_step_pre_hook(lambda *_: self._optimizer_begins()),
             *(parameter.register_hook(self._gradient_hook(name)) for name, parameter in job.parameters.items()),
         ]
+        self._step.began = self._marks.now()
 
     def step_made(self) -> None:
         """A step has ended."""

@@ -24,7 +24,7 @@ _TASKS = ("text", "other")
 class Auto(Chooser):
     """Choose the strategy during training: DDP's at first, then one that the planner predicts to be faster here.
 
-    About 30 steps run as DDP does; meanwhile the layers are timed and, once, the links. Then the planner ranks
+    The first 30 steps run as DDP does; meanwhile the layers are timed and, once, the links. Then the planner ranks
     strategies that keep the optimizer as it is and update parameters in optimizer.step(). With max_loss_gap these may
     also let replicas train alone for some steps (local_sgd, the DiLoCo family); after the last of `total_steps` they
     become one model. A strategy that is not measured to be at least 2% faster than DDP is given up again. When steps

@@ -7,8 +7,9 @@ gap   the share by which the loss ends above that of bsp at equal steps:
         laws are about trainings with 20 tokens per parameter, which are long; a training of fewer steps than the
         longest measured here is taken to be a short one, for which they do not hold;
       - else the gap measured here with the model nearest in size, after as many steps: between two measured lengths
-        along the logarithm of steps. Only for DiLoCo is it known how such gaps change with size: they shrink. So the
-        figure is the measured gap, and the range reaches down to a gap that shrinks as DiLoCo's does.
+        along the logarithm of steps. How such gaps change with size differs: by the laws DiLoCo's shrink, while those
+        of qsgd, demo and onebit_adam were larger for GPT-2 than for smaller models. So the figure is the measured gap,
+        and the range reaches down to a gap that shrinks as DiLoCo's does.
       A negative gap counts as zero: no method here is known to learn more from a step than bsp does.
 p     how fast the loss falls with steps: 0.08 for the tiny GPT in its longest run, 0.042 for a model of 1e9 parameters
       (published), between them along the logarithm of size. In a longer run it is lower: the published run says by how
@@ -173,11 +174,12 @@ def _with_warmup_as_measured(strategy: Strategy, scale: Scale) -> Strategy:
 
 
 def _from_runs(runs: tuple[Measured, ...], scale: Scale, *, among_hosts: bool) -> LossCost:
-    """The cost from the runs of the model nearest in size; the range covers all runs."""
+    """The cost from the runs of the model nearest in size; the range covers all of these."""
     size = min({run.num_parameters for run in runs}, key=lambda one: abs(math.log(one / scale.num_parameters)))
-    gap = _gap_after(scale.steps, [run for run in runs if run.num_parameters == size])
-    lows = [_shrunk(one, scale) - one.deviation for one in runs]
-    highs = [one.loss_gap + one.deviation for one in runs if one.num_parameters == size]
+    nearest = [run for run in runs if run.num_parameters == size]
+    gap = _gap_after(scale.steps, nearest)
+    lows = [_shrunk(one, scale) - one.deviation for one in nearest]
+    highs = [one.loss_gap + one.deviation for one in nearest]
     told = [
         f"{one.loss_gap:+.1%} after {one.steps} steps of a model of {human_count(one.num_parameters)} parameters"
         for one in sorted(runs, key=lambda one: (one.num_parameters, one.steps))
