@@ -258,7 +258,7 @@ def test_after_the_last_step_nothing_is_decided_even_if_an_earlier_state_is_load
     def one_rank(transport: laconic.Transport) -> int:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with laconic.attach(model, optimizer, transport=transport) as session:
+        with laconic.attach(model, optimizer, "ddp", transport=transport) as session:
             planner = Scripted(chosen(TOPK, steps_ratio=1.0))
             Controller(session, planner, total_steps=22).begin()
             before, replica = session.state_dict(), copy.deepcopy(model.state_dict())
