@@ -45,6 +45,10 @@ class Scripted:
     def __init__(self, *decisions: Decision | str | None) -> None:
         self._decisions = list(decisions)
         self.asked: list[Findings] = []
+        self.prepared = 0
+
+    def prepare(self) -> None:
+        self.prepared += 1
 
     def start(self, findings: Findings) -> Scripted:
         self.asked.append(findings)

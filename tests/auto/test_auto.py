@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -348,13 +350,40 @@ def test_where_steps_disagree_with_a_probe_they_are_believed(text: str, probed_b
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_search_runs_in_a_process_of_its_own() -> None:
-    search = InChildProcess(max_loss_gap=None, task="text", total_steps=None).start(findings(1e12))
-    until_s = time.monotonic() + 110
-    while (found := search.decision()) is None and time.monotonic() < until_s:
-        time.sleep(0.05)
+    planner = InChildProcess(max_loss_gap=None, task="text", total_steps=None)
+    for prepares in (True, False):
+        if prepares:
+            planner.prepare()
+            time.sleep(1.0)
+        search = planner.start(findings(1e12))
+        until_s = time.monotonic() + 55
+        while (found := search.decision()) is None and time.monotonic() < until_s:
+            time.sleep(0.05)
+        search.stop()
+        assert isinstance(found, Decision), found
+        assert found.best.strategy == DDP
+
+
+def test_a_process_that_is_not_asked_or_dies_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    planner = InChildProcess(max_loss_gap=None, task="text", total_steps=None)
+    planner.prepare()
+    ready = planner._ready
+    planner.prepare()
+    assert planner._ready is ready, "one is enough"
+    planner.stop()
+    planner.stop()
+    assert list(tmp_path.iterdir()) == []
+    planner.prepare()
+    assert planner._ready is not None
+    planner._ready._process.kill()
+    planner._ready._process.wait()
+    search = planner.start(findings(1e12))
+    assert "ended with -9" in str(search.decision())
     search.stop()
-    assert isinstance(found, Decision), found
-    assert found.best.strategy == DDP
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- what attach accepts ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The child process of `auto`: reads the measurements, asks the planner, and prints the strategy to use.
+"""The child process of `auto`: waits for measurements, asks the planner, and prints the strategy to use.
 
 Of the planner's strategies, only those are considered that a session can change to and from, and under which the
 optimizer's step stays unchanged. Replicas may train alone for some steps only where it is known how long training will
@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from laconic.auto.planning import Decision, Option
@@ -135,9 +136,11 @@ def as_steps_say(question: Question, strategy: Strategy, step_s: float) -> Quest
 
 
 def main() -> None:
-    """Read standard input, print one line."""
+    """Read the file that is named on standard input, print one line; without a name, nothing is asked any more."""
     os.nice(_NICE)  # training comes first
-    sys.stdout.write(choose(json.load(sys.stdin)).to_json() + "\n")
+    if name := sys.stdin.readline().rstrip("\n"):
+        given = json.loads(Path(name).read_text(encoding="utf-8"))
+        sys.stdout.write(choose(given).to_json() + "\n")
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ class Controller:
             self._use(job, Order("use", str(Strategy()), "The last step was made: replicas become one model."))
 
     def _close(self) -> None:
-        self._lead.stop()
+        self._lead.close()
         self._unwatch()
 
     def _unwatch(self) -> None:

@@ -122,8 +122,12 @@ class Lead:
             return replace(order, steps=2 * self._window - FEWEST_STEPS)
         return replace(order, steps=FEWEST_STEPS if self._next == self._searching else self._window)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Nothing more will be asked."""
+        self._stop()
+        self._planner.stop()
+
+    def _stop(self) -> None:
         if self._search is not None:
             self._search.stop()
             self._search = None
@@ -165,6 +169,10 @@ class Lead:
 
     def _again(self, step_s: float, strategy: Strategy) -> Order:
         self._drifted, self._next = 0, self._watched
+        return self._watch()
+
+    def _watch(self) -> Order:
+        self._planner.prepare()
         return Order("watch")
 
     def _watched(self, step_s: float, strategy: Strategy) -> Order:
@@ -177,7 +185,7 @@ class Lead:
         found = self._search.decision()
         if found is None:
             return Order()
-        self.stop()
+        self._stop()
         last_s = [self._meanwhile_s[-self._window :], self._meanwhile_s[-2 * self._window : -self._window]]
         if strategy == Strategy() and all(
             len(times_s) == self._window and _differ(statistics.median(times_s), self._ddp_s) for times_s in last_s
@@ -271,7 +279,7 @@ class Lead:
         if differs == self._suspects or not self.watches_freely:
             return Order()
         self._suspects = differs
-        return Order("watch" if differs else "unwatch")
+        return self._watch() if differs else Order("unwatch")
 
     def _anew(self, step_s: float, strategy: Strategy) -> Order:
         """No earlier finding holds any more: begin again."""

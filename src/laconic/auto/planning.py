@@ -1,7 +1,8 @@
 """Measurements of a training job as text for a planner in another process, and the planner's answer.
 
-A search takes seconds of a core, so it runs in a child process while training continues. Question and answer are JSON:
-workload and cluster in the format of their files, a strategy as its text.
+A search takes seconds of a core, so it runs in a child process while training continues. Most of this time is taken by
+imports, so the process may be started before there is a question. Question and answer are JSON: workload and cluster in
+the format of their files, a strategy as its text.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -114,46 +116,76 @@ class Search(Protocol):
 class Planner(Protocol):
     """Searches for a strategy."""
 
+    def prepare(self) -> None:
+        """Get ready for a search that will probably start soon; returns at once."""
+        ...
+
     def start(self, findings: Findings) -> Search:
         """Begin; returns at once."""
         ...
 
+    def stop(self) -> None:
+        """No further search will start; calling it again does nothing."""
+        ...
 
-@dataclass(frozen=True, kw_only=True)
+
 class InChildProcess:
     """The planner of `laconic plan` in a process of its own."""
 
-    max_loss_gap: float | None
-    task: str
-    total_steps: int | None
+    def __init__(self, *, max_loss_gap: float | None, task: str, total_steps: int | None) -> None:
+        self._asked = {"max_loss_gap": max_loss_gap, "task": task, "total_steps": total_steps}
+        self._ready: _Child | None = None
+
+    def prepare(self) -> None:
+        """Start the process, unless one waits for a question already."""
+        if self._ready is None:
+            self._ready = _Child()
 
     def start(self, findings: Findings) -> Search:
-        """Start it with everything it needs on its standard input."""
-        return _Child(json.dumps({**findings.to_table(), **asdict(self)}))
+        """Give it everything it needs."""
+        child, self._ready = self._ready or _Child(), None
+        child.ask(json.dumps({**findings.to_table(), **self._asked}))
+        return child
+
+    def stop(self) -> None:
+        """End a process that was not asked."""
+        if self._ready is not None:
+            self._ready.stop()
+            self._ready = None
 
 
 class _Child:
-    def __init__(self, text: str) -> None:
-        self._began_s = time.monotonic()
-        # Files, not pipes: neither waits for the other to read.
+    """A process that waits for one question."""
+
+    def __init__(self) -> None:
+        self._asked_s = 0.0
+        # Question and answer are in files, not in pipes: neither waits for the other to read.
         self._folder = Path(tempfile.mkdtemp(prefix="laconic-auto-"))
-        given, self._answer, self._errors = (self._folder / name for name in ("given", "answer", "errors"))
-        given.write_text(text, encoding="utf-8")
-        with given.open() as stdin, self._answer.open("w") as stdout, self._errors.open("w") as stderr:
+        self._given, self._answer, self._errors = (self._folder / name for name in ("given", "answer", "errors"))
+        with self._answer.open("w") as stdout, self._errors.open("w") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "laconic.auto.choose"],
-                stdin=stdin,
+                bufsize=0,
+                stdin=subprocess.PIPE,
                 stdout=stdout,
                 stderr=stderr,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 - it takes no lock
             )
 
+    def ask(self, text: str) -> None:
+        """Ask the question: its file's name is one line of standard input."""
+        self._asked_s = time.monotonic()
+        self._given.write_text(text, encoding="utf-8")
+        with suppress(BrokenPipeError):  # it has ended: decision() says how
+            assert self._process.stdin is not None
+            self._process.stdin.write(os.fsencode(self._given) + b"\n")
+
     def decision(self) -> Decision | str | None:
         """The output of the process, or how it has ended."""
         code = self._process.poll()
         if code is None:
-            if time.monotonic() - self._began_s < _LIMIT_S:
+            if time.monotonic() - self._asked_s < _LIMIT_S:
                 return None
             return f"the planner has not answered in {_LIMIT_S:g} s"
         if code:
@@ -166,6 +198,8 @@ class _Child:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
