@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import subprocess
 import tempfile
 import time
 from dataclasses import replace
@@ -362,6 +363,19 @@ def test_the_search_runs_in_a_process_of_its_own() -> None:
         search.stop()
         assert isinstance(found, Decision), found
         assert found.best.strategy == DDP
+
+
+def test_a_planner_that_cannot_be_started_does_not_end_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    planner = InChildProcess(max_loss_gap=None, task="text", total_steps=None)
+    planner.prepare()
+    search = planner.start(findings(1e12))
+    assert search.decision() == "the planner could not be started: no more processes"
+    search.stop()
+    planner.stop()
 
 
 def test_a_process_that_is_not_asked_or_dies_leaves_nothing_behind(

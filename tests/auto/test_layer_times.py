@@ -12,7 +12,7 @@ from torch import nn
 
 from laconic.auto import layer_times
 from laconic.auto.layer_times import LayerTimes, Passes
-from laconic.auto.marks import Marks
+from laconic.workload.device_time import DeviceTime
 
 FORWARD_S, BACKWARD_S, OPTIMIZER_S, DATA_S = 2.0, 3.0, 0.5, 0.25
 """Of one layer, of one layer, of a step, of a step."""
@@ -94,23 +94,22 @@ def test_both_passes_are_timed_layer_by_layer() -> None:
     assert passes.compute_s == pytest.approx(2 * (FORWARD_S + BACKWARD_S) + DATA_S + OPTIMIZER_S)
 
 
-@pytest.mark.parametrize("on_device", [True, False])
-def test_on_a_gpu_exchanges_wait_for_the_end_of_the_pass_meanwhile(
-    on_device: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Marked(Marks):
-        def __init__(self, job: Any) -> None:
-            super().__init__(job)
-            self.on_device = on_device
+@pytest.mark.parametrize("where", ["cuda", "cpu"])
+def test_on_a_gpu_exchanges_wait_for_the_end_of_the_pass_meanwhile(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class HostTime(DeviceTime):
+        def __init__(self, device: torch.device, clock: Any) -> None:
+            super().__init__(torch.device("cpu"), clock)
 
-    monkeypatch.setattr(layer_times, "Marks", Marked)
+    class Parameter(nn.Parameter):
+        device = torch.device(where)
+
+    monkeypatch.setattr(layer_times, "DeviceTime", HostTime)
     model = nn.Linear(2, 2)
+    weight = Parameter(torch.ones(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job: Any = SimpleNamespace(
-        model=model, optimizers=[optimizer], parameters=dict(model.named_parameters()), clock=Clock()
-    )
+    job: Any = SimpleNamespace(model=model, optimizers=[optimizer], parameters={"weight": weight}, clock=Clock())
     times = LayerTimes(job)
-    assert job.after_backward == on_device
+    assert job.after_backward == (where == "cuda")
     times.detach()
     assert not job.after_backward
 

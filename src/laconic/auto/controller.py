@@ -17,12 +17,12 @@ import logging
 import math
 import statistics
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
 from laconic.auto.decisions import FEWEST_STEPS, Lead, Order
 from laconic.auto.layer_times import LayerTimes, Passes, workload_of
-from laconic.auto.marks import Mark, Marks
 from laconic.auto.planning import Findings, Planner, device_name
 from laconic.cluster import Cluster
 from laconic.cluster.probe import cluster_of, probe
@@ -33,6 +33,7 @@ from laconic.runtime import Session
 from laconic.runtime.agreement import gather_bytes
 from laconic.runtime.job import Job
 from laconic.strategy import Strategy
+from laconic.workload.device_time import DeviceTime, Mark
 
 PROBED_STEPS = 15
 """The links are probed for about the time of this many steps: 1.5% of 1,000 steps."""
@@ -55,7 +56,7 @@ class Controller:
         self._total_steps = total_steps
         self._lead = Lead(planner)
         self._watch: LayerTimes | None = None
-        self._marks: Marks | None = None
+        self._time: DeviceTime | None = None
         self._ended: list[Mark] = []
         """Ends of the last meeting and of the steps since."""
         self._left = FEWEST_STEPS
@@ -75,17 +76,19 @@ class Controller:
         if self._total_steps is not None and job.step >= self._total_steps:
             self._end(job)
             return
-        if self._marks is None:
-            self._marks = Marks(job)
-            self._lead.watches_freely = not self._marks.on_device
-        self._ended.append(self._marks.now())
+        if self._time is None:
+            device = next(iter(job.parameters.values())).device
+            self._time = DeviceTime(device, job.clock)
+            self._lead.watches_freely = device.type != "cuda"
+        self._ended.append(self._time.mark())
         if self._watch is not None:
             self._watch.step_made()
         self._left -= 1
         if not self._left:
-            self._meet(job, self._marks.times_s(self._ended))
+            self._time.settle()
+            self._meet(job, [self._time.between_s(begin, end) for begin, end in pairwise(self._ended)])
             # The time of a meeting does not count as a step.
-            self._ended = [self._marks.now()]
+            self._ended = [self._time.mark()]
 
     def _meet(self, job: Job, times_s: list[float]) -> None:
         order = Order()

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.auto.marks import Mark, Marks, between_s
 from laconic.runtime.hooks.module_hook import ModuleHook, before_forward, outside_compiled
 from laconic.runtime.job import Job
 from laconic.workload import DTYPES, Layer, TensorShape, Workload
+from laconic.workload.device_time import DeviceTime, Mark
 
 _LEAST_S = 1e-9
 _FORWARD_SHARE = 1 / 3
@@ -38,11 +38,11 @@ _FEWEST = 3
 class _Step:
     """The marks of one step."""
 
-    began: Mark = None
-    forward: Mark = None
-    backward: Mark = None
+    began: Mark | None = None
+    forward: Mark | None = None
+    backward: Mark | None = None
     ready: dict[str, Mark] = field(default_factory=dict)
-    optimizer: Mark = None
+    optimizer: Mark | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,11 @@ class LayerTimes:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._marks = Marks(job)
-        job.after_backward = self._marks.on_device
+        device = next(iter(job.parameters.values())).device
+        self._time = DeviceTime(device, job.clock)
+        # In compiled code, the event that is recorded would not be the one that the hook keeps.
+        self._mark = torch.compiler.disable(self._time.mark) if device.type == "cuda" else self._time.mark
+        job.after_backward = device.type == "cuda"
         self._step = _Step()
         self._steps: list[tuple[_Step, Mark]] = []
         after = outside_compiled(job.model, ModuleHook(self._forward_ended))
@@ -77,11 +80,11 @@ class LayerTimes:
             job.optimizers[0].register_step_pre_hook(lambda *_: self._optimizer_begins()),
             *(parameter.register_hook(self._gradient_hook(name)) for name, parameter in job.parameters.items()),
         ]
-        self._step.began = self._marks.now()
+        self._step.began = self._mark()
 
     def step_made(self) -> None:
         """A step has ended."""
-        now = self._marks.now()
+        now = self._mark()
         self._steps.append((self._step, now))
         self._step = _Step(began=now)
 
@@ -93,7 +96,7 @@ class LayerTimes:
 
     def passes(self) -> Passes | None:
         """The times; None if too few steps ran as one forward and one backward pass of the model."""
-        self._marks.wait()
+        self._time.settle()
         made = [(step, ended) for step, ended in self._steps if None not in (step.began, step.optimizer) and step.ready]
         whole = [(step, ended) for step, ended in made if None not in (step.forward, step.backward)]
         if len(whole) >= _FEWEST:
@@ -108,9 +111,10 @@ class LayerTimes:
             return None
         return Passes(
             between_s=statistics.median(
-                between_s(step.began, step.forward) + between_s(step.optimizer, ended) for step, ended in steps
+                self._between_s(step.began, step.forward) + self._between_s(step.optimizer, ended)
+                for step, ended in steps
             ),
-            forward_s=statistics.median(between_s(step.forward, step.backward) for step, _ in steps),
+            forward_s=statistics.median(self._between_s(step.forward, step.backward) for step, _ in steps),
             ready_s=ready,
         )
 
@@ -121,7 +125,7 @@ class LayerTimes:
             return None
         forward_s = _FORWARD_SHARE * max(ready.values())
         return Passes(
-            between_s=statistics.median(between_s(step.optimizer, ended) for step, ended in steps),
+            between_s=statistics.median(self._between_s(step.optimizer, ended) for step, ended in steps),
             forward_s=forward_s,
             ready_s={name: max(0.0, ready_s - forward_s) for name, ready_s in ready.items()},
         )
@@ -129,20 +133,23 @@ class LayerTimes:
     def _ready(self, steps: list[tuple[Mark, _Step]]) -> dict[str, float]:
         """The median time from the mark of each step to the gradient of each parameter, in order of arrival."""
         times_s = {
-            name: statistics.median(between_s(begin, step.ready[name]) for begin, step in steps)
+            name: statistics.median(self._between_s(begin, step.ready[name]) for begin, step in steps)
             for name in self._job.parameters
             if all(name in step.ready for _, step in steps)
         }
         return dict(sorted(times_s.items(), key=lambda entry: entry[1]))
 
+    def _between_s(self, begin: Any, end: Any) -> float:
+        return max(0.0, self._time.between_s(begin, end))
+
     def _forward_begins(self, module: nn.Module) -> None:
         if self._may_time(module):
             # The last forward pass before the step counts; earlier ones only accumulate gradients.
-            self._step.forward, self._step.backward, self._step.ready = self._marks.now(), None, {}
+            self._step.forward, self._step.backward, self._step.ready = self._mark(), None, {}
 
     def _forward_ended(self, module: nn.Module) -> None:
         if self._may_time(module):
-            self._step.backward = self._marks.now()
+            self._step.backward = self._mark()
 
     def _may_time(self, module: nn.Module) -> bool:
         """Whether this is a forward pass for training, outside compiled code."""
@@ -150,13 +157,13 @@ class LayerTimes:
 
     def _gradient_hook(self, name: str) -> Any:
         def ready(_: torch.Tensor) -> None:
-            self._step.ready[name] = self._marks.now()
+            self._step.ready[name] = self._mark()
 
         return ready
 
     def _optimizer_begins(self) -> None:
         if self._step.optimizer is None:
-            self._step.optimizer = self._marks.now()
+            self._step.optimizer = self._mark()
 
 
 def workload_of(passes: Passes, parameters: Mapping[str, nn.Parameter]) -> Workload:

@@ -137,14 +137,18 @@ class InChildProcess:
         self._ready: _Child | None = None
 
     def prepare(self) -> None:
-        """Start the process, unless one waits for a question already."""
+        """Start the process, unless one waits for a question already; if that fails, `start` tries again."""
         if self._ready is None:
-            self._ready = _Child()
+            with suppress(OSError):
+                self._ready = _Child()
 
     def start(self, findings: Findings) -> Search:
         """Give it everything it needs."""
-        child, self._ready = self._ready or _Child(), None
-        child.ask(json.dumps({**findings.to_table(), **self._asked}))
+        try:
+            child, self._ready = self._ready or _Child(), None
+            child.ask(json.dumps({**findings.to_table(), **self._asked}))
+        except OSError as error:
+            return _NotStarted(f"the planner could not be started: {one_line(error)}")
         return child
 
     def stop(self) -> None:
@@ -152,6 +156,20 @@ class InChildProcess:
         if self._ready is not None:
             self._ready.stop()
             self._ready = None
+
+
+class _NotStarted:
+    """A search that never began."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def decision(self) -> str:
+        """Why not."""
+        return self._reason
+
+    def stop(self) -> None:
+        """There is nothing to cancel."""
 
 
 class _Child:

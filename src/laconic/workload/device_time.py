@@ -29,7 +29,7 @@ class DeviceTime:
         if self._device.type != "cuda":
             return self._clock.now()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def settle(self) -> None:
