@@ -15,7 +15,7 @@ taken to be a third of it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,7 +130,7 @@ class LayerTimes:
             ready_s={name: max(0.0, ready_s - forward_s) for name, ready_s in ready.items()},
         )
 
-    def _ready(self, steps: list[tuple[Mark, _Step]]) -> dict[str, float]:
+    def _ready(self, steps: Sequence[tuple[Mark | None, _Step]]) -> dict[str, float]:
         """The median time from the mark of each step to the gradient of each parameter, in order of arrival."""
         times_s = {
             name: statistics.median(self._between_s(begin, step.ready[name]) for begin, step in steps)
