@@ -1,6 +1,6 @@
 """Sharded models on four processes: PyTorch's own beside strategies; losses, and steps behind a slow link.
 
-    python -m benchmarks.sharded between --losses [--steps 500] [--seeds 3] [--size tiny]
+    python -m benchmarks.sharded between --losses [--steps 500] [--seeds 3] [--size tiny] [--only diloco] [--at-once 1]
     python -m benchmarks.sharded between --speed [--bandwidth 100mbit] [--size medium]
     python -m benchmarks.sharded inside --losses
     python -m benchmarks.sharded inside --speed [--ranks-per-host 2]
@@ -8,7 +8,8 @@
 between: FSDP2 (fully_shard) shards a GPT over two processes, and two such groups average by HSDP's own all-reduce, or
 by laconic. inside: FSDP2 shards it over all four, and sends as it does by itself, or as laconic says. For losses all
 run on this machine, nothing held back, and pairs of processes count as hosts; "change" is beside PyTorch's own with the
-same seed, and beside the same synchronization without compression where it is not bsp. For speed every group, or every
+same seed, and beside the same synchronization without compression where it is not bsp: the mean over seeds and its
+standard error. For speed every group, or every
 process, is a virtual host, and the links between them are shaped.
 """
 
@@ -16,12 +17,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -181,7 +184,7 @@ def loss_lines(found: dict[tuple[str, int], Outcome], seeds: int) -> Iterator[st
         native = FSDP if rows[0].job.inside else HSDP
         beside = native if contender == native or rule == "bsp" else f"{rule} / all_reduce / none / fusion"
         gaps = [row.loss / found[beside, seed].loss - 1 for seed, row in enumerate(rows)]
-        spread = f"(+-{statistics.stdev(gaps) if seeds > 1 else 0.0:.2%})"
+        spread = f"(+-{statistics.stdev(gaps) / math.sqrt(seeds) if seeds > 1 else 0.0:.2%})"
         by_seed = " ".join(f"{row.loss:.4f}" for row in rows)
         mean = statistics.fmean(row.loss for row in rows)
         change = f"{statistics.fmean(gaps):+8.2%} {spread}"
@@ -212,21 +215,7 @@ def main() -> int:
     options = _options()
     try:
         if options.losses:
-            losses = {}
-            for seed in range(options.seeds):
-                for contender in (*INSIDE, *TWO_LEVELS) if options.where == "inside" else LOSSES:
-                    job = Job(
-                        contender,
-                        options.size or "tiny",
-                        options.batch or 2,
-                        options.steps or 500,
-                        seed,
-                        options.rate,
-                        "",
-                    )
-                    losses[contender, seed] = run(job)
-                    print(f"{contender}, seed {seed}: {losses[contender, seed].loss:.4f}", file=sys.stderr, flush=True)
-            print("\n".join(loss_lines(losses, options.seeds)))
+            print("\n".join(loss_lines(_losses(options), options.seeds)))
         if options.speed:
             speeds = []
             shared = options.ranks_per_host > 1
@@ -255,6 +244,27 @@ def main() -> int:
     return 0
 
 
+def _losses(options: argparse.Namespace) -> dict[tuple[str, int], Outcome]:
+    """Several trainings at once, if so asked."""
+    contenders = [
+        contender
+        for contender in ((*INSIDE, *TWO_LEVELS) if options.where == "inside" else LOSSES)
+        if not options.only or contender.startswith(options.only)
+    ]
+    size, batch, steps = options.size or "tiny", options.batch or 2, options.steps or 500
+    jobs = [
+        Job(contender, size, batch, steps, seed, options.rate, "")
+        for seed in range(options.seeds)
+        for contender in contenders
+    ]
+    found = {}
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for job, outcome in zip(jobs, pool.map(run, jobs), strict=True):
+            found[job.contender, job.seed] = outcome
+            print(f"{job.contender}, seed {job.seed}: {outcome.loss:.4f}", file=sys.stderr, flush=True)
+    return found
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sharded", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -264,6 +274,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--speed", action="store_true", help="time steps behind a link")
     parser.add_argument("--steps", type=int, help="default: 500 for losses, for speed 20 or four rounds")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=["diloco"], help="train only what this synchronization is compared in")
+    parser.add_argument("--at-once", type=int, default=1, help="trainings at the same time, of four processes each")
     parser.add_argument("--size", choices=["tiny", "small", "medium"], help="default: tiny for losses, else medium")
     parser.add_argument("--batch", type=int, help="windows per rank and step; default: 2 for losses, else 1")
     parser.add_argument("--rate", type=float, default=1e-3)
@@ -278,6 +290,8 @@ def _options() -> argparse.Namespace:
     options.ranks_per_host = options.ranks_per_host or (1 if options.where == "inside" else 2)
     if options.where == "between" and options.ranks_per_host == 1:
         parser.error("between groups of shards, the two processes of a group share a host: --ranks-per-host 2.")
+    if options.where == "inside" and options.only:
+        parser.error("--only diloco is for groups of shards: between.")
     if not (options.losses or options.speed):
         parser.error("give --losses or --speed, or both.")
     return options
