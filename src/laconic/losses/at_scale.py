@@ -8,8 +8,8 @@ gap   the share by which the loss ends above that of bsp at equal steps:
         longest measured here is taken to be a short one, for which they do not hold;
       - else the gap measured here with the model nearest in size, after as many steps: between two measured lengths
         along the logarithm of steps. How such gaps change with size differs: by the laws DiLoCo's shrink, while those
-        of qsgd, demo and onebit_adam were larger for GPT-2 than for smaller models. So the figure is the measured gap,
-        and the range reaches down to a gap that shrinks as DiLoCo's does.
+        of qsgd, demo and onebit_adam were larger for GPT-2 than for smaller models. So for a larger model the gap
+        grows as theirs did (losses/growth.py), and the range reaches down to a gap that shrinks as DiLoCo's does.
       A negative gap counts as zero: no method here is known to learn more from a step than bsp does.
 p     how fast the loss falls with steps: 0.08 for the tiny GPT in its longest run, 0.042 for a model of 1e9 parameters
       (published), between them along the logarithm of size. In a longer run it is lower: the published run says by how
@@ -22,14 +22,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-import numpy as np
-
-from laconic.losses.measured import BASELINE, COMPRESSION_STEPS, TINY, Measured
+from laconic.losses.growth import growth_of
+from laconic.losses.measured import BASELINE, COMPRESSION_STEPS, TINY, Measured, gap_after
 from laconic.losses.published import (
     C4_PERIODS,
     DILOCO_LAWS,
@@ -50,6 +48,8 @@ _LIKE_PUBLISHED = ("diloco / all_reduce / none", "streaming_diloco / all_reduce 
 """Strategies in published tables, with any period within C4_PERIODS or shorter."""
 _PUBLISHED_SIZE = 1e9
 """Parameters of the model with published losses at several lengths."""
+_SAID_GROWTH = 0.0005
+"""What is less is printed as 0.0%."""
 _REMEMBERED = 4096
 """Size of the cache of answers: a planner asks for each strategy repeatedly."""
 _WARMUP = re.compile(r"warmup\(steps=(\d+)\)")
@@ -95,7 +95,7 @@ def loss_cost(strategy: Strategy, scale: Scale) -> LossCost | None:
     as_measured = _among_hosts(strategy)
     runs = measured_runs(_with_warmup_as_measured(as_measured, scale))
     if runs:
-        return _from_runs(runs, scale, among_hosts=as_measured is not strategy)
+        return _from_runs(as_measured, runs, scale, among_hosts=as_measured is not strategy)
     needed = steps_needed(as_measured)
     if needed is None or not needed.is_product:
         return None
@@ -173,28 +173,24 @@ def _with_warmup_as_measured(strategy: Strategy, scale: Scale) -> Strategy:
     return Strategy.parse(_WARMUP.sub(f"warmup(steps={steps})", text))
 
 
-def _from_runs(runs: tuple[Measured, ...], scale: Scale, *, among_hosts: bool) -> LossCost:
+def _from_runs(strategy: Strategy, runs: tuple[Measured, ...], scale: Scale, *, among_hosts: bool) -> LossCost:
     """The cost from the runs of the model nearest in size; the range covers all of these."""
     size = min({run.num_parameters for run in runs}, key=lambda one: abs(math.log(one / scale.num_parameters)))
     nearest = [run for run in runs if run.num_parameters == size]
-    gap = _gap_after(scale.steps, nearest)
+    more, most = growth_of(strategy.compression, size, scale.num_parameters)
+    gap = max(0.0, gap_after(scale.steps, nearest)) + more
     lows = [_shrunk(one, scale) - one.deviation for one in nearest]
-    highs = [one.loss_gap + one.deviation for one in nearest]
+    highs = [max(0.0, one.loss_gap) + one.deviation + most for one in nearest]
     told = [
         f"{one.loss_gap:+.1%} after {one.steps} steps of a model of {human_count(one.num_parameters)} parameters"
         for one in sorted(runs, key=lambda one: (one.num_parameters, one.steps))
     ]
     because = f"measured here with {_MEASURED_WORKERS} workers: {', '.join(told)}"
+    if more >= _SAID_GROWTH:
+        because += f"; {more:.1%} is added, as other compressors cost a larger model more"
     if among_hosts:
         because += "; between hosts it is the same with so many workers as there are hosts"
     return _cost("measured", gap, min(lows), max(highs), scale, because=because)
-
-
-def _gap_after(steps: int, runs: Sequence[Measured]) -> float:
-    """The gap after so many steps: between two measured lengths along the logarithm, else that of the nearest."""
-    found = sorted((run.steps, run.loss_gap) for run in runs)
-    lengths, gaps = [math.log(length) for length, _ in found], [gap for _, gap in found]
-    return float(np.interp(math.log(steps), lengths, gaps))
 
 
 def _shrunk(run: Measured, scale: Scale) -> float:

@@ -7,7 +7,11 @@ learning rate from one grid.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 BASELINE: tuple[tuple[int, float], ...] = ((384, 2.4434), (2048, 1.7097), (4096, 1.5461), (8192, 1.4665))
 """Steps, and the loss of bsp with an all-reduce after them."""
@@ -34,6 +38,13 @@ class Measured:
     """Standard deviation of loss_gap between seeds."""
     num_parameters: int = TINY
     """Parameters of the model."""
+
+
+def gap_after(steps: int, runs: Sequence[Measured]) -> float:
+    """The gap after so many steps: between two measured lengths along the logarithm, else that of the nearest."""
+    found = sorted((run.steps, run.loss_gap) for run in runs)
+    lengths, gaps = [math.log(length) for length, _ in found], [gap for _, gap in found]
+    return float(np.interp(math.log(steps), lengths, gaps))
 
 
 CELLS: tuple[Measured, ...] = (
@@ -117,6 +128,14 @@ OTHER_RUNS: tuple[Measured, ...] = (
         num_parameters=GPT2,
     ),
     Measured("bsp / all_reduce / qsgd", 600, 0.046, deviation=0.0146, num_parameters=GPT2),
+    Measured(
+        "onebit_adam / all_reduce / onebit + error_feedback",
+        600,
+        0.0396,
+        printed="onebit-adam",
+        deviation=0.0146,
+        num_parameters=GPT2,
+    ),
     Measured("onebit_adam / all_reduce / onebit + error_feedback", 300, 0.002),
     Measured(
         "onebit_adam / all_reduce / onebit + error_feedback", 1000, 0.0122, printed="onebit-adam", deviation=0.0066

@@ -1,0 +1,87 @@
+"""How much more a compressor costs a larger model, from the strategies that were trained with models of two sizes.
+
+    gap(N) = gap(n) + growth * share * ln(N / n)
+
+growth   of each such strategy: the gap of GPT-2 less that of the smaller model after as many steps, per unit of the
+         logarithm of size. The mean is used, and the largest for the upper end of a range. Beyond the largest model
+         that was trained, gaps are taken to grow no further.
+share    of a compressor: its relative squared error on normally distributed values, compared with the least of these
+         strategies, and at most 1: what rounds little (int8) does not cost a larger model what coarse compressors do.
+         The share is 1 where ranks encode together, so that one encoding has no error of its own (powersgd).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from laconic.compression import Compressor
+from laconic.core.moment import Moment
+from laconic.core.plan import Bucket
+from laconic.core.tensor import TensorSpec
+from laconic.losses.measured import CELLS, OTHER_RUNS, Measured, gap_after
+from laconic.losses.steps_needed import measured_runs
+from laconic.strategy import Strategy
+
+_SIDE = 64
+"""Rows and columns of the matrix whose error is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """What a gap grows by, with a compressor whose share is 1."""
+
+    mean: float
+    """Per unit of the logarithm of size."""
+    most: float
+    least_error: float
+    """The least relative error of the compressors it was measured with."""
+    largest: int
+    """Parameters of the largest model that was trained."""
+
+
+def growth_of(compression: Compressor, trained: int, num_parameters: int) -> tuple[float, float]:
+    """What the gap of a model of `trained` parameters grows by up to a model of `num_parameters`: mean and most."""
+    if compression.traits.lossless:
+        return 0.0, 0.0
+    found = growth()
+    sizes = math.log(max(1.0, min(num_parameters, found.largest) / trained))
+    share = min(1.0, relative_error(compression) / found.least_error)
+    return found.mean * share * sizes, found.most * share * sizes
+
+
+@lru_cache(maxsize=1)
+def growth() -> Growth:
+    """From all strategies that were trained with the largest model and with a smaller one."""
+    largest = max(run.num_parameters for run in (*CELLS, *OTHER_RUNS))
+    rates, errors = [], []
+    for run in (run for run in (*CELLS, *OTHER_RUNS) if run.num_parameters == largest):
+        strategy = Strategy.parse(run.text)
+        smaller = [other for other in measured_runs(strategy) if other.num_parameters < largest]
+        if smaller:
+            rates.append(_rate(run, smaller))
+            errors.append(relative_error(strategy.compression))
+    mean = sum(rates) / len(rates)
+    return Growth(mean=mean, most=max(rates), least_error=min(errors), largest=largest)
+
+
+def _rate(run: Measured, smaller: list[Measured]) -> float:
+    size = max(other.num_parameters for other in smaller)
+    before = gap_after(run.steps, [other for other in smaller if other.num_parameters == size])
+    return (run.loss_gap - before) / math.log(run.num_parameters / size)
+
+
+@lru_cache(maxsize=256)
+def relative_error(compression: Compressor) -> float:
+    """The squared norm of what one encoding leaves out, relative to that of its input; 1 if ranks encode together."""
+    if not compression.traits.decodes_alone:
+        return 1.0
+    values = torch.randn(_SIDE * _SIDE, generator=torch.Generator().manual_seed(0))
+    state = compression.init(Bucket((TensorSpec("weight", (_SIDE, _SIDE), torch.float32),)))
+    state.moment = Moment.steady(1)
+    decoded = torch.zeros_like(values)
+    compression.decode(compression.encode(values.clone(), state), decoded, state)
+    return float((decoded - values).square().sum() / values.square().sum())
