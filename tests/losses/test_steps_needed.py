@@ -66,12 +66,14 @@ def test_long_runs_are_what_their_page_says_and_all_of_it() -> None:
 
 def test_other_runs_are_what_their_page_says() -> None:
     page = " ".join((DOCS / "time_to_loss.md").read_text(encoding="utf-8").split())
-    demo, onebit, qsgd, short, long, *families = OTHER_RUNS
+    demo, onebit, qsgd, int8, warm, short, long, *families = OTHER_RUNS
     assert f"GPT-2 ({demo.num_parameters // 10**6} M parameters)" in page
     for run in (demo, onebit):
         gap = re.escape(f"{run.loss_gap:+.2%}")
         assert re.search(rf"1gbit {re.escape(run.printed)} 0.0006 [0-9.]+ {gap} ", page)
     assert f"10gbit auto: {qsgd.text} 0.0006 4.0517 {qsgd.loss_gap:+.1%} " in page
+    assert f"10gbit auto: {int8.text} 0.0006 3.8752 {int8.loss_gap:+.2%} " in page
+    assert f"40gbit {warm.printed} 0.0006 4.0278 {warm.loss_gap:+.2%} " in page
     gap = re.escape(f"{short.loss_gap:+.1%}")
     assert re.search(rf"{re.escape(short.text)} [0-9.]+ {gap} ", page)
     first, second = 2.0001 / 1.9851 - 1, 1.9124 / 1.8806 - 1

@@ -73,7 +73,7 @@ class LayerTimes:
         job.after_backward = device.type == "cuda"
         self._step = _Step()
         self._steps: list[tuple[_Step, Mark]] = []
-        after = outside_compiled(job.model, ModuleHook(self._forward_ended))
+        after = ModuleHook(outside_compiled(job.model, self._forward_ended))
         self._handles: list[Any] = [
             before_forward(job.model, self._forward_begins, first=True),
             job.model.register_forward_hook(after),

@@ -2,17 +2,19 @@
 
     gap(N) = gap(n) + growth * share * ln(N / n)
 
-growth   of each such strategy: the gap of GPT-2 less that of the smaller model after as many steps, per unit of the
+growth   of such a strategy: the gap of GPT-2 less that of the smaller model after as many steps, per unit of the
          logarithm of size. The mean is used, and the largest for the upper end of a range. Beyond the largest model
          that was trained, gaps are taken to grow no further.
-share    of a compressor: its relative squared error on normally distributed values, compared with the least of these
-         strategies, and at most 1: what rounds little (int8) does not cost a larger model what coarse compressors do.
-         The share is 1 where ranks encode together, so that one encoding has no error of its own (powersgd).
+share    of a compressor: its relative squared error on normally distributed values, at most 1, where 1 stands for the
+         least error with which a gap grew by more than seeds differ; only strategies with such errors count for the
+         growth. So what rounds little (int8) does not cost a larger model what coarse compressors do. The share is 1
+         where ranks encode together and one encoding has no error of its own (powersgd).
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,8 +39,8 @@ class Growth:
     mean: float
     """Per unit of the logarithm of size."""
     most: float
-    least_error: float
-    """The least relative error of the compressors it was measured with."""
+    coarse: float
+    """The relative error from which on the share is 1."""
     largest: int
     """Parameters of the largest model that was trained."""
 
@@ -49,7 +51,7 @@ def growth_of(compression: Compressor, trained: int, num_parameters: int) -> tup
         return 0.0, 0.0
     found = growth()
     sizes = math.log(max(1.0, min(num_parameters, found.largest) / trained))
-    share = min(1.0, relative_error(compression) / found.least_error)
+    share = min(1.0, relative_error(compression) / found.coarse)
     return found.mean * share * sizes, found.most * share * sizes
 
 
@@ -57,21 +59,37 @@ def growth_of(compression: Compressor, trained: int, num_parameters: int) -> tup
 def growth() -> Growth:
     """From all strategies that were trained with the largest model and with a smaller one."""
     largest = max(run.num_parameters for run in (*CELLS, *OTHER_RUNS))
-    rates, errors = [], []
-    for run in (run for run in (*CELLS, *OTHER_RUNS) if run.num_parameters == largest):
-        strategy = Strategy.parse(run.text)
-        smaller = [other for other in measured_runs(strategy) if other.num_parameters < largest]
-        if smaller:
-            rates.append(_rate(run, smaller))
-            errors.append(relative_error(strategy.compression))
-    mean = sum(rates) / len(rates)
-    return Growth(mean=mean, most=max(rates), least_error=min(errors), largest=largest)
+    pairs = [
+        _Pair.of(run, smaller, relative_error(strategy.compression))
+        for run in (*CELLS, *OTHER_RUNS)
+        if run.num_parameters == largest
+        for strategy in [Strategy.parse(run.text)]
+        if (smaller := [other for other in measured_runs(strategy) if other.num_parameters < largest])
+    ]
+    coarse = min(pair.error for pair in pairs if pair.grew > pair.deviation)
+    rates = [pair.grew / pair.sizes for pair in pairs if pair.error >= coarse]
+    return Growth(mean=statistics.fmean(rates), most=max(rates), coarse=coarse, largest=largest)
 
 
-def _rate(run: Measured, smaller: list[Measured]) -> float:
-    size = max(other.num_parameters for other in smaller)
-    before = gap_after(run.steps, [other for other in smaller if other.num_parameters == size])
-    return (run.loss_gap - before) / math.log(run.num_parameters / size)
+@dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """One strategy, trained with models of two sizes."""
+
+    grew: float
+    """The gap of the larger model less that of the smaller."""
+    deviation: float
+    """Of that gap, between seeds."""
+    sizes: float
+    """The logarithm of the ratio of sizes."""
+    error: float
+
+    @classmethod
+    def of(cls, run: Measured, smaller: list[Measured], error: float) -> _Pair:
+        """From the run of the larger model and those of smaller ones, of which the largest counts."""
+        size = max(other.num_parameters for other in smaller)
+        before = gap_after(run.steps, [other for other in smaller if other.num_parameters == size])
+        sizes = math.log(run.num_parameters / size)
+        return cls(grew=run.loss_gap - before, deviation=run.deviation, sizes=sizes, error=error)
 
 
 @lru_cache(maxsize=256)

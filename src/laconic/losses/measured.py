@@ -128,6 +128,7 @@ OTHER_RUNS: tuple[Measured, ...] = (
         num_parameters=GPT2,
     ),
     Measured("bsp / all_reduce / qsgd", 600, 0.046, deviation=0.0146, num_parameters=GPT2),
+    Measured("bsp / all_reduce / int8", 600, 0.0003, deviation=0.0146, num_parameters=GPT2),
     Measured(
         "onebit_adam / all_reduce / onebit + error_feedback",
         600,

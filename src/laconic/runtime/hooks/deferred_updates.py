@@ -25,7 +25,7 @@ from laconic.core.plan import Plan
 from laconic.errors import CommunicationError, LaconicWarning
 from laconic.runtime.engine import Task
 from laconic.runtime.hooks.lazy_gradient import LazyGradient
-from laconic.runtime.hooks.module_hook import ModuleHook, outside_compiled
+from laconic.runtime.hooks.module_hook import ModuleHook
 from laconic.runtime.hooks.optimizer_steps import others_watch
 from laconic.runtime.hooks.separability import Settings, group_settings, step_in_part, why_not_separable
 from laconic.runtime.job import Job
@@ -90,21 +90,23 @@ class DeferredUpdates:
         self._borrowed: set[str] | None = None
         self._entered: set[str] = set()
         self._handles: list[Any] = []
+        # In the graph of a compiled model there are no updates, or torch.compile would compile the optimizer's step.
+        self._flush_before_graph = torch.compiler.disable(self.flush)
         for module, names in self._layers():
             before = ModuleHook(
-                lambda _, names=names: self.before_layer(names),
+                lambda _, names=names: self._enter_layer(names),
                 before_copy=lambda names=names: self._refuse_copy(names),
                 before_save=self.flush,
             )
             self._handles += [
-                module.register_forward_pre_hook(outside_compiled(job.model, before)),
+                module.register_forward_pre_hook(before),
                 module.register_state_dict_pre_hook(ModuleHook(lambda _, names=names: self.update(names))),
                 module.register_load_state_dict_pre_hook(ModuleHook(lambda _, names=names: self.update(names))),
             ]
         # A module's own parameters are copied before its hooks, and its submodules after them.
-        before_model = ModuleHook(lambda _: self.before_model(), before_copy=self._before_model_copy)
+        before_model = ModuleHook(lambda _: self._enter_model(), before_copy=self._before_model_copy)
         self._handles += [
-            job.model.register_forward_pre_hook(outside_compiled(job.model, before_model), prepend=True),
+            job.model.register_forward_pre_hook(before_model, prepend=True),
             *(optimizer.register_state_dict_pre_hook(lambda *_: self.flush()) for optimizer in job.optimizers),
             *(optimizer.register_load_state_dict_pre_hook(lambda *_: self.flush()) for optimizer in job.optimizers),
         ]
@@ -207,6 +209,21 @@ class DeferredUpdates:
         return parameter._version, parameter.data_ptr()
 
     # -- before a layer is used --------------------------------------------------------------------------------
+
+    # A compiled module uses none of its parameters on its own in the first pass, so they count as borrowed and are
+    # updated before the model starts. What is still deferred when a graph begins was compiled later.
+
+    def _enter_layer(self, names: Sequence[str]) -> None:
+        if not torch.compiler.is_compiling():
+            self.before_layer(names)
+        elif self._pending:
+            self._flush_before_graph()
+
+    def _enter_model(self) -> None:
+        if not torch.compiler.is_compiling():
+            self.before_model()
+        else:  # even if nothing is deferred: then one graph serves every step
+            self._flush_before_graph()
 
     def before_model(self) -> None:
         """The forward pass of the model begins."""

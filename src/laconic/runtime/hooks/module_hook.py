@@ -44,9 +44,9 @@ class ModuleHook:
 
 def before_forward(model: nn.Module, action: Callable[[nn.Module], None], *, first: bool = False) -> RemovableHandle:
     """Call `action` before each forward pass of `model`, before all other hooks if `first`."""
-    return model.register_forward_pre_hook(outside_compiled(model, ModuleHook(action)), prepend=first)
+    return model.register_forward_pre_hook(ModuleHook(outside_compiled(model, action)), prepend=first)
 
 
-def outside_compiled(model: nn.Module, hook: ModuleHook) -> Callable[..., None]:
-    """The hook, excluded from torch.compile."""
-    return torch.compiler.disable(hook) if getattr(model, "_compiled_call_impl", None) is not None else hook
+def outside_compiled(model: nn.Module, action: Callable[[nn.Module], None]) -> Callable[[nn.Module], None]:
+    """The action, excluded from torch.compile if the model was compiled in place."""
+    return torch.compiler.disable(action) if getattr(model, "_compiled_call_impl", None) is not None else action
