@@ -8,8 +8,8 @@ links, the other three of which one has half the bandwidth. Workloads are known 
 share the processors of this machine, which no prediction for a cluster knows: with --slower compute takes so many times
 as long and links are so many times slower, while processors have the same work, so that it counts for less.
 
-A cell that is in the folder is not measured again: the command may be stopped and started, and ends by itself after
---limit. A cell that fails is told and left out, and tried again the next time. At the end the page with the results is
+A cell that is in the folder is not measured again, but the planner is asked anew about it, from the probe that is
+there: the command may be stopped and started, also with another planner, and ends by itself after --limit. A cell that fails is told and left out, and tried again the next time. At the end the page with the results is
 printed, and written to page.md in the folder.
 
 Regret is what the planner's choice takes to reach plain DDP's loss beyond the best of all, both with measured steps and
@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -236,16 +236,19 @@ def measured(job: Workload, made: Cluster, texts: Sequence[str], steps: int) -> 
     return {row.strategy: row.step_ms / 1e3 for row in results.rows}
 
 
-def cell(place: Place, kept: Kept, *, slower: float, steps: int, limit: str) -> Cell:
-    """Probe, predict, measure."""
-    job = shrunk(place.workload, COMPUTE_S * slower, divisor=DIVISORS[place.workload])
-    made, texts = cluster_of(place), STRATEGIES
-    known = kept.probed(place, made, limit)
+def workload_of(place: Place, slower: float) -> Workload:
+    """As it is replayed."""
+    return shrunk(place.workload, COMPUTE_S * slower, divisor=DIVISORS[place.workload])
+
+
+def cell(place: Place, known: Cluster, took_s: Mapping[str, float], *, slower: float) -> Cell:
+    """What the planner says of probed links, beside what was measured."""
+    made = cluster_of(place)
     rate = max(link.bandwidth_bps for link in made.links)
     setting = Setting(cluster=known, workers=made.num_hosts, bandwidth_bps=rate)
     # Compute is slept, so nothing is learnt; losses count as for text.
-    found = answer(Question(workload=job, setting=setting, device=None), among=[Strategy.parse(one) for one in texts])
-    took_s = measured(job, made, texts, steps)
+    question = Question(workload=workload_of(place, slower), setting=setting, device=None)
+    found = answer(question, among=[Strategy.parse(one) for one in STRATEGIES])
     best = next(choice for choice in found.ranked if str(choice.strategy) in took_s)
     rows = [
         Row(text, choice.step_s, took_s[text], choice.loss.ratio, choice is best)
@@ -337,7 +340,9 @@ def main() -> None:
         told = f", about {human_duration(left_s)} to go" if took_s else ""
         print(f"cell {number + 1} of {len(missing)}: {place}; {so_far_s:.0f} s so far{told}", file=sys.stderr)
         try:
-            found = cell(place, kept, slower=options.slower, steps=options.steps, limit=options.probe)
+            known = kept.probed(place, cluster_of(place), options.probe)
+            took = measured(workload_of(place, options.slower), cluster_of(place), STRATEGIES, options.steps)
+            found = cell(place, known, took, slower=options.slower)
         except LaconicError as exc:
             failures.append(f"{place}: {one_line(exc, 400)}")
             print(failures[-1], file=sys.stderr, flush=True)
@@ -347,7 +352,16 @@ def main() -> None:
         kept.add(found)
         done.append(found)
         print("\n".join(found.lines()), file=sys.stderr, flush=True)
-    text = page(done, failures, wanted=len(DIVISORS) * len(BANDWIDTHS) * 2)
+    asked = [
+        cell(
+            one.place,
+            kept.probed(one.place, cluster_of(one.place), options.probe),
+            {row.strategy: row.measured_s for row in one.rows},
+            slower=options.slower,
+        )
+        for one in done
+    ]
+    text = page(asked, failures, wanted=len(DIVISORS) * len(BANDWIDTHS) * 2)
     kept.write_page(text)
     print(text)
     sys.exit(1 if failures else 0)
