@@ -82,6 +82,15 @@ def test_several_views_without_a_step_between_them_are_charged_once() -> None:
     assert [change.lost_s for change in run.changes] == [pytest.approx(1.7 - 0.5 - 0.1), 0.0]
 
 
+def test_a_step_that_the_next_view_completes_is_charged_to_the_change() -> None:
+    # c is frozen when all values of the last step have arrived, but not every vote.
+    said = view(0, 0.0, "a,b,c") + [one for number in range(5) for one in unit(number, 0.1 + 0.1 * number, 0, 3)]
+    said += view(1, 1.9, "a,b", noticed_s=1.85, lost="c") + unit(5, 1.91, 0, 2)
+    said += [one for number in range(6, 11) for one in unit(number, 2.01 + 0.1 * (number - 6), 1, 2)]
+    (change,) = elastic_run(said, "here").changes
+    assert change.lost_s == pytest.approx(1.91 - 0.5 - 0.1)
+
+
 def test_a_change_before_the_first_step_is_charged_too() -> None:
     said = view(0, 0.0, "a,b,c") + view(1, 1.5, "a,b", noticed_s=1.2, lost="c")
     said += [one for number in range(5) for one in unit(number, 2.0 + 0.1 * number, 1, 2)]

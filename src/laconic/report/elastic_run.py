@@ -1,6 +1,7 @@
 """Computes from the events of an elastic run who trained when, what each change of the ranks cost, and the goodput.
 
-    lost     = (first unit after a change - last unit before it) - typical time of a unit afterwards
+    lost     = (first unit after a change - last unit before it) - typical time of a unit afterwards; the same of that
+               last unit, if it was completed only after the change had been noticed
     lost     = longer of the unit a fault strikes and the next one - typical time, where the same ranks go on
     goodput  = 1 - sum of lost / time from the first unit to the last
 
@@ -192,12 +193,12 @@ def _lost(
 ) -> dict[int, float]:
     """By view: the seconds that the change to it, and to views that follow it at once, has cost."""
     found: dict[int, float] = {}
-    numbers = [view.number for view in views]
     for (one_s, one_view), (other_s, other_view) in pairwise(units):
-        if other_view > one_view:
+        later = next((view for view in views if view.number > one_view), None)
+        # Ranks that have all values of a unit but miss a vote learn in the next view that the unit is complete.
+        if later is not None and (other_view > one_view or other_s > later.noticed_s):
             usual_s = typical.get(other_view, typical.get(None, 0.0))
-            first = next((number for number in numbers if number > one_view), other_view)
-            found[first] = found.get(first, 0.0) + max(0.0, other_s - one_s - usual_s)
+            found[later.number] = found.get(later.number, 0.0) + max(0.0, other_s - one_s - usual_s)
     return found
 
 
