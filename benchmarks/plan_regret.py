@@ -9,8 +9,9 @@ share the processors of this machine, which no prediction for a cluster knows: w
 as long and links are so many times slower, while processors have the same work, so that it counts for less.
 
 A cell that is in the folder is not measured again, but the planner is asked anew about it, from the probe that is
-there: the command may be stopped and started, also with another planner, and ends by itself after --limit. A cell that fails is told and left out, and tried again the next time. At the end the page with the results is
-printed, and written to page.md in the folder.
+there: the command may be stopped and started, also with another planner, and ends by itself after --limit. A cell that
+fails is told and left out, and tried again the next time. At the end the page with the results is printed, and written
+to page.md in the folder.
 
 Regret is what the planner's choice takes to reach plain DDP's loss beyond the best of all, both with measured steps and
 with the steps needed that the planner counts with: losses are not measured in a replay.
