@@ -307,7 +307,7 @@ def _shown(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--keep", default="runs/plan_regret", metavar="DIR", help="cells that are there stay as they are"
+        "--keep", default="runs/plan_regret", metavar="DIR", help="cells that are there are not measured again"
     )
     parser.add_argument("--cells", type=int, help="measure at most so many now")
     parser.add_argument("--workloads", nargs="+", default=list(DIVISORS), choices=list(DIVISORS))
@@ -353,15 +353,14 @@ def main() -> None:
         kept.add(found)
         done.append(found)
         print("\n".join(found.lines()), file=sys.stderr, flush=True)
-    asked = [
-        cell(
-            one.place,
-            kept.probed(one.place, cluster_of(one.place), options.probe),
-            {row.strategy: row.measured_s for row in one.rows},
-            slower=options.slower,
-        )
-        for one in done
-    ]
+    asked: list[Cell] = []
+    for one in done:
+        try:
+            known = kept.probed(one.place, cluster_of(one.place), options.probe)
+            took = {row.strategy: row.measured_s for row in one.rows}
+            asked.append(cell(one.place, known, took, slower=options.slower))
+        except LaconicError as exc:
+            failures.append(f"{one.place}: {one_line(exc, 400)}")
     text = page(asked, failures, wanted=len(DIVISORS) * len(BANDWIDTHS) * 2)
     kept.write_page(text)
     print(text)

@@ -290,6 +290,10 @@ def _options() -> argparse.Namespace:
     options.ranks_per_host = options.ranks_per_host or (1 if options.where == "inside" else 2)
     if options.where == "between" and options.ranks_per_host == 1:
         parser.error("between groups of shards, the two processes of a group share a host: --ranks-per-host 2.")
+    if options.at_once < 1:
+        parser.error(f"--at-once must be at least 1, got {options.at_once}.")
+    if not options.losses and (options.only or options.at_once > 1):
+        parser.error("--only and --at-once are for --losses.")
     if options.where == "inside" and options.only:
         parser.error("--only diloco is for groups of shards: between.")
     if not (options.losses or options.speed):

@@ -51,7 +51,8 @@ def lost(name: str, strikes: int, step_s: float) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
         script, folder = Path(scratch) / "train.py", Path(scratch) / "run"
         script.write_text(SCRIPT, encoding="utf-8")
-        lab = ["lab", "--hosts", str(_HOSTS), "--timeout", "600s", "--output", str(folder)]
+        limit = f"{120 + 2 * strikes * _EVERY_S}s"
+        lab = ["lab", "--hosts", str(_HOSTS), "--timeout", limit, "--output", str(folder)]
         fault = [option, f"{where} every={_EVERY_S}s for={_FOR_S}s"]
         training = ["--", str(script), FAMILIES["fusion"], str(strikes), str(step_s)]
         path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
@@ -61,7 +62,10 @@ def lost(name: str, strikes: int, step_s: float) -> list[float]:
             if done.returncode:
                 sys.exit(f"{name}: {(done.stderr or done.stdout)[-1500:]}")
         (run,) = json.loads(done.stdout)["runs"]
-    return [change["lost_s"] for change in run["changes"] if change["died"]]
+    found = [change["lost_s"] for change in run["changes"] if change["died"]]
+    if len(found) < strikes:
+        sys.exit(f"{name}: ranks died {len(found)} times, not {strikes} times.")
+    return found
 
 
 def main() -> int:

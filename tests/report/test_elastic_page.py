@@ -86,9 +86,13 @@ def test_a_step_that_the_next_view_completes_is_charged_to_the_change() -> None:
     # c is frozen when all values of the last step have arrived, but not every vote.
     said = view(0, 0.0, "a,b,c") + [one for number in range(5) for one in unit(number, 0.1 + 0.1 * number, 0, 3)]
     said += view(1, 1.9, "a,b", noticed_s=1.85, lost="c") + unit(5, 1.91, 0, 2)
+    # Noticed by one rank while the others were completing a step: only the last one waited for the change.
+    said += view(2, 2.6, "a", noticed_s=2.12, lost="b")
     said += [one for number in range(6, 11) for one in unit(number, 2.01 + 0.1 * (number - 6), 1, 2)]
-    (change,) = elastic_run(said, "here").changes
-    assert change.lost_s == pytest.approx(1.91 - 0.5 - 0.1)
+    said += [one for number in range(11, 15) for one in unit(number, 2.8 + 0.1 * (number - 11), 2, 1)]
+    first, second = elastic_run(said, "here").changes
+    assert first.lost_s == pytest.approx(1.91 - 0.5 - 0.1)
+    assert second.lost_s == pytest.approx(2.8 - 2.41 - 0.1)
 
 
 def test_a_change_before_the_first_step_is_charged_too() -> None:

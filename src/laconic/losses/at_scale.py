@@ -6,8 +6,8 @@ gap   the share by which the loss ends above that of bsp at equal steps:
       - published laws for DiLoCo and its streaming form, for models they were fitted to (losses/published.py). The
         laws are about trainings with 20 tokens per parameter, which are long; a training of fewer steps than the
         longest measured here is taken to be a short one, for which they do not hold;
-      - else the gap measured here with the model nearest in size, after as many steps: between two measured lengths
-        along the logarithm of steps. How such gaps change with size differs: by the laws DiLoCo's shrink, while those
+      - else the gap measured here, after as many steps and with a model of this size: between two measured lengths
+        along the logarithm of steps, and between two sizes along that of size. How such gaps change with size differs: by the laws DiLoCo's shrink, while those
         of qsgd, demo and onebit_adam were larger for GPT-2 than for smaller models. So for a larger model the gap
         grows as theirs did (losses/growth.py), and the range reaches down to a gap that shrinks as DiLoCo's does.
       A negative gap counts as zero: no method here is known to learn more from a step than bsp does.
@@ -25,6 +25,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
+
+import numpy as np
 
 from laconic.losses.growth import growth_of
 from laconic.losses.measured import BASELINE, COMPRESSION_STEPS, TINY, Measured, gap_after
@@ -49,7 +51,7 @@ _LIKE_PUBLISHED = ("diloco / all_reduce / none", "streaming_diloco / all_reduce 
 _PUBLISHED_SIZE = 1e9
 """Parameters of the model with published losses at several lengths."""
 _SAID_GROWTH = 0.0005
-"""What is less is printed as 0.0%."""
+"""A smaller growth of a gap would be printed as 0.0."""
 _REMEMBERED = 4096
 """Size of the cache of answers: a planner asks for each strategy repeatedly."""
 _WARMUP = re.compile(r"warmup\(steps=(\d+)\)")
@@ -174,11 +176,15 @@ def _with_warmup_as_measured(strategy: Strategy, scale: Scale) -> Strategy:
 
 
 def _from_runs(strategy: Strategy, runs: tuple[Measured, ...], scale: Scale, *, among_hosts: bool) -> LossCost:
-    """The cost from the runs of the model nearest in size; the range covers all of these."""
-    size = min({run.num_parameters for run in runs}, key=lambda one: abs(math.log(one / scale.num_parameters)))
-    nearest = [run for run in runs if run.num_parameters == size]
-    more, most = growth_of(strategy.compression, size, scale.num_parameters)
-    gap = max(0.0, gap_after(scale.steps, nearest)) + more
+    """The cost from the runs of the models nearest in size, one on either side; the range covers all of these."""
+    sizes = sorted({run.num_parameters for run in runs})
+    here = min(max(scale.num_parameters, sizes[0]), sizes[-1])
+    around = {max(size for size in sizes if size <= here), min(size for size in sizes if size >= here)}
+    nearest = [run for run in runs if run.num_parameters in around]
+    more, most = growth_of(strategy.compression, sizes[-1], scale.num_parameters)
+    by_size = [[run for run in runs if run.num_parameters == size] for size in sizes]
+    gaps = [max(0.0, gap_after(scale.steps, those)) for those in by_size]
+    gap = float(np.interp(math.log(here), [math.log(size) for size in sizes], gaps)) + more
     lows = [_shrunk(one, scale) - one.deviation for one in nearest]
     highs = [max(0.0, one.loss_gap) + one.deviation + most for one in nearest]
     told = [
@@ -187,7 +193,7 @@ def _from_runs(strategy: Strategy, runs: tuple[Measured, ...], scale: Scale, *, 
     ]
     because = f"measured here with {_MEASURED_WORKERS} workers: {', '.join(told)}"
     if more >= _SAID_GROWTH:
-        because += f"; {more:.1%} is added, as other compressors cost a larger model more"
+        because += f"; {more * 100:.1f} percentage points are added, as other compressors cost a larger model more"
     if among_hosts:
         because += "; between hosts it is the same with so many workers as there are hosts"
     return _cost("measured", gap, min(lows), max(highs), scale, because=because)

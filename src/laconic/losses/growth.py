@@ -2,13 +2,13 @@
 
     gap(N) = gap(n) + growth * share * ln(N / n)
 
-growth   of such a strategy: the gap of GPT-2 less that of the smaller model after as many steps, per unit of the
-         logarithm of size. The mean is used, and the largest for the upper end of a range. Beyond the largest model
-         that was trained, gaps are taken to grow no further.
+growth   of such a strategy: the gap of GPT-2 less that of the smaller model after as many steps, or after the nearest
+         number of steps that was measured, per unit of the logarithm of size. The mean is used, and the largest for
+         the upper end of a range. Beyond the largest model that was trained, gaps are taken to grow no further.
 share    of a compressor: its relative squared error on normally distributed values, at most 1, where 1 stands for the
          least error with which a gap grew by more than seeds differ; only strategies with such errors count for the
          growth. So what rounds little (int8) does not cost a larger model what coarse compressors do. The share is 1
-         where ranks encode together and one encoding has no error of its own (powersgd).
+         where errors depend on the magnitude of gradients (threshold).
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from functools import lru_cache
 
 import torch
 
+from laconic.architecture.all_reduce import Everyone
 from laconic.compression import Compressor
+from laconic.core.in_process import InProcessCluster
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
+from laconic.core.transport import Transport
 from laconic.losses.measured import CELLS, OTHER_RUNS, Measured, gap_after
 from laconic.losses.steps_needed import measured_runs
 from laconic.strategy import Strategy
@@ -78,7 +81,7 @@ class _Pair:
     grew: float
     """The gap of the larger model less that of the smaller."""
     deviation: float
-    """Of that gap, between seeds."""
+    """Of both, between seeds."""
     sizes: float
     """The logarithm of the ratio of sizes."""
     error: float
@@ -87,19 +90,29 @@ class _Pair:
     def of(cls, run: Measured, smaller: list[Measured], error: float) -> _Pair:
         """From the run of the larger model and those of smaller ones, of which the largest counts."""
         size = max(other.num_parameters for other in smaller)
-        before = gap_after(run.steps, [other for other in smaller if other.num_parameters == size])
-        sizes = math.log(run.num_parameters / size)
-        return cls(grew=run.loss_gap - before, deviation=run.deviation, sizes=sizes, error=error)
+        runs = [other for other in smaller if other.num_parameters == size]
+        return cls(
+            grew=run.loss_gap - max(0.0, gap_after(run.steps, runs)),
+            deviation=math.hypot(run.deviation, max(other.deviation for other in runs)),
+            sizes=math.log(run.num_parameters / size),
+            error=error,
+        )
 
 
 @lru_cache(maxsize=256)
 def relative_error(compression: Compressor) -> float:
-    """The squared norm of what one encoding leaves out, relative to that of its input; 1 if ranks encode together."""
-    if not compression.traits.decodes_alone:
+    """The squared norm of what the exchange of one rank leaves out, relative to that of its input."""
+    if not compression.traits.scale_equivariant:
         return 1.0
     values = torch.randn(_SIDE * _SIDE, generator=torch.Generator().manual_seed(0))
-    state = compression.init(Bucket((TensorSpec("weight", (_SIDE, _SIDE), torch.float32),)))
-    state.moment = Moment.steady(1)
-    decoded = torch.zeros_like(values)
-    compression.decode(compression.encode(values.clone(), state), decoded, state)
-    return float((decoded - values).square().sum() / values.square().sum())
+
+    def exchanged(transport: Transport) -> torch.Tensor:
+        state = compression.init(Bucket((TensorSpec("weight", (_SIDE, _SIDE), torch.float32),)))
+        state.moment = Moment.steady(1)
+        flat = values.clone()
+        for work in compression.exchange(flat, state, Everyone(transport, "a bucket")):
+            work.wait()
+        return flat
+
+    (found,) = InProcessCluster(1).run(exchanged)
+    return float((found - values).square().sum() / values.square().sum())

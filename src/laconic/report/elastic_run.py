@@ -193,10 +193,12 @@ def _lost(
 ) -> dict[int, float]:
     """By view: the seconds that the change to it, and to views that follow it at once, has cost."""
     found: dict[int, float] = {}
+    ends = {view: time_s for time_s, view in units}
     for (one_s, one_view), (other_s, other_view) in pairwise(units):
         later = next((view for view in views if view.number > one_view), None)
         # Ranks that have all values of a unit but miss a vote learn in the next view that the unit is complete.
-        if later is not None and (other_view > one_view or other_s > later.noticed_s):
+        late = later is not None and other_s == ends[one_view] and other_s > later.noticed_s
+        if later is not None and (other_view > one_view or late):
             usual_s = typical.get(other_view, typical.get(None, 0.0))
             found[later.number] = found.get(later.number, 0.0) + max(0.0, other_s - one_s - usual_s)
     return found

@@ -91,7 +91,7 @@ class DeferredUpdates:
         self._entered: set[str] = set()
         self._handles: list[Any] = []
         # In the graph of a compiled model there are no updates, or torch.compile would compile the optimizer's step.
-        self._flush_before_graph = torch.compiler.disable(self.flush)
+        self._before_graph = torch.compiler.disable(self.before_graph)
         for module, names in self._layers():
             before = ModuleHook(
                 lambda _, names=names: self._enter_layer(names),
@@ -210,20 +210,25 @@ class DeferredUpdates:
 
     # -- before a layer is used --------------------------------------------------------------------------------
 
-    # A compiled module uses none of its parameters on its own in the first pass, so they count as borrowed and are
-    # updated before the model starts. What is still deferred when a graph begins was compiled later.
+    # In a graph no layer says that it begins, so its parameters count as borrowed: the model starts with their updates.
 
     def _enter_layer(self, names: Sequence[str]) -> None:
         if not torch.compiler.is_compiling():
             self.before_layer(names)
         elif self._pending:
-            self._flush_before_graph()
+            self._before_graph()
 
     def _enter_model(self) -> None:
         if not torch.compiler.is_compiling():
             self.before_model()
         else:  # even if nothing is deferred: then one graph serves every step
-            self._flush_before_graph()
+            self._before_graph()
+
+    def before_graph(self) -> None:
+        """A compiled part begins, and updates are still deferred: it was not compiled when the first pass was made."""
+        if self._borrowed is not None:
+            self._borrowed.update(self._pending)
+        self.flush()
 
     def before_model(self) -> None:
         """The forward pass of the model begins."""
@@ -308,7 +313,8 @@ class DeferredUpdates:
             raise CommunicationError(
                 f'parameter "{name}" was used in step {self._job.step} before its update of the previous step had been '
                 "made: code outside its own module has read it, and did not do so in the first step. "
-                f'{self._job.strategy.scheduling.name} cannot foresee that; use the schedule "fusion".'
+                f'{self._job.strategy.scheduling.name} cannot foresee that; use the schedule "fusion". Or a function that '
+                "was compiled before attach() calls the model: compile it afterwards."
             )
 
     def detach(self) -> None:
