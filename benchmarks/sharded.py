@@ -9,8 +9,7 @@ between: FSDP2 (fully_shard) shards a GPT over two processes, and two such group
 by laconic. inside: FSDP2 shards it over all four, and sends as it does by itself, or as laconic says. For losses all
 run on this machine, nothing held back, and pairs of processes count as hosts; "change" is beside PyTorch's own with the
 same seed, and beside the same synchronization without compression where it is not bsp: the mean over seeds and its
-standard error. For speed every group, or every
-process, is a virtual host, and the links between them are shaped.
+standard error. For speed every group, or every process, is a virtual host, and the links between them are shaped.
 """
 
 from __future__ import annotations
