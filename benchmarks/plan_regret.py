@@ -304,6 +304,17 @@ def _shown(row: Row) -> str:
     return f"`{short_name(Strategy.parse(row.strategy))}`"
 
 
+def asked_anew(done: Sequence[Cell], kept: Kept, options: argparse.Namespace, failures: list[str]) -> Iterator[Cell]:
+    """What the planner of today says of measured cells."""
+    for one in done:
+        took_s = {row.strategy: row.measured_s for row in one.rows}
+        try:
+            known = kept.probed(one.place, cluster_of(one.place), options.probe)
+            yield cell(one.place, known, took_s, slower=options.slower)
+        except LaconicError as exc:
+            failures.append(f"{one.place}: {one_line(exc, 400)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -353,15 +364,7 @@ def main() -> None:
         kept.add(found)
         done.append(found)
         print("\n".join(found.lines()), file=sys.stderr, flush=True)
-    asked: list[Cell] = []
-    for one in done:
-        try:
-            known = kept.probed(one.place, cluster_of(one.place), options.probe)
-            took = {row.strategy: row.measured_s for row in one.rows}
-            asked.append(cell(one.place, known, took, slower=options.slower))
-        except LaconicError as exc:
-            failures.append(f"{one.place}: {one_line(exc, 400)}")
-    text = page(asked, failures, wanted=len(DIVISORS) * len(BANDWIDTHS) * 2)
+    text = page(list(asked_anew(done, kept, options, failures)), failures, wanted=len(DIVISORS) * len(BANDWIDTHS) * 2)
     kept.write_page(text)
     print(text)
     sys.exit(1 if failures else 0)

@@ -7,9 +7,10 @@ gap   the share by which the loss ends above that of bsp at equal steps:
         laws are about trainings with 20 tokens per parameter, which are long; a training of fewer steps than the
         longest measured here is taken to be a short one, for which they do not hold;
       - else the gap measured here, after as many steps and with a model of this size: between two measured lengths
-        along the logarithm of steps, and between two sizes along that of size. How such gaps change with size differs: by the laws DiLoCo's shrink, while those
-        of qsgd, demo and onebit_adam were larger for GPT-2 than for smaller models. So for a larger model the gap
-        grows as theirs did (losses/growth.py), and the range reaches down to a gap that shrinks as DiLoCo's does.
+        along the logarithm of steps, and between two sizes along that of size. How such gaps change with size differs:
+        by the laws DiLoCo's shrink, while those of qsgd, demo and onebit_adam were larger for GPT-2 than for smaller
+        models. So for a larger model the gap grows as theirs did (losses/growth.py), and the range reaches down to a
+        gap that shrinks as DiLoCo's does.
       A negative gap counts as zero: no method here is known to learn more from a step than bsp does.
 p     how fast the loss falls with steps: 0.08 for the tiny GPT in its longest run, 0.042 for a model of 1e9 parameters
       (published), between them along the logarithm of size. In a longer run it is lower: the published run says by how

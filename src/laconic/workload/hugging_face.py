@@ -102,7 +102,7 @@ def _shape(config: Mapping[str, object], family: _Family, where: str, *, batch: 
         if value is None and otherwise is not None:
             return otherwise
         if value is None:
-            raise UsageError(f'{where} has no "{key}", which its model_type needs. Its keys: {", ".join(config)}.')
+            raise UsageError(f'{where} has no "{key}", which its model_type needs. {did_you_mean(key, config)}')
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**31:
             raise UsageError(f"{where}: {key} must be a whole number from 1 to {2**31}, got {one_line(value, 40)}.")
         return value

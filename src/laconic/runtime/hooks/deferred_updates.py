@@ -313,8 +313,8 @@ class DeferredUpdates:
             raise CommunicationError(
                 f'parameter "{name}" was used in step {self._job.step} before its update of the previous step had been '
                 "made: code outside its own module has read it, and did not do so in the first step. "
-                f'{self._job.strategy.scheduling.name} cannot foresee that; use the schedule "fusion". Or a function that '
-                "was compiled before attach() calls the model: compile it afterwards."
+                f'{self._job.strategy.scheduling.name} cannot foresee that; use the schedule "fusion". If a function '
+                "that calls the model was compiled before attach(): compile it afterwards."
             )
 
     def detach(self) -> None:
