@@ -210,7 +210,8 @@ class DeferredUpdates:
 
     # -- before a layer is used --------------------------------------------------------------------------------
 
-    # In a graph no layer says that it begins, so its parameters count as borrowed: the model starts with their updates.
+    # Inside a compiled graph the hooks of layers do nothing. Their parameters count as borrowed, so they are updated
+    # before the model starts.
 
     def _enter_layer(self, names: Sequence[str]) -> None:
         if not torch.compiler.is_compiling():
@@ -314,7 +315,7 @@ class DeferredUpdates:
                 f'parameter "{name}" was used in step {self._job.step} before its update of the previous step had been '
                 "made: code outside its own module has read it, and did not do so in the first step. "
                 f'{self._job.strategy.scheduling.name} cannot foresee that; use the schedule "fusion". If a function '
-                "that calls the model was compiled before attach(): compile it afterwards."
+                "that calls the model was compiled before attach(), compile it after attach()."
             )
 
     def detach(self) -> None:
