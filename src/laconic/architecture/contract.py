@@ -94,6 +94,10 @@ class Codec(Protocol):
         """Facts about the compressor."""
         ...
 
+    def is_lossless_for(self, dtype: torch.dtype) -> bool:
+        """Whether the payload of a tensor of this dtype is the tensor itself."""
+        ...
+
     def init(self, bucket: Bucket) -> BucketState:
         """The compressor's state for `bucket` before the first step."""
         ...
@@ -118,8 +122,8 @@ class Codec(Protocol):
         """Decode stacked payloads, one into each row of `outs`."""
         ...
 
-    def add_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
-        """Add all of the stacked payloads to `out`, one after the other."""
+    def sum_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """Fill `out` with the sum of the stacked payloads, added up one after the other."""
         ...
 
     def exchange(

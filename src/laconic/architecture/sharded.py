@@ -17,6 +17,7 @@ from laconic.architecture.shards.coded_rows import (
     read_payloads,
     row_batches,
     rows_bytes,
+    shares_added_up,
 )
 from laconic.collectives.members import Members
 from laconic.core.exchange import Exchange, Move, Wire
@@ -139,8 +140,7 @@ class Sharded(Architecture):
         if compression.traits.lossless:
             yield transport.reduce_scatter(out, rows, what=wire.what)
             return
-        shares = [[row] for row in coded_rows(state, compression, transport.world_size)]
-        yield from added_up(rows, shares, compression, AllRanks(transport, wire.what), [out])
+        yield from added_up(rows, state, compression, AllRanks(transport, wire.what), out)
 
     def _by_hosts(
         self, rows: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, out: torch.Tensor
@@ -154,7 +154,7 @@ class Sharded(Architecture):
         shares = [[coded[owner] for owner in column] for column in levels.columns]
         sums = rows.new_empty((len(levels.column), rows.shape[1]))
         inside = Members(transport, levels.host, wire.what)
-        yield from added_up(rows, shares, compression, inside, list(sums))
+        yield from shares_added_up(rows, shares, compression, inside, list(sums))
         if _BETWEEN not in state.tables:
             state.tables[_BETWEEN] = self.init(between, state.bucket)
         beside: BucketState = state.tables[_BETWEEN]
@@ -163,17 +163,18 @@ class Sharded(Architecture):
         coded = coded_rows(beside, between, transport.world_size)
         mine = dict(zip(levels.column, sums, strict=True))
         shares = [[coded[owner]] for owner in levels.column]
-        yield from added_up(mine, shares, between, Members(transport, levels.column, wire.what), [out])
+        yield from shares_added_up(mine, shares, between, Members(transport, levels.column, wire.what), [out])
 
     def gather(
         self, row: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, rows: torch.Tensor
     ) -> Exchange:
         """Fill `rows` with the decoded `row` of each rank, including this rank's own."""
         transport = wire.transport
-        if compression.traits.lossless:
+        (coded,) = coded_rows(state, compression, 1)
+        as_they_are = compression.is_lossless_for(row.dtype) and coded.covers(row)
+        if compression.traits.lossless or as_they_are:
             yield transport.all_gather(rows, row, what=wire.what)
             return
-        (coded,) = coded_rows(state, compression, 1)
         mine = [compression.encode(taken, part) for taken, part in coded.values(row)]
         packed = packed_row(mine, row.device)
         received = packed.new_empty((transport.world_size, packed.numel()))

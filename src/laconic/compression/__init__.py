@@ -7,7 +7,7 @@ from laconic.compression.atomo import Atomo
 from laconic.compression.cast import Bf16, Fp16
 from laconic.compression.chain import Chain
 from laconic.compression.cocktail import Cocktail
-from laconic.compression.contract import Compressor, Packed, Wrapper
+from laconic.compression.contract import Compressor, Wrapper
 from laconic.compression.dct_topk import DctTopK
 from laconic.compression.dgc import Dgc
 from laconic.compression.diana import Diana
@@ -27,6 +27,7 @@ from laconic.compression.none import NoCompression
 from laconic.compression.nuqsgd import NuqSgd
 from laconic.compression.oktopk import OkTopK
 from laconic.compression.onebit import OneBit
+from laconic.compression.packed import Packed
 from laconic.compression.per_layer import PerLayer
 from laconic.compression.powersgd import PowerSgd
 from laconic.compression.qsgd import Qsgd

@@ -10,6 +10,7 @@ import torch
 
 from laconic.compression.contract import Compressor
 from laconic.compression.kernels.quantizers import encode
+from laconic.compression.kernels.row_sums import sum_of_rows
 from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.chunks import chunks_of
 from laconic.compression.wire.seeds import moment_seed
@@ -44,6 +45,10 @@ class Cast(Compressor):
         """Each value is rounded by itself."""
         return replace(super().traits, tensor_by_tensor=True)
 
+    def is_lossless_for(self, dtype: torch.dtype) -> bool:
+        """If it has that type already."""
+        return dtype == self.wire_dtype
+
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:
         """The rounded copy (the tensor itself if it has that type already)."""
         if self.rounding == "nearest" or flat.dtype == self.wire_dtype:
@@ -70,6 +75,10 @@ class Cast(Compressor):
             out += values
         else:
             super().add_decoded(payload, out, state)
+
+    def sum_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
+        """In one pass on a GPU."""
+        sum_of_rows(payloads.tensors[0], out)
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """One sum of two bytes per element."""

@@ -101,9 +101,9 @@ class ErrorFeedback(Wrapper):
         """As the inner compressor."""
         self.inner.decode_rows(payloads, outs, state)
 
-    def add_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
+    def sum_decoded_rows(self, payloads: Payload, out: torch.Tensor, state: BucketState) -> None:
         """As the inner compressor."""
-        self.inner.add_decoded_rows(payloads, out, state)
+        self.inner.sum_decoded_rows(payloads, out, state)
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -78,7 +77,7 @@ def assert_agreement(case: Case, flat: torch.Tensor, bucket: Bucket, block: int)
             total = begun.clone()
             quantizers.decode(decoder, plain, chunks, total, add=True, reference=plainly, **decoder_settings)
             assert bits(total.cpu().nan_to_num(nan=1e4)) == bits((begun + outs[1]).cpu().nan_to_num(nan=1e4))
-        assert_rows_agree(plain, begun, outs[1], partial(quantizers.decode_rows, decoder, **decoder_settings), chunks)
+        assert_rows_agree(plain, outs[1], decoder, decoder_settings, chunks)
 
 
 def assert_encoded_rows_agree(encoder: str, settings: dict[str, float], flat: torch.Tensor, chunks: Chunks) -> None:
@@ -115,20 +114,20 @@ def assert_residuals_agree(
 
 
 def assert_rows_agree(
-    packed: torch.Tensor, begun: torch.Tensor, decoded: torch.Tensor, decode: Callable[..., None], chunks: Chunks
+    packed: torch.Tensor, decoded: torch.Tensor, decoder: str, settings: dict[str, float], chunks: Chunks
 ) -> None:
     """Two payloads, with other bytes between them, are decoded at once."""
     wide = torch.zeros((2, len(packed) + 8), dtype=torch.uint8, device=packed.device)
     rows = wide[:, 4:-4]
     rows[:] = packed
-    outs = torch.full((2, begun.numel() + 3), 7.0, dtype=begun.dtype, device=begun.device)
-    decode(rows, chunks, outs[:, 1:-2])
+    outs = torch.full((2, decoded.numel() + 3), 7.0, dtype=decoded.dtype, device=decoded.device)
+    quantizers.decode_rows(decoder, rows, chunks, outs[:, 1:-2], **settings)
     for out in outs:
         assert bits(out[1:-2].cpu().nan_to_num(nan=1e4)) == bits(decoded.cpu().nan_to_num(nan=1e4))
     assert torch.equal(outs[:, [0, -2, -1]], torch.full_like(outs[:, :3], 7.0))
-    total = begun.clone()
-    decode(rows, chunks, total, add=True)
-    assert bits(total.cpu().nan_to_num(nan=1e4)) == bits((begun + decoded + decoded).cpu().nan_to_num(nan=1e4))
+    total = torch.full_like(decoded, 7.0)
+    quantizers.sum_rows(decoder, rows, chunks, total, **settings)
+    assert bits(total.cpu().nan_to_num(nan=1e4)) == bits((decoded + decoded).cpu().nan_to_num(nan=1e4))
 
 
 def assert_same_but_for_the_last_bit_of_scales(fused: torch.Tensor, plain: torch.Tensor, chunks: Chunks) -> None:

@@ -51,11 +51,19 @@ class CodedRow:
         return ((batch, self._state.part(self._first + number)) for number, batch in enumerate(self._batches))
 
     @property
-    def whole(self) -> tuple[slice, BucketState] | None:
-        """The one range of the row that is encoded, with its state; None: there are several, or none."""
-        if len(self._batches) != 1 or len(self._batches[0].places) != 1:
-            return None
-        return self._batches[0].places[0], self._state.part(self._first)
+    def whole(self) -> Batch | None:
+        """The one range of the row that is encoded; None: there are several, or none."""
+        return self._batches[0] if len(self._batches) == 1 and len(self._batches[0].places) == 1 else None
+
+    @property
+    def part(self) -> BucketState:
+        """The state of its first batch."""
+        return self._state.part(self._first)
+
+    def covers(self, row: torch.Tensor) -> bool:
+        """Whether the row is encoded as one range, without padding."""
+        whole = self.whole
+        return whole is not None and whole.places[0] == slice(0, len(row))
 
     def values(self, row: torch.Tensor) -> list[tuple[torch.Tensor, BucketState]]:
         """The parts of a row that are encoded, each with its state."""
@@ -71,15 +79,18 @@ class CodedRow:
                 for place, values in batch.placed(_decoded(stacked.row(number), row, part, compression)):
                     row[place] = values
 
-    def add_to(self, row: torch.Tensor, payloads: Iterator[Payload], compression: Codec) -> None:
-        """Decode the next stacked payloads and add all of them, in the order of ranks."""
+    def write_sum_to(self, row: torch.Tensor, payloads: Iterator[Payload], compression: Codec) -> None:
+        """Decode the next stacked payloads, add them up in the order of ranks, and write the sum; padding becomes 0."""
+        if not self.covers(row):
+            row.zero_()
         for (batch, part), stacked in zip(self._parts(), payloads, strict=False):
             if len(batch.places) == 1:
-                compression.add_decoded_rows(stacked, row[batch.places[0]], part)
+                compression.sum_decoded_rows(stacked, row[batch.places[0]], part)
                 continue
-            for number in range(len(stacked.tensors[0])):
-                for place, values in batch.placed(_decoded(stacked.row(number), row, part, compression)):
-                    row[place] += values
+            total = row.new_empty(part.bucket.numel)
+            compression.sum_decoded_rows(stacked, total, part)
+            for place, values in batch.placed(total):
+                row[place] = values
 
 
 def _decoded(payload: Payload, like: torch.Tensor, part: BucketState, compression: Codec) -> torch.Tensor:
@@ -98,6 +109,18 @@ def coded_rows(state: BucketState, compression: Codec, num_rows: int) -> list[Co
             first += len(batches)
         state.tables[key] = rows
     found: list[CodedRow] = state.tables[key]
+    return found
+
+
+def one_range(state: BucketState, compression: Codec, num_rows: int) -> slice | None:
+    """The range of every row that can be encoded in all rows at once, cached with the state; None: there is none."""
+    key = ("one range", num_rows)
+    if key not in state.tables:
+        wholes = [row.whole for row in coded_rows(state, compression, num_rows)]
+        alike = {(whole.places[0].start, whole.bucket.layout) for whole in wholes if whole is not None}
+        can = not compression.traits.by_name and len(alike) == 1 and None not in wholes
+        state.tables[key] = wholes[0].places[0] if can and wholes[0] is not None else None
+    found: slice | None = state.tables[key]
     return found
 
 
@@ -130,46 +153,39 @@ class AllRanks:
         return self._transport.all_to_all(received, rows, what=self._what), received
 
 
-def added_up(
+def added_up(rows: torch.Tensor, state: BucketState, compression: Codec, group: Members, out: torch.Tensor) -> Exchange:
+    """Send each member of a group its row; fill `out` with the sum of this rank's row over all members."""
+    coded = coded_rows(state, compression, len(rows))
+    place = one_range(state, compression, len(rows))
+    if place is None:
+        yield from shares_added_up(rows, [[row] for row in coded], compression, group, [out])
+        return
+    stacked = compression.encode_rows(rows[:, place], [row.part for row in coded])
+    mine = stacked.row(group.rank)
+    work, received = group.scatter(_bytes_of(stacked, len(rows)))
+    yield work
+    coded[group.rank].write_sum_to(out, iter(read_payloads(received, [mine])), compression)
+
+
+def shares_added_up(
     rows: Rows, shares: Sequence[Sequence[CodedRow]], compression: Codec, group: Members, out: Sequence[torch.Tensor]
 ) -> Exchange:
     """Send each member of a group the rows that it sums; fill `out` with the sums of this rank's rows.
 
     shares: for each member the rows that it adds up.
     """
-    packed, mine = _encoded_at_once(rows, shares, compression, group.rank) or _encoded(
-        rows, shares, compression, group.rank, out[0].device
-    )
+    packed, mine = _encoded(rows, shares, compression, group.rank, out[0].device)
     work, received = group.scatter(packed)
     yield work
-    for total in out:
-        total.zero_()
     found = iter(read_payloads(received, mine))
     for row, total in zip(shares[group.rank], out, strict=True):
-        row.add_to(total, found, compression)
-
-
-def _encoded_at_once(
-    rows: Rows, shares: Sequence[Sequence[CodedRow]], compression: Codec, rank: int
-) -> tuple[torch.Tensor, list[Payload]] | None:
-    """A row of bytes for each member, and this rank's payload; None unless all rows are encoded whole and are alike."""
-    coded = [row for share in shares for row in share]
-    if not isinstance(rows, torch.Tensor) or [row.owner for row in coded] != list(range(len(shares))):
-        return None
-    found = [whole for row in coded if (whole := row.whole) is not None]
-    if len(found) < len(coded) or compression.traits.by_name:
-        return None
-    (place, first), parts = found[0], [part for _, part in found]
-    if any(other != place or part.bucket.layout != first.bucket.layout for other, part in found):
-        return None
-    stacked = compression.encode_rows(rows[:, place], parts)
-    return _bytes_of(stacked, len(coded)), [stacked.row(rank)]
+        row.write_sum_to(total, found, compression)
 
 
 def _encoded(
     rows: Rows, shares: Sequence[Sequence[CodedRow]], compression: Codec, rank: int, device: torch.device
 ) -> tuple[torch.Tensor, list[Payload]]:
-    """As `_encoded_at_once`, piece by piece."""
+    """A row of bytes for each member, and this rank's payloads."""
     payloads = [
         [compression.encode(taken, part) for row in share for taken, part in row.values(rows[row.owner])]
         for share in shares

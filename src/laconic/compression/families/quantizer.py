@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from laconic.compression.contract import Packed
-from laconic.compression.kernels.quantizers import decode, decode_rows, encode, encode_keeping, encode_rows
+from laconic.compression.kernels.quantizers import decode, decode_rows, encode, encode_keeping, encode_rows, sum_rows
+from laconic.compression.packed import Packed
 from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.compression.wire.seeds import moment_seed
@@ -107,10 +107,10 @@ class Quantizer(Packed):
         # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
         decode_rows(self.decoder, rows, self.chunks(state), outs, **self.decoder_settings())
 
-    def add_unpacked_rows(self, rows: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
-        """With one launch of a kernel on a GPU, which reads and writes `out` once."""
+    def sum_unpacked_rows(self, rows: torch.Tensor, out: torch.Tensor, state: BucketState) -> None:
+        """With one launch of a kernel on a GPU, which writes `out` once."""
         # pyrefly: ignore[bad-argument-type]  # no setting of a kernel is called reference
-        decode_rows(self.decoder, rows, self.chunks(state), out, add=True, **self.decoder_settings())
+        sum_rows(self.decoder, rows, self.chunks(state), out, **self.decoder_settings())
 
     def packed_bytes(self, bucket: Bucket) -> int:
         """Bytes of scales, codes and padding, as `chunks` counts them."""

@@ -5,11 +5,13 @@ A family of quantizers has two tables, and more on devices where a kernel launch
     ENCODERS[name](flat, chunks, packed, moment_seed, **settings)     fills `packed` except for its padding
     DECODERS[name](packed, chunks, out, add, **settings)              fills `out`, or adds to it
     ROW_ENCODERS[name](rows, chunks, packed, moment_seed, **settings) the same for rows, of chunks[i] each
-    ROW_DECODERS[name](rows, chunks, out, add, **settings)            fills each row of `out`, or adds all rows to it
+    ROW_DECODERS[name](rows, chunks, outs, **settings)                fills each row of `outs`
+    ROW_SUMS[name](rows, chunks, out, **settings)                     fills `out` with the sum of all rows
     KEEPING_ENCODERS[name](rows, residuals, chunks, packed, moment_seed, **settings)
                                                                       encodes sums, whose losses replace the residuals
 
-The last three tables may lack a name; `can_encode(name, chunks)` says whether their encoders can encode these chunks.
+All but the first two tables may lack a name; `can_encode(name, chunks)` says whether their encoders can encode these
+chunks.
 """
 
 from __future__ import annotations
@@ -116,21 +118,46 @@ def decode_rows(
     name: str,
     rows: torch.Tensor,
     chunks: Chunks,
-    out: torch.Tensor,
+    outs: torch.Tensor,
     *,
-    add: bool = False,
     reference: bool = False,
     **settings: float,
 ) -> None:
-    """Decode each of `rows` into the same row of `out`, or add all of them, in their order, to `out`."""
-    assert rows.shape[1] == chunks.packed_bytes, f"{rows.shape[1]} bytes where {chunks.packed_bytes} are due"
-    assert rows.stride(1) == 1, "the bytes of a payload lie one after the other"
+    """Decode each of `rows` into the same row of `outs`."""
+    _check_rows(rows, chunks)
+    if not rows.numel():
+        return
+    kernels = load_kernels("quantizers", outs.device.type, reference=reference)
+    together = getattr(kernels, "ROW_DECODERS", {}).get(name)
+    if together is not None:
+        together(rows, chunks, outs, **settings)
+        return
+    for packed, out in zip(rows, outs, strict=True):
+        kernels.DECODERS[name](packed, chunks, out, False, **settings)
+
+
+def sum_rows(
+    name: str,
+    rows: torch.Tensor,
+    chunks: Chunks,
+    out: torch.Tensor,
+    *,
+    reference: bool = False,
+    **settings: float,
+) -> None:
+    """Fill `out` with the sum of all of `rows`, of which there is at least one, added up in their order."""
+    _check_rows(rows, chunks)
     if not rows.numel():
         return
     kernels = load_kernels("quantizers", out.device.type, reference=reference)
-    together = getattr(kernels, "ROW_DECODERS", {}).get(name)
+    together = getattr(kernels, "ROW_SUMS", {}).get(name)
     if together is not None:
-        together(rows, chunks, out, add, **settings)
+        together(rows, chunks, out, **settings)
         return
     for number, packed in enumerate(rows):
-        kernels.DECODERS[name](packed, chunks, out if add else out[number], add, **settings)
+        kernels.DECODERS[name](packed, chunks, out, number > 0, **settings)
+
+
+def _check_rows(rows: torch.Tensor, chunks: Chunks) -> None:
+    assert rows.shape[1] == chunks.packed_bytes, f"{rows.shape[1]} bytes where {chunks.packed_bytes} are due"
+    assert rows.stride(1) == 1, "the bytes of a payload lie one after the other"

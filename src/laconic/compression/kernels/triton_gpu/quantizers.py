@@ -268,9 +268,11 @@ def _decode(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     ALIGNED: tl.constexpr,
-    ADD: tl.constexpr,
+    INTO: tl.constexpr,
 ):
-    """The second axis of the grid: payloads, each decoded to a row of its own; one program if all are added up."""
+    """INTO is "each": the second axis of the grid is payloads, each decoded to a row of its own; "added": one payload
+    is added to what is there; "sum": one program adds up all payloads.
+    """
     row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(0) % PARTS
     there = row < num_chunks
@@ -280,20 +282,21 @@ def _decode(
     payload = tl.program_id(1).to(tl.int64)
     packed += payload * packed_stride
     at = out + payload * out_stride + start[:, None] + column[None, :]
-    if ADD:
-        total = tl.load(at, mask=inside, other=0.0)
-        for _ in range(num_rows):
+    values = _values(
+        packed, scale_bytes, row, there, column, length, code_start, part, largest, KIND, BITS, ROWS, BLOCK
+    )
+    if INTO == "added":
+        total = _added(tl.load(at, mask=inside, other=0.0), values, out.dtype.element_ty)
+    else:
+        total = values.to(out.dtype.element_ty)
+    if INTO == "sum":
+        for _ in range(1, num_rows):
+            packed += packed_stride
             values = _values(
                 packed, scale_bytes, row, there, column, length, code_start, part, largest, KIND, BITS, ROWS, BLOCK
             )
             total = _added(total, values, out.dtype.element_ty)
-            packed += packed_stride
-        tl.store(at, total, mask=inside)
-    else:
-        values = _values(
-            packed, scale_bytes, row, there, column, length, code_start, part, largest, KIND, BITS, ROWS, BLOCK
-        )
-        tl.store(at, values.to(out.dtype.element_ty), mask=inside)
+    tl.store(at, total, mask=inside)
 
 
 def _shape(chunks: Chunks) -> tuple[tuple[int], dict[str, int]]:
@@ -403,14 +406,15 @@ class _Encoder:
         )
 
 
-def _row_decoder(kind: str) -> Callable[..., None]:
-    def decode(rows: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool, **settings: float) -> None:
+def _row_decoder(kind: str, into: str) -> Callable[..., None]:
+    def decode(rows: torch.Tensor, chunks: Chunks, out: torch.Tensor, **settings: float) -> None:
         if not chunks.num_chunks:
             return
         (programs,), constants = _shape(chunks)
+        each = into == "each"
         # Zero is a multiple of sixteen: the compiler may move sixteen bytes of a single payload at a time.
-        strides = (rows.stride(0), 0 if add else out.stride(0)) if len(rows) > 1 else (0, 0)
-        _decode[programs, 1 if add else len(rows)](
+        strides = (rows.stride(0), out.stride(0) if each else 0) if len(rows) > 1 else (0, 0)
+        _decode[programs, len(rows) if each else 1](
             rows,
             strides[0],
             len(rows),
@@ -422,7 +426,7 @@ def _row_decoder(kind: str) -> Callable[..., None]:
             chunks.num_chunks,
             int(settings.get("largest", 0)),
             KIND=kind,
-            ADD=add,
+            INTO=into,
             **constants,
             enable_fp_fusion=False,
         )
@@ -431,10 +435,10 @@ def _row_decoder(kind: str) -> Callable[..., None]:
 
 
 def _decoder(kind: str) -> Callable[..., None]:
-    of_rows = _row_decoder(kind)
+    write, add_to = _row_decoder(kind, "each"), _row_decoder(kind, "added")
 
     def decode(packed: torch.Tensor, chunks: Chunks, out: torch.Tensor, add: bool, **settings: float) -> None:
-        of_rows(packed[None], chunks, out if add else out[None], add, **settings)
+        (add_to if add else write)(packed[None], chunks, out[None], **settings)
 
     return decode
 
@@ -465,4 +469,6 @@ _DECODED = ("levels", "nuqsgd", "fp8", "natural", "sign", "onebit")
 
 DECODERS: dict[str, Callable[..., None]] = {name: _decoder(name) for name in _DECODED}
 
-ROW_DECODERS: dict[str, Callable[..., None]] = {name: _row_decoder(name) for name in _DECODED}
+ROW_DECODERS: dict[str, Callable[..., None]] = {name: _row_decoder(name, "each") for name in _DECODED}
+
+ROW_SUMS: dict[str, Callable[..., None]] = {name: _row_decoder(name, "sum") for name in _DECODED}
