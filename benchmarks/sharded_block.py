@@ -5,7 +5,9 @@
 One process plays one of the ranks: it encodes all rows of the block's gradient and adds up one row of every rank, and
 encodes its own row of the weights and decodes everybody's, twice. Bytes travel nowhere, so what is timed is coding
 alone. The passes compute in bfloat16 with FlashAttention where there is one, gradients are in the dtype of
---gradients, as MixedPrecisionPolicy(reduce_dtype=...) says. Times are wall clock over a run, in turns.
+--gradients, as MixedPrecisionPolicy(reduce_dtype=...) says. Three runs take turns: passes, coding, and both one after
+the other. Times are wall clock over a run. A share is the time by which both together take longer than passes: when
+coding runs alone, a GPU waits for its host, which has little else to do during the passes of a large block.
 """
 
 from __future__ import annotations
@@ -103,6 +105,24 @@ def _passes(block: nn.Module, tokens: int, width: int, device: torch.device) -> 
     return step
 
 
+def _compared(
+    passes: Callable[[], None], coding: Callable[[], None], repeats: int, turns: int, device: torch.device
+) -> str:
+    def both() -> None:
+        passes()
+        coding()
+
+    for step in (passes, coding, both):
+        step()
+    times = [[_seconds(step, repeats, device) for step in (passes, coding, both)] for _ in range(turns)]
+    shares = [(together - computed) / computed for computed, _, together in times]
+    computed, coded, together = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+    return (
+        f"passes {computed:8.2f} ms  coding {coded:7.2f} ms  both {together:8.2f} ms  {statistics.median(shares):6.1%} "
+        f"({min(shares):.1%} to {max(shares):.1%})"
+    )
+
+
 def _seconds(step: Callable[[], None], repeats: int, device: torch.device) -> float:
     _wait(device)
     began_s = time.perf_counter()
@@ -140,20 +160,8 @@ def main() -> int:
         for gradients in options.gradients:
             for text in options.strategies:
                 coding = Coding(block, text, options.shards, DTYPES[gradients])
-                for step in (passes, coding.step):
-                    step()
-                times = [
-                    [_seconds(step, options.repeats, device) for step in (passes, coding.step)]
-                    for _ in range(options.turns)
-                ]
-                shares = [coded / computed for computed, coded in times]
-                computed, coded = (statistics.median(column) for column in zip(*times, strict=True))
-                print(
-                    f"{tokens:6} tokens  gradients {gradients:9} {text:72} passes {1e3 * computed:8.2f} ms  "
-                    f"coding {1e3 * coded:7.2f} ms  {statistics.median(shares):6.1%} "
-                    f"({min(shares):.1%} to {max(shares):.1%})",
-                    flush=True,
-                )
+                shown = _compared(passes, coding.step, options.repeats, options.turns, device)
+                print(f"{tokens:6} tokens  gradients {gradients:9} {text:72} {shown}", flush=True)
     return 0
 
 

@@ -65,6 +65,31 @@ def _levels(scaled, largest, numbers):
 
 
 @triton.jit
+def packed_bytes(codes, BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Codes of 1, 2 or 4 bits as bytes, the first code in the lowest bits: neighbours are joined, two at a time."""
+    low, high = tl.split(tl.reshape(codes, (ROWS, BLOCK // 2, 2)))
+    data = low | (high << BITS)
+    if BITS <= 2:
+        low, high = tl.split(tl.reshape(data, (ROWS, BLOCK // 4, 2)))
+        data = low | (high << (2 * BITS))
+    if BITS == 1:
+        low, high = tl.split(tl.reshape(data, (ROWS, BLOCK // 8, 2)))
+        data = low | (high << 4)
+    return data
+
+
+@triton.jit
+def codes_in_bytes(data, BITS: tl.constexpr):
+    """The inverse of `packed_bytes`."""
+    codes = tl.interleave(data & 15, data >> 4)
+    if BITS <= 2:
+        codes = tl.interleave(codes & 3, codes >> 2)
+    if BITS == 1:
+        codes = tl.interleave(codes & 1, codes >> 1)
+    return codes
+
+
+@triton.jit
 def power_of_two(exponent):
     return (exponent << 23).to(tl.int32).to(tl.float32, bitcast=True)
 

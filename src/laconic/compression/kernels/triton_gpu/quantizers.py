@@ -19,6 +19,7 @@ from laconic.compression.kernels.reference.quantizers import LARGEST_FP8
 from laconic.compression.kernels.triton_gpu.codes import (
     absmax,
     bf16_codes,
+    codes_in_bytes,
     finite,
     fp8_codes,
     fp16_codes,
@@ -26,6 +27,7 @@ from laconic.compression.kernels.triton_gpu.codes import (
     means,
     mix,
     natural_codes,
+    packed_bytes,
     power_codes,
     power_of_two,
 )
@@ -37,6 +39,8 @@ _MOST = 2048
 """Elements of one program at most."""
 _PER_WARP = 512
 """Elements; these three were chosen by measurement on an H200, for all kernels together."""
+_UNROLLED = 1
+"""Payloads that are read at once when payloads are added up."""
 
 
 @triton.jit
@@ -171,8 +175,7 @@ def _encode(
         tl.store(codes_at + at, (data & 0xFF).to(tl.uint8), mask=due)
     else:
         PER: tl.constexpr = 8 // BITS
-        grouped = tl.reshape(codes, (ROWS, BLOCK // PER, PER))
-        data = tl.sum(grouped << (tl.arange(0, PER) * BITS)[None, None, :], axis=2)
+        data = packed_bytes(codes, BITS, ROWS, BLOCK)
         byte = part * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
         due = byte[None, :] * PER < length[:, None]
         tl.store(codes_at + code_start[:, None] + byte[None, :], data.to(tl.uint8), mask=due)
@@ -211,8 +214,7 @@ def _values(
         byte = part * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
         due = byte[None, :] * PER < length[:, None]
         data = tl.load(codes_at + code_start[:, None] + byte[None, :], mask=due, other=0).to(tl.int32)
-        spread = (data[:, :, None] >> (tl.arange(0, PER) * BITS)[None, None, :]) & ((1 << BITS) - 1)
-        codes = tl.reshape(spread, (ROWS, BLOCK))
+        codes = codes_in_bytes(data, BITS)
     if KIND == "levels":
         scale = tl.load(scales + row, mask=there, other=0.0)
         values = (codes.to(tl.int32) - largest).to(tl.float32) * scale[:, None]
@@ -269,6 +271,7 @@ def _decode(
     PARTS: tl.constexpr,
     ALIGNED: tl.constexpr,
     INTO: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):
     """INTO is "each": the second axis of the grid is payloads, each decoded to a row of its own; "added": one payload
     is added to what is there; "sum": one program adds up all payloads.
@@ -290,7 +293,7 @@ def _decode(
     else:
         total = values.to(out.dtype.element_ty)
     if INTO == "sum":
-        for _ in range(1, num_rows):
+        for _ in tl.range(1, num_rows, loop_unroll_factor=UNROLLED):
             packed += packed_stride
             values = _values(
                 packed, scale_bytes, row, there, column, length, code_start, part, largest, KIND, BITS, ROWS, BLOCK
@@ -301,12 +304,13 @@ def _decode(
 
 def _shape(chunks: Chunks) -> tuple[tuple[int], dict[str, int]]:
     """How many programs, and the constants they are compiled for: several chunks a program, or several for a chunk."""
-    longest = max(8, triton.next_power_of_2(min(chunks.block, chunks.bucket.numel)))
+    # Without the functions of Triton for this: they take as long as a launch.
+    longest = max(8, 1 << (min(chunks.block, chunks.bucket.numel) - 1).bit_length())
     tile = min(max(_TILE, longest), _MOST)
     block, parts = min(longest, tile), max(1, longest // tile)
     rows = tile // block
     constants = {"BITS": chunks.bits, "ROWS": rows, "BLOCK": block, "PARTS": parts, "ALIGNED": chunks.aligned}
-    return (triton.cdiv(chunks.num_chunks, rows) * parts,), constants | {"num_warps": max(1, tile // _PER_WARP)}
+    return (-(-chunks.num_chunks // rows) * parts,), constants | {"num_warps": max(1, tile // _PER_WARP)}
 
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -427,6 +431,7 @@ def _row_decoder(kind: str, into: str) -> Callable[..., None]:
             int(settings.get("largest", 0)),
             KIND=kind,
             INTO=into,
+            UNROLLED=_UNROLLED,
             **constants,
             enable_fp_fusion=False,
         )

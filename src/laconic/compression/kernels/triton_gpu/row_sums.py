@@ -34,4 +34,4 @@ def sum_of_rows(rows: torch.Tensor, out: torch.Tensor) -> None:
     if rows.dtype not in _DTYPES or out.dtype not in _DTYPES or rows.stride(1) != 1 or not out.is_contiguous():
         reference.sum_of_rows(rows, out)
         return
-    _sum[(triton.cdiv(out.numel(), _TILE),)](rows, rows.stride(0), len(rows), out, out.numel(), TILE=_TILE)
+    _sum[(-(-out.numel() // _TILE),)](rows, rows.stride(0), len(rows), out, out.numel(), TILE=_TILE)
