@@ -39,8 +39,6 @@ _MOST = 2048
 """Elements of one program at most."""
 _PER_WARP = 512
 """Elements; these three were chosen by measurement on an H200, for all kernels together."""
-_UNROLLED = 1
-"""Payloads that are read at once when payloads are added up."""
 
 
 @triton.jit
@@ -271,7 +269,6 @@ def _decode(
     PARTS: tl.constexpr,
     ALIGNED: tl.constexpr,
     INTO: tl.constexpr,
-    UNROLLED: tl.constexpr,
 ):
     """INTO is "each": the second axis of the grid is payloads, each decoded to a row of its own; "added": one payload
     is added to what is there; "sum": one program adds up all payloads.
@@ -293,7 +290,7 @@ def _decode(
     else:
         total = values.to(out.dtype.element_ty)
     if INTO == "sum":
-        for _ in tl.range(1, num_rows, loop_unroll_factor=UNROLLED):
+        for _ in range(1, num_rows):
             packed += packed_stride
             values = _values(
                 packed, scale_bytes, row, there, column, length, code_start, part, largest, KIND, BITS, ROWS, BLOCK
@@ -431,7 +428,6 @@ def _row_decoder(kind: str, into: str) -> Callable[..., None]:
             int(settings.get("largest", 0)),
             KIND=kind,
             INTO=into,
-            UNROLLED=_UNROLLED,
             **constants,
             enable_fp_fusion=False,
         )
