@@ -33,6 +33,7 @@ from laconic.compression import (
     Fp16,
     Int4,
     Int8,
+    IntSgd,
     Natural,
     NuqSgd,
     OneBit,
@@ -42,13 +43,18 @@ from laconic.compression import (
     TernGrad,
 )
 from laconic.compression.families.quantizer import Quantizer
+from laconic.compression.kernels import shared_grid
 from laconic.compression.kernels.approximate_topk import approximate_topk
+from laconic.compression.kernels.lanes import pack, unpack
 from laconic.compression.kernels.loader import has_faster
 from laconic.compression.kernels.quantizers import decode, encode
 from laconic.compression.kernels.reference import approximate_topk as approximate_topk_reference
 from laconic.compression.kernels.reference import lowrank as lowrank_reference
 from laconic.compression.kernels.reference import topk as topk_reference
+from laconic.compression.kernels.shared_grid import Grid
 from laconic.compression.kernels.topk import topk_indices
+from laconic.compression.wire.chunks import Chunks
+from laconic.compression.wire.lanes import Lanes
 from laconic.core.in_process import InProcessCluster
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
@@ -108,6 +114,32 @@ def quantizer(method: Quantizer) -> Case:
     return Case(str(method), prepare)
 
 
+def on_grid(method: IntSgd) -> Case:
+    """Whole numbers that are added up, of four ranks: codes and words, and the same through the reference."""
+
+    def prepare(flat: torch.Tensor) -> Trial:
+        bucket, out = Bucket((TensorSpec.of("weight", flat),)), torch.empty_like(flat)
+        chunks, lanes = Chunks(bucket, 4096, 8, 0), Lanes(flat.numel(), 2 * method.largest, 4)
+        units = torch.full((chunks.num_chunks,), 1.0 / method.largest, device=flat.device)
+        grid = Grid(units, torch.zeros_like(units), -method.largest, 2 * method.largest)
+
+        def coded(*, reference: bool = False) -> torch.Tensor:
+            numbers = torch.empty(flat.numel(), dtype=grid.dtype, device=flat.device)
+            shared_grid.encode(flat, chunks, grid, 1, numbers, reference=reference)
+            return pack(lanes, numbers, reference=reference)
+
+        def decoded(words: torch.Tensor, *, reference: bool = False) -> None:
+            sums = unpack(lanes, words, reference=reference)
+            shared_grid.decode(sums, 4, chunks, grid, out, reference=reference)
+
+        words = coded()
+        return Trial(
+            coded, lambda: decoded(words), words.nbytes, lambda: decoded(coded(reference=True), reference=True)
+        )
+
+    return Case(str(method), prepare)
+
+
 def _state(compressor: Compressor, flat: torch.Tensor) -> BucketState:
     state = compressor.init(Bucket((TensorSpec.of("weight", flat),)))
     state.moment = Moment(1, 0, 4)
@@ -129,6 +161,7 @@ CASES = [
     quantizer(Qsgd(levels=15)),
     quantizer(Qsgd(levels=127)),
     quantizer(NuqSgd()),
+    on_grid(IntSgd()),
     quantizer(TernGrad()),
     quantizer(Natural()),
     quantizer(SignSgd()),

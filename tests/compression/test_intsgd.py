@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from laconic.compression import ErrorFeedback, IntSgd
+from laconic.compression.kernels.lanes import pack, unpack
 from laconic.compression.wire.lanes import Lanes
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.plan import Bucket
@@ -25,11 +26,11 @@ def test_sums_of_words_hold_sums_of_numbers(world_size: int, largest: int, num_v
     lanes = Lanes(num_values, largest, world_size)
     drawn = np.random.default_rng(0).integers(0, largest, (world_size, num_values), endpoint=True)
     drawn[:, : num_values // 2] = largest  # the worst case of a carry
-    words = [lanes.pack(torch.from_numpy(row)) for row in drawn]
+    words = [pack(lanes, torch.from_numpy(row)) for row in drawn]
     total = torch.zeros(lanes.num_words, dtype=torch.int64)
     for row in reversed(words):
         total += row
-    assert (lanes.unpack(total).numpy() == drawn.sum(0)).all()
+    assert (unpack(lanes, total).numpy() == drawn.sum(0)).all()
     assert lanes.nbytes == words[0].nbytes
     assert lanes.nbytes <= num_values * (lanes.bits + 1) / 8 * 64 / (64 - lanes.bits) + 8
 

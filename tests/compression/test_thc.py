@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from laconic.compression import Thc
+from laconic.compression.kernels.rotation import backward, forward
 from laconic.compression.wire.rotation import Rotation
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.plan import Bucket
@@ -28,13 +29,13 @@ def hadamard(size: int) -> np.ndarray:
 
 def test_rotation_is_hadamard_times_signs() -> None:
     rotation = Rotation(BUCKET, 100)
-    assert tuple(rotation.sizes.tolist()) == BLOCKS
+    assert tuple(rotation.lengths.tolist()) == BLOCKS
     seed, flat = 12345, values(0, 0, BUCKET.numel, torch.float32)
-    signs = rotation.backward(rotation.forward(torch.ones_like(flat), seed), seed)
+    signs = backward(forward(torch.ones_like(flat), rotation, seed)[0], rotation, seed)
     assert torch.allclose(signs, torch.ones_like(flat), atol=1e-5), "backward undoes forward"
     start = 0
-    rotated = rotation.forward(flat, seed)
-    drawn = (rotation.forward(flat.abs() + 1, seed), rotation.forward(flat.abs() + 1, seed + 1))
+    rotated, _ = forward(flat, rotation, seed)
+    drawn = (forward(flat.abs() + 1, rotation, seed)[0], forward(flat.abs() + 1, rotation, seed + 1)[0])
     assert not torch.equal(*drawn), "other steps have other signs"
     for size in BLOCKS:
         place = slice(start, start + size)

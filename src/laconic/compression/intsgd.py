@@ -9,8 +9,11 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor, uncompressed, uncompressed_rounds
+from laconic.compression.kernels import shared_grid
+from laconic.compression.kernels.lanes import pack, unpack
+from laconic.compression.kernels.shared_grid import Grid
 from laconic.compression.traits import Traits, computed_once
-from laconic.compression.wire.chunks import chunks_of
+from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.compression.wire.lanes import Lanes
 from laconic.compression.wire.seeds import moment_seed
 from laconic.core.exchange import Exchange, Group, Round
@@ -89,21 +92,22 @@ class IntSgd(Compressor):
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
         """Add up codes, and compute the next unit from the mean."""
-        names, pieces = _names(state.bucket), _pieces(state.bucket, flat)
+        names = _names(state.bucket)
         if state.moment.round == 0 or not names:
             yield from uncompressed(flat, group, own)
         else:
-            units = self._units(state, group.size)
-            codes = self._codes(flat, units, state)
-            bad = torch.stack([piece.isfinite().all().logical_not() for piece in pieces])
+            units, lanes = self._units(state, group.size), self._lanes(state.bucket, group.size)
+            grid, chunks, numel = self._grid(units, state), _chunks(state), flat.numel()
+            numbers = torch.empty(lanes.num_values, dtype=grid.dtype, device=flat.device)
+            finite = shared_grid.encode(flat, chunks, grid, moment_seed(state.moment), numbers[:numel])
+            numbers[numel:] = _any_of_parameters(~finite, state)
             if own is not None:
-                own.copy_(_values(codes, units, bad, state))
-            lanes = self._lanes(state.bucket, group.size)
-            words = lanes.pack(torch.cat((codes + self.largest, bad.long())))
+                shared_grid.decode(numbers[:numel], 1, chunks, self._known(units, numbers[numel:], state), own)
+            words = pack(lanes, numbers)
             yield group.sum((words,))
-            sums = lanes.unpack(words)
-            totals, bad = sums[: flat.numel()] - group.size * self.largest, sums[flat.numel() :] > 0
-            flat.copy_(_values(totals, units, bad, state))
+            sums = unpack(lanes, words)
+            grid = self._known(units, sums[numel:], state)
+            shared_grid.decode(sums[:numel], group.size, chunks, grid, flat)
         if names:
             self._learn(_pieces(state.bucket, flat), state)
 
@@ -116,10 +120,14 @@ class IntSgd(Compressor):
         norms = torch.stack([state.whole[_NORM][name] for name in _names(state.bucket)]).clamp(min=_LEAST_NORM)
         return (norms * (2 / world_size / _numels(state).double()).sqrt()).float()
 
-    def _codes(self, flat: torch.Tensor, units: torch.Tensor, state: BucketState) -> torch.Tensor:
-        scaled = flat.float() / _each(units, state)
-        drawn = chunks_of(state, block=_BLOCK, bits=8, num_scales=0).random(moment_seed(state.moment))
-        return (scaled + drawn).floor().nan_to_num(nan=0.0).clamp(-self.largest, self.largest).long()
+    def _grid(self, units: torch.Tensor, state: BucketState) -> Grid:
+        """The same unit for all chunks of a parameter."""
+        of_chunks = units[_parameter_of_chunk(state)]
+        return Grid(of_chunks, torch.zeros_like(of_chunks), -self.largest, 2 * self.largest)
+
+    def _known(self, units: torch.Tensor, bad: torch.Tensor, state: BucketState) -> Grid:
+        """Without units for parameters in which some rank has a value that is not finite."""
+        return self._grid(torch.where(bad > 0, torch.nan, units), state)
 
     def _learn(self, pieces: list[torch.Tensor], state: BucketState) -> None:
         norms = [state.whole[_NORM][name] for name in _names(state.bucket)]
@@ -151,11 +159,23 @@ def _numels(state: BucketState) -> torch.Tensor:
     return numels
 
 
-def _each(values: torch.Tensor, state: BucketState) -> torch.Tensor:
-    """Repeat the value of each parameter for each of its elements."""
-    # With the size given, there is no synchronization with a GPU.
-    return values.repeat_interleave(_numels(state), output_size=state.bucket.numel)
+def _chunks(state: BucketState) -> Chunks:
+    return chunks_of(state, block=_BLOCK, bits=8, num_scales=0)
 
 
-def _values(codes: torch.Tensor, units: torch.Tensor, bad: torch.Tensor, state: BucketState) -> torch.Tensor:
-    return codes.float() * _each(torch.where(bad, torch.nan, units), state)
+def _parameter_of_chunk(state: BucketState) -> torch.Tensor:
+    """The number of each chunk's parameter, among those that have values."""
+    key = "intsgd.parameters"
+    if key not in state.tables:
+        sizes = [-(-tensor.numel // _BLOCK) for tensor in state.bucket.tensors if tensor.numel]
+        numbers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        state.tables[key] = numbers.to(state.bucket.device)
+    numbers: torch.Tensor = state.tables[key]
+    return numbers
+
+
+def _any_of_parameters(of_chunks: torch.Tensor, state: BucketState) -> torch.Tensor:
+    """For each parameter that has values, whether any of its chunks is marked."""
+    counts = torch.zeros(len(_names(state.bucket)), dtype=torch.int32, device=of_chunks.device)
+    # Not by a mask: the host would wait for a GPU to count what is marked.
+    return counts.index_add_(0, _parameter_of_chunk(state), of_chunks.int()) > 0

@@ -8,6 +8,10 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor
+from laconic.compression.kernels import shared_grid
+from laconic.compression.kernels.lanes import pack, unpack
+from laconic.compression.kernels.rotation import backward, forward
+from laconic.compression.kernels.shared_grid import Grid
 from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.lanes import Lanes
 from laconic.compression.wire.rotation import Rotation, rotation_of
@@ -58,7 +62,7 @@ class Thc(Compressor):
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """The scales of all blocks, then the codes."""
-        blocks = Rotation(bucket, self.block).num_blocks
+        blocks = Rotation(bucket, self.block).num_chunks
         return Round("sum", (8 * blocks,)), Round("sum", (self._lanes(bucket, moment.world_size).nbytes,))
 
     def exchange(
@@ -67,23 +71,24 @@ class Thc(Compressor):
         """Agree on scales, then add up codes."""
         rotation = rotation_of(state, self.block)
         shared = moment_seed(state.moment, shared=True)
-        rotated = rotation.forward(flat.float(), shared)
-        scales = rotation.squares(rotated).square_()
+        rotated, squares = forward(flat, rotation, shared)
+        scales = squares.square_()
         yield group.sum((scales,))
 
         # Square roots, not a power: twice the input then gives exactly twice the scale.
-        reach = rotation.each(self.clip * (scales.sqrt().sqrt() / rotation.sizes.double().sqrt()).float())
-        unit = 2 * reach / self.levels
+        reach = self.clip * (scales.sqrt().sqrt() / rotation.lengths.double().sqrt()).float()
+        # Blocks of zeros have a unit of zero, and blocks with a value that is not finite have none.
+        grid = Grid(2 * reach / self.levels, reach, 0, self.levels)
         lanes = self._lanes(state.bucket, group.size)
-        codes = ((rotated + reach) / unit + rotation.random(moment_seed(state.moment))).floor()
-        # Blocks of zeros have a unit of zero; the scale marks blocks that are not finite.
-        codes = codes.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(0, self.levels).long()
-        words = lanes.pack(codes)
+        codes = torch.empty(flat.numel(), dtype=grid.dtype, device=flat.device)
+        shared_grid.encode(rotated, rotation, grid, moment_seed(state.moment), codes)
+        words = pack(lanes, codes)
         if own is not None:
-            own.copy_(rotation.backward(codes.float() * unit - reach, shared))
+            shared_grid.decode(codes, 1, rotation, grid, rotated)
+            own.copy_(backward(rotated, rotation, shared))
         yield group.sum((words,))
-        totals = lanes.unpack(words).float()
-        flat.copy_(rotation.backward(totals * unit - group.size * reach, shared))
+        shared_grid.decode(unpack(lanes, words), group.size, rotation, grid, rotated)
+        flat.copy_(backward(rotated, rotation, shared))
 
     def _lanes(self, bucket: Bucket, world_size: int) -> Lanes:
         return Lanes(bucket.numel, self.levels, world_size)

@@ -17,25 +17,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laconic.compression.wire.seeds import base_seed, mix_tensor, uniform
-from laconic.core.plan import Bucket
+from laconic.compression.wire.cuts import Cuts
 from laconic.core.stateful import BucketState
 
 
 @dataclass(frozen=True)
-class Chunks:
-    """Positions of the chunks of one bucket, in the flat tensor and in the packed bytes."""
+class Chunks(Cuts):
+    """Chunks of equal lengths, except for the last ones of parameters, and their places in the packed bytes."""
 
-    bucket: Bucket
     block: int
     bits: int
     num_scales: int
 
-    @cached_property
-    def starts(self) -> NDArray[np.int64]:
-        """The first element of each chunk; one entry more at the end."""
-        cuts = [np.arange(place.start, place.stop, self.block) for _, place in self.bucket.segments()]
-        return np.concatenate([*cuts, [self.bucket.numel]]).astype(np.int64)
+    @property
+    def longest(self) -> int:
+        """A whole block."""
+        return self.block
+
+    def cut(self, numel: int) -> NDArray[np.int64]:
+        """After each block."""
+        return np.arange(0, numel, self.block, dtype=np.int64)
 
     @cached_property
     def code_starts(self) -> NDArray[np.int64]:
@@ -44,25 +45,8 @@ class Chunks:
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     @cached_property
-    def seeds(self) -> NDArray[np.int64]:
-        """The base seed of each chunk."""
-        return np.array(
-            [
-                base_seed(tensor.name, position)
-                for tensor, place in self.bucket.segments()
-                for position in range(0, place.stop - place.start, self.block)
-            ],
-            dtype=np.int64,
-        )
-
-    @cached_property
-    def aligned(self) -> bool:
-        """Whether every chunk begins and ends at a multiple of sixteen values."""
-        return not (self.starts % 16).any()
-
-    @cached_property
     def num_chunks(self) -> int:
-        """The number of chunks."""
+        """The number of chunks, without computing where they begin."""
         return sum(-(-tensor.numel // self.block) for tensor in self.bucket.tensors)
 
     @cached_property
@@ -85,34 +69,9 @@ class Chunks:
         return -(-(self.scale_bytes + self.code_bytes) // 4) * 4
 
     @cached_property
-    def lengths(self) -> torch.Tensor:
-        """Elements of each chunk, on the bucket's device."""
-        return torch.from_numpy(np.diff(self.starts)).to(self.bucket.device)
-
-    @cached_property
-    def starts_tensor(self) -> torch.Tensor:
-        """`starts` on the bucket's device."""
-        return torch.from_numpy(self.starts).to(self.bucket.device)
-
-    @cached_property
     def code_starts_tensor(self) -> torch.Tensor:
         """`code_starts` on the bucket's device."""
         return torch.from_numpy(self.code_starts).to(self.bucket.device)
-
-    @cached_property
-    def seeds_tensor(self) -> torch.Tensor:
-        """`seeds` on the bucket's device."""
-        return torch.from_numpy(self.seeds).to(self.bucket.device)
-
-    def chunk_of_element(self) -> torch.Tensor:
-        """The chunk of every element: for references, not for kernels."""
-        return torch.repeat_interleave(torch.arange(self.num_chunks, device=self.bucket.device), self.lengths)
-
-    def random(self, moment_seed: int) -> torch.Tensor:
-        """A number in [0, 1) for every element."""
-        chunk = self.chunk_of_element()
-        position = torch.arange(self.bucket.numel, device=self.bucket.device) - self.starts_tensor[chunk]
-        return uniform(mix_tensor(position + mix_tensor(self.seeds_tensor ^ moment_seed)[chunk]))
 
 
 def chunks_of(state: BucketState, *, block: int, bits: int, num_scales: int) -> Chunks:

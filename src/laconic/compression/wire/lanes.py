@@ -1,4 +1,4 @@
-"""Integers packed into 64-bit words, so that one sum of words adds up all of them.
+"""The layout of integers in 64-bit words, so that one sum of words adds up all of them; kernels/lanes.py packs them.
 
     word w = sum over lanes j of  number[j W + w] * 2^(bits j),   W words,   bits = those of world_size * largest
 
@@ -9,8 +9,6 @@ the sum of every number, in whatever order ranks are added. Words wrap around, s
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
 
 
 @dataclass(frozen=True)
@@ -40,16 +38,3 @@ class Lanes:
     def nbytes(self) -> int:
         """Bytes of all words."""
         return 8 * self.num_words
-
-    def pack(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The words of int64 numbers from 0 to `largest`."""
-        words = numbers.new_zeros(self.num_words)
-        for lane, run in enumerate(numbers.split(self.num_words) if self.num_words else ()):
-            words[: run.numel()] += run << (self.bits * lane)
-        return words
-
-    def unpack(self, words: torch.Tensor) -> torch.Tensor:
-        """The numbers in words; for sums of words, the sums of the numbers."""
-        mask = (1 << self.bits) - 1
-        lanes = [(words >> (self.bits * lane)) & mask for lane in range(self.per_word)]
-        return torch.cat(lanes)[: self.num_values] if self.num_words else words

@@ -1,115 +1,77 @@
-"""A bucket cut into blocks whose lengths are powers of two, each rotated by a randomized Hadamard transform.
-
-    forward(x) = H D x,   backward(y) = D H y,   H[i, j] = (-1)^(number of ones in i & j) / sqrt(size),   D random signs
+"""A bucket cut into blocks whose lengths are powers of two; kernels/rotation.py rotates each.
 
 Every parameter is cut into blocks of the given length and, at its end, into ever shorter ones, so that nothing has to
-be padded and nothing depends on how parameters were grouped into buckets. The transform uses only sums and differences,
-so its bits do not depend on the number of blocks.
-
-Reference: Ailon & Chazelle 2009 (fast Johnson-Lindenstrauss transform).
+be padded and nothing depends on how parameters were grouped into buckets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from laconic.compression.wire.seeds import base_seed, mix_tensor, uniform
-from laconic.core.plan import Bucket
+from laconic.compression.wire.cuts import Cuts
 from laconic.core.stateful import BucketState
 
 
+class Blocks(NamedTuple):
+    """All blocks of one length."""
+
+    length: int
+    numbers: torch.Tensor
+    """Their numbers among all blocks."""
+    aligned: bool
+    """Whether every one begins at a multiple of sixteen values."""
+
+
 @dataclass(frozen=True)
-class Rotation:
+class Rotation(Cuts):
     """The blocks of one bucket, in order."""
 
-    bucket: Bucket
-    longest: int
+    block: int
     """The length of the longest blocks; it is rounded down to a power of two."""
 
-    @cached_property
-    def _runs(self) -> list[tuple[int, int]]:
-        """Adjacent blocks of one length: their number and length."""
-        runs: list[tuple[int, int]] = []
-        for tensor in self.bucket.tensors:
-            rest, length = tensor.numel, 1 << (self.longest.bit_length() - 1)
-            while rest:
-                if rest >= length:
-                    runs.append((rest // length, length))
-                    rest %= length
-                length //= 2
-        return runs
+    @property
+    def longest(self) -> int:
+        """The power of two."""
+        return 1 << (self.block.bit_length() - 1)
+
+    def cut(self, numel: int) -> NDArray[np.int64]:
+        """After each of the longest blocks, then after each power of two in the rest."""
+        cuts = [np.arange(0, numel - numel % self.longest, self.longest, dtype=np.int64)]
+        start, length = numel - numel % self.longest, self.longest
+        while start < numel:
+            length //= 2
+            if numel - start >= length:
+                cuts.append(np.array([start], dtype=np.int64))
+                start += length
+        return np.concatenate(cuts)
 
     @cached_property
-    def num_blocks(self) -> int:
-        """The number of blocks."""
-        return sum(number for number, _ in self._runs)
+    def num_chunks(self) -> int:
+        """The number of blocks, without computing where they begin: one for each power of two in a rest."""
+        numels = [tensor.numel for tensor in self.bucket.tensors]
+        return sum(numel // self.longest + (numel % self.longest).bit_count() for numel in numels)
 
     @cached_property
-    def sizes(self) -> torch.Tensor:
-        """The length of each block."""
-        sizes = [length for number, length in self._runs for _ in range(number)]
-        return torch.tensor(sizes, dtype=torch.int64, device=self.bucket.device)
-
-    @cached_property
-    def _numbers(self) -> torch.Tensor:
-        """The base seed of each element: from its parameter and its position there."""
-        device = self.bucket.device
-        parts = [
-            torch.arange(tensor.numel, device=device) + base_seed(tensor.name, 0) for tensor in self.bucket.tensors
-        ]
-        return mix_tensor(torch.cat(parts))
-
-    def each(self, values: torch.Tensor) -> torch.Tensor:
-        """Expand a value per block to one per element."""
-        return values.repeat_interleave(self.sizes, output_size=self.bucket.numel)
-
-    def random(self, seed: int) -> torch.Tensor:
-        """A number in [0, 1) for every element."""
-        return uniform(mix_tensor(self._numbers ^ seed))
-
-    def squares(self, flat: torch.Tensor) -> torch.Tensor:
-        """The sum of squares of each block, in float64."""
-        parts = [rows.double().square().sum(1) for rows in self._rows(flat)]
-        return torch.cat(parts) if parts else flat.new_empty(0, dtype=torch.float64)
-
-    def forward(self, flat: torch.Tensor, seed: int) -> torch.Tensor:
-        """Every block rotated."""
-        return self._transformed(flat * self._signs(seed))
-
-    def backward(self, flat: torch.Tensor, seed: int) -> torch.Tensor:
-        """Every block rotated back."""
-        return self._transformed(flat) * self._signs(seed)
-
-    def _signs(self, seed: int) -> torch.Tensor:
-        return (1 - 2 * (mix_tensor(self._numbers ^ seed) & 1)).float()
-
-    def _rows(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        parts = flat.split([number * length for number, length in self._runs]) if self._runs else ()
-        return [part.view(number, length) for part, (number, length) in zip(parts, self._runs, strict=True)]
-
-    def _transformed(self, flat: torch.Tensor) -> torch.Tensor:
-        parts = [_hadamard(rows).view(-1) for rows in self._rows(flat)]
-        return torch.cat(parts) if parts else flat
+    def by_length(self) -> list[Blocks]:
+        """The blocks of each length."""
+        lengths, found = np.diff(self.starts), list[Blocks]()
+        for length in np.unique(lengths):
+            blocks = np.flatnonzero(lengths == length)
+            aligned = not (self.starts[blocks] % 16).any()
+            found.append(Blocks(int(length), torch.from_numpy(blocks).to(self.bucket.device), aligned))
+        return found
 
 
-def rotation_of(state: BucketState, longest: int) -> Rotation:
+def rotation_of(state: BucketState, block: int) -> Rotation:
     """The blocks of a state's bucket, computed once."""
-    key = ("rotation", longest)
+    key = ("rotation", block)
     if key not in state.tables:
-        state.tables[key] = Rotation(state.bucket, longest)
+        state.tables[key] = Rotation(state.bucket, block)
     found: Rotation = state.tables[key]
     return found
-
-
-def _hadamard(rows: torch.Tensor) -> torch.Tensor:
-    """The orthonormal Hadamard transform of every row."""
-    length = rows.shape[1]
-    half = 1
-    while half < length:
-        pairs = rows.view(-1, 2, half)
-        rows = torch.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), 1)
-        half *= 2
-    return rows.reshape(-1, length) * length**-0.5

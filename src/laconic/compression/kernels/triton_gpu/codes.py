@@ -26,7 +26,7 @@ def mix(x):
 
 
 @triton.jit
-def _uniform(number):
+def uniform(number):
     return (number >> 8).to(tl.int32).to(tl.float32) * (2.0**-24)
 
 
@@ -55,7 +55,7 @@ def _unit(scale, largest):
 @triton.jit
 def _up_or_down(magnitudes, numbers):
     lower = tl.floor(magnitudes)
-    return lower + (_uniform(numbers) < magnitudes - lower).to(tl.float32)
+    return lower + (uniform(numbers) < magnitudes - lower).to(tl.float32)
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def power_codes(x, levels, numbers):
     bits = magnitudes.to(tl.int32, bitcast=True)
     below = tl.maximum((bits >> 23) - 127 + levels, 0)
     rises = (numbers >> 8).to(tl.int32) < 2 * (bits & 0x7FFFFF)
-    starts = _uniform(numbers) < magnitudes * power_of_two(126 + levels)
+    starts = uniform(numbers) < magnitudes * power_of_two(126 + levels)
     level = tl.minimum(below + tl.where(below > 0, rises, starts).to(tl.int32), levels)
     return _unit(norm, 1.0), tl.where(scaled < 0, -level, level) + levels
 
@@ -158,7 +158,7 @@ def natural_codes(x, numbers):
     lowest = tl.maximum(top - 126, 1)
     up = (numbers >> 8).to(tl.int32) < 2 * (bits & 0x7FFFFF)
     exponent = tl.minimum((bits >> 23) + up.to(tl.int32), top[:, None])
-    kept = _uniform(numbers) < tl.abs(x) * power_of_two(254 - lowest)[:, None]
+    kept = uniform(numbers) < tl.abs(x) * power_of_two(254 - lowest)[:, None]
     small = (1 + top - lowest)[:, None] * kept.to(tl.int32)
     codes = tl.where((bits >> 23) >= lowest[:, None], 1 + top[:, None] - exponent, small)
     signed = codes + tl.where(x.to(tl.int32, bitcast=True) < 0, 128, 0)

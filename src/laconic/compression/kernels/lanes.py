@@ -1,0 +1,25 @@
+"""Integers packed into 64-bit words, as `wire.lanes` lays them out, and unpacked again."""
+
+from __future__ import annotations
+
+import torch
+
+from laconic.compression.kernels.loader import load_kernels
+from laconic.compression.wire.lanes import Lanes
+
+
+def pack(lanes: Lanes, numbers: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
+    """The words of numbers from 0 to `lanes.largest`, in any dtype of integers."""
+    words = torch.zeros(lanes.num_words, dtype=torch.int64, device=numbers.device)
+    if lanes.num_words:
+        load_kernels("lanes", numbers.device.type, reference=reference).pack(numbers, words, lanes.bits)
+    return words
+
+
+def unpack(lanes: Lanes, words: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
+    """The numbers in words, in int32, or in int64 if they need it; for sums of words, the sums of the numbers."""
+    dtype = torch.int32 if lanes.bits < 32 else torch.int64
+    numbers = torch.empty(lanes.num_values, dtype=dtype, device=words.device)
+    if lanes.num_words:
+        load_kernels("lanes", words.device.type, reference=reference).unpack(words, numbers, lanes.bits)
+    return numbers

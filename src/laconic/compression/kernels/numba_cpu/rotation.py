@@ -1,0 +1,64 @@
+"""Randomized Hadamard transforms on a CPU, each in the cache. Imported only where numba is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+
+from laconic.compression.kernels.numba_cpu.chunk import mix, sum_of_squares
+from laconic.compression.wire.rotation import Rotation
+
+_u32, _f32 = np.uint32, np.float32
+
+
+@njit(cache=True, nogil=True)
+def _change_signs(x, seed):
+    for i in range(len(x)):
+        if mix(_u32(_u32(i) + seed)) & _u32(1):
+            x[i] = -x[i]
+
+
+@njit(cache=True, nogil=True)
+def _hadamard(x):
+    half = 1
+    while half < len(x):
+        for start in range(0, len(x), 2 * half):
+            low, high = x[start : start + half], x[start + half : start + 2 * half]
+            for i in range(half):
+                first, second = low[i], high[i]
+                low[i] = _f32(first + second)
+                high[i] = _f32(first - second)
+        half *= 2
+    factor = _f32(len(x) ** -0.5)
+    for i in range(len(x)):
+        x[i] = _f32(x[i] * factor)
+
+
+@njit(cache=True, nogil=True)
+def _forward(values, starts, seeds, seed, squares):
+    for block in range(len(starts) - 1):
+        x = values[starts[block] : starts[block + 1]]
+        _change_signs(x, mix(_u32(seeds[block] ^ seed)))
+        _hadamard(x)
+        squares[block] = sum_of_squares(x)
+
+
+@njit(cache=True, nogil=True)
+def _backward(values, starts, seeds, seed):
+    for block in range(len(starts) - 1):
+        x = values[starts[block] : starts[block + 1]]
+        _hadamard(x)
+        _change_signs(x, mix(_u32(seeds[block] ^ seed)))
+
+
+def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor, squares: torch.Tensor) -> None:
+    """As `kernels.rotation` says."""
+    rotated.copy_(flat)
+    _forward(rotated.numpy(), rotation.starts, rotation.seeds, seed, squares.numpy())
+
+
+def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor) -> None:
+    """As `kernels.rotation` says."""
+    out.copy_(values)
+    _backward(out.numpy(), rotation.starts, rotation.seeds, seed)

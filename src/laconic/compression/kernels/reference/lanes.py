@@ -1,0 +1,18 @@
+"""Integers in 64-bit words, by plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:
+    """Add all numbers to `words`, which are zero."""
+    for lane, run in enumerate(numbers.split(len(words))):
+        words[: len(run)] += run.long() << (bits * lane)
+
+
+def unpack(words: torch.Tensor, numbers: torch.Tensor, bits: int) -> None:
+    """Fill `numbers` with the contents of all lanes."""
+    mask = (1 << bits) - 1
+    for lane, run in enumerate(numbers.split(len(words))):
+        run.copy_((words[: len(run)] >> (bits * lane)) & mask)

@@ -1,0 +1,45 @@
+"""Randomized Hadamard transforms by plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from laconic.compression.wire.rotation import Rotation
+
+
+def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor, squares: torch.Tensor) -> None:
+    """As `kernels.rotation` says."""
+    signed = flat.float() * _signs(rotation, seed)
+    for length, blocks, _ in rotation.by_length:
+        places = _places(rotation, length, blocks)
+        rows = _hadamard(signed[places])
+        rotated[places] = rows
+        squares[blocks] = rows.double().square().sum(1)
+
+
+def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor) -> None:
+    """As `kernels.rotation` says."""
+    for length, blocks, _ in rotation.by_length:
+        places = _places(rotation, length, blocks)
+        out[places] = _hadamard(values[places])
+    out *= _signs(rotation, seed)
+
+
+def _signs(rotation: Rotation, seed: int) -> torch.Tensor:
+    return (1 - 2 * (rotation.numbers(seed) & 1)).float()
+
+
+def _places(rotation: Rotation, length: int, blocks: torch.Tensor) -> torch.Tensor:
+    """The elements of some blocks of one length, a row for each block."""
+    return rotation.starts_tensor[blocks][:, None] + torch.arange(length, device=blocks.device)
+
+
+def _hadamard(rows: torch.Tensor) -> torch.Tensor:
+    """The orthonormal Hadamard transform of every row."""
+    length = rows.shape[1]
+    half = 1
+    while half < length:
+        pairs = rows.view(-1, 2, half)
+        rows = torch.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), 1)
+        half *= 2
+    return rows.reshape(-1, length) * length**-0.5

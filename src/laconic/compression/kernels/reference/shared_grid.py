@@ -1,0 +1,30 @@
+"""Whole numbers on a shared grid, by plain torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from laconic.compression.wire.cuts import Cuts
+
+if TYPE_CHECKING:
+    from laconic.compression.kernels.shared_grid import Grid
+
+
+def encode(
+    flat: torch.Tensor, chunks: Cuts, grid: Grid, moment_seed: int, *, codes: torch.Tensor, finite: torch.Tensor
+) -> None:
+    """As `kernels.shared_grid` says."""
+    chunk = chunks.chunk_of_element()
+    scaled = (flat.float() + grid.shifts[chunk]) / grid.units[chunk] + chunks.random(moment_seed)
+    numbers = scaled.floor().nan_to_num(nan=0.0).clamp(grid.low, grid.low + grid.levels)
+    codes.copy_(numbers - grid.low)
+    finite[chunk[~flat.isfinite()]] = False
+
+
+def decode(sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, out: torch.Tensor) -> None:
+    """As `kernels.shared_grid` says."""
+    chunk = chunks.chunk_of_element()
+    numbers = (sums + count * grid.low).float()
+    out.copy_(numbers * grid.units[chunk] - count * grid.shifts[chunk])

@@ -1,0 +1,36 @@
+"""Blocks rotated by a randomized Hadamard transform.
+
+    forward(x) = H D x,   backward(y) = D H y,   H[i, j] = (-1)^(number of ones in i & j) / sqrt(size),   D random signs
+
+The transform uses only sums and differences, in the same order everywhere, so its bits do not depend on the device or
+the number of blocks.
+
+Reference: Ailon & Chazelle 2009 (fast Johnson-Lindenstrauss transform).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from laconic.compression.kernels.loader import load_kernels
+from laconic.compression.wire.rotation import Rotation
+
+
+def forward(
+    flat: torch.Tensor, rotation: Rotation, seed: int, *, reference: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every block rotated, in float32, and the sum of squares of each rotated block, in float64."""
+    rotated = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device)
+    squares = torch.empty(rotation.num_chunks, dtype=torch.float64, device=flat.device)
+    if flat.numel():
+        kernels = load_kernels("rotation", flat.device.type, reference=reference)
+        kernels.forward(flat, rotation, seed, rotated, squares)
+    return rotated, squares
+
+
+def backward(values: torch.Tensor, rotation: Rotation, seed: int, *, reference: bool = False) -> torch.Tensor:
+    """Every block rotated back, in float32."""
+    out = torch.empty_like(values)
+    if values.numel():
+        load_kernels("rotation", values.device.type, reference=reference).backward(values, rotation, seed, out)
+    return out

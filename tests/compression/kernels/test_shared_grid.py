@@ -1,0 +1,74 @@
+"""Whole numbers on a shared grid and their words: fused kernels give the bits of plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from laconic.compression.kernels import shared_grid
+from laconic.compression.kernels.lanes import pack, unpack
+from laconic.compression.kernels.loader import has_faster
+from laconic.compression.kernels.shared_grid import Grid
+from laconic.compression.wire.chunks import Chunks
+from laconic.compression.wire.lanes import Lanes
+from laconic.core.plan import Bucket
+from laconic.core.tensor import TensorSpec
+from tests.compression.test_laws import bits
+
+SIZES = [(1,), (37, 0, 5000, 64), (4096, 300_000)]
+COUNT = 3
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def assert_grids_agree(sizes: tuple[int, ...], low: int, levels: int, dtype: torch.dtype, device: str) -> None:
+    specs = (TensorSpec(f"p{i}", (size,), dtype, torch.device(device)) for i, size in enumerate(sizes))
+    chunks = Chunks(Bucket(tuple(specs)), 128, 8, 0)
+    generator = torch.Generator().manual_seed(sum(sizes))
+    flat = 3 * torch.randn(chunks.bucket.numel, generator=generator)
+    flat[5::971], flat[6::1973], flat[7::2971], flat[8::997] = torch.nan, torch.inf, -torch.inf, 1e30
+    flat = flat.to(dtype).to(device)
+    units = torch.rand(chunks.num_chunks, generator=generator) / levels
+    units[3::11], units[4::13] = 0.0, torch.nan
+    shifts = torch.rand(chunks.num_chunks, generator=generator)
+    grid = Grid(units.to(device), shifts.to(device), low, levels)
+    codes, plain = (torch.full((flat.numel(),), 7, dtype=grid.dtype, device=device) for _ in range(2))
+    finite = shared_grid.encode(flat, chunks, grid, 11, codes)
+    assert torch.equal(finite, shared_grid.encode(flat, chunks, grid, 11, plain, reference=True))
+    assert torch.equal(codes, plain)
+    assert codes.max() <= levels
+    assert finite.all() == flat.isfinite().all()
+    # As far as values are inside of the grid, codes stand for them.
+    width = units[chunks.chunk_of_element().cpu()]
+    lowest = low * width - shifts[chunks.chunk_of_element().cpu()]
+    inside = (flat.cpu() >= lowest) & (flat.cpu() <= lowest + levels * width) & (width > 0)
+    out, plainly = torch.full((2, flat.numel()), 7.0, dtype=dtype, device=device)
+    shared_grid.decode(codes, 1, chunks, grid, out)
+    if dtype == torch.float32:
+        assert ((out.cpu() - flat.cpu()).abs() <= 1.001 * width)[inside].all()
+    lanes = Lanes(flat.numel(), levels, COUNT)
+    words = pack(lanes, codes)
+    assert torch.equal(words, pack(lanes, codes, reference=True))
+    sums = unpack(lanes, COUNT * words)
+    assert torch.equal(sums, unpack(lanes, COUNT * words, reference=True))
+    assert torch.equal(sums, COUNT * codes.int())
+    shared_grid.decode(sums, COUNT, chunks, grid, out)
+    shared_grid.decode(sums, COUNT, chunks, grid, plainly, reference=True)
+    assert bits(out.cpu().nan_to_num(nan=1e4)) == bits(plainly.cpu().nan_to_num(nan=1e4))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(("low", "levels"), [(-31, 62), (0, 30), (-1, 2), (-500, 1000)])
+def test_on_a_cpu(sizes: tuple[int, ...], low: int, levels: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        assert_grids_agree(sizes, low, levels, dtype, "cpu")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("low", "levels"), [(-31, 62), (0, 30), (-1, 2), (-500, 1000)])
+def test_on_a_gpu(low: int, levels: int) -> None:
+    assert has_faster("shared_grid", "cuda")
+    assert has_faster("lanes", "cuda")
+    for sizes in SIZES:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            assert_grids_agree(sizes, low, levels, dtype, "cuda")
