@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -88,6 +89,21 @@ def test_the_matrix_counts_pairs_and_names_rules(
     assert refused["verdict"] == "refused"
     assert refused["rule"] == "A change of parameters must arrive with its size, and once."
     assert "momentum_correction adds up gradients" in refused["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.timeout(240)
+def test_several_strategies_of_the_matrix_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {**_SMALL, "compression": ["none"], "wrapper": []}
+    monkeypatch.setattr(verify, "matrix", lambda: matrix(small))
+    assert main(["verify", "--matrix", "--jobs", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert {one["strategy"] for one in found} == {str(strategy) for strategy in matrix(small).rows}
+    assert all({check["check"] for check in one["checks"]} == set(CHECKS) for one in found)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.usefixtures("_quick")
@@ -227,6 +243,8 @@ def _interrupted(script: str, names: dict[str, list[str]]) -> tuple[str, int]:
         (["ddp", "--workers", "two"], "--workers must be a whole number"),
         (["bsp", "/", "gossip"], "Put a strategy that contains spaces in quotes"),
         (['bsp / parameter_server(hosts="there:1")'], "Leave hosts out"),
+        (["ddp", "--jobs", "2"], "--jobs has an effect only with --matrix"),
+        (["--matrix", "--jobs", "0"], "--jobs must be"),
         (['bsp / all_reduce / int8 + per_layer(skip="nothing")'], "matches no parameter"),
     ],
 )

@@ -27,7 +27,7 @@ from laconic.cli.options.verify import Arguments
 from laconic.cli.terminal import emit, emit_json, emit_sections
 from laconic.cli.verify_view import findings_tables, matrix_tables, watching
 from laconic.errors import LaconicWarning, UsageError
-from laconic.experiments.verification import Findings, Matrix, Outcome, matrix, verify_on_threads
+from laconic.experiments.verification import Findings, Matrix, Outcome, matrix, verify_at_once, verify_on_threads
 from laconic.experiments.verification.processes import verify_on_processes
 from laconic.strategy import Strategy
 
@@ -39,6 +39,9 @@ def run(arguments: Arguments) -> int:
     counts = [
         parse_count(word, "--workers", at_most=1000, example="4 or 2,3,4") for word in arguments.workers.split(",")
     ]
+    jobs = parse_count(arguments.jobs, "--jobs", at_most=1000, example="4")
+    if jobs > 1 and not arguments.matrix:
+        raise UsageError("verify: --jobs has an effect only with --matrix, which checks many strategies.")
     given = None if arguments.matrix else _given(str(arguments.strategy))
     pairs: Matrix | None = None
     findings: list[Findings] = []
@@ -48,7 +51,7 @@ def run(arguments: Arguments) -> int:
             # Takes seconds, in which Ctrl-C must be answered as well.
             pairs = matrix()
         strategies = [given] if given is not None else list(pairs.rows if pairs is not None else ())
-        _verify(strategies, counts, processes=arguments.processes, found=findings.append)
+        _verify(strategies, counts, jobs=jobs, processes=arguments.processes, found=findings.append)
     except KeyboardInterrupt:
         stopped = True
     failed = any(one.failures for one in findings)
@@ -99,7 +102,12 @@ def _as_json(pairs: Matrix, findings: Sequence[Findings]) -> list[dict[str, obje
 
 
 def _verify(
-    strategies: Sequence[Strategy], counts: Sequence[int], *, processes: bool, found: Callable[[Findings], None]
+    strategies: Sequence[Strategy],
+    counts: Sequence[int],
+    *,
+    jobs: int,
+    processes: bool,
+    found: Callable[[Findings], None],
 ) -> None:
     """Check each strategy on threads, then each number of workers on processes; `found` gets every finding."""
     on_threads = [strategy for strategy in strategies if not strategy.architecture.holds_shards]
@@ -114,7 +122,11 @@ def _verify(
             found(one)
             watcher.end(one)
 
-        for strategy in on_threads:
+        if jobs > 1:
+            for one in verify_at_once(on_threads, counts, jobs):
+                watcher.begin(one.strategy, one.workers, one.where)
+                ended(one)
+        for strategy in on_threads if jobs == 1 else ():
             for workers in counts:
                 watcher.begin(str(strategy), workers, "threads")
                 ended(verify_on_threads(strategy, workers, on_check=watcher.check))

@@ -22,7 +22,10 @@ class Arguments:
     processes: bool = False
     """Repeat the checks with processes that communicate over Gloo."""
     matrix: bool = False
-    """Instead of one strategy, check enough of them to cover every pair of registered methods, which takes about an
-    hour on 2 cores; Ctrl-C prints the findings so far."""
+    """Instead of one strategy, check enough of them to cover every pair of registered methods; Ctrl-C prints the
+    findings so far."""
+    jobs: Annotated[str, tyro.conf.arg(metavar="N")] = "1"
+    """With --matrix: strategies checked at the same time, as many as there are cores if nothing else runs. The matrix
+    takes about two hours of one core."""
     json: bool = False
     """Print JSON instead of a table."""

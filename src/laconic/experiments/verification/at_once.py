@@ -1,0 +1,47 @@
+"""Checks of several strategies at the same time, each in a process whose threads are the workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import torch
+
+from laconic.errors import LaconicWarning
+from laconic.experiments.verification.all_checks import verify_on_threads
+from laconic.experiments.verification.outcome import Findings
+from laconic.strategy import Strategy
+
+
+def verify_at_once(strategies: Sequence[Strategy], counts: Sequence[int], jobs: int) -> Iterator[Findings]:
+    """Check each strategy with each number of workers, `jobs` at a time; yields findings as they come.
+
+    Raises the first error of `verify_on_threads`. Processes that still run end when the caller stops iterating.
+    """
+    before = set(multiprocessing.active_children())
+    # Started anew, not forked: a copy of threads that hold locks would wait for ever.
+    spawning = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(strategies) * len(counts)) or 1, spawning, initializer=_begin)
+    try:
+        runs = [pool.submit(_found, str(strategy), workers) for strategy in strategies for workers in counts]
+        for run in as_completed(runs):
+            yield run.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+
+
+def _begin() -> None:
+    torch.set_num_threads(1)
+    # Ctrl-C reaches every process; the caller says what was found so far.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _found(text: str, workers: int) -> Findings:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LaconicWarning)
+        return verify_on_threads(Strategy.parse(text), workers)
