@@ -50,7 +50,7 @@ def assert_grids_agree(sizes: tuple[int, ...], low: int, levels: int, dtype: tor
     assert torch.equal(words, pack(lanes, codes, reference=True))
     sums = unpack(lanes, COUNT * words)
     assert torch.equal(sums, unpack(lanes, COUNT * words, reference=True))
-    assert torch.equal(sums, COUNT * codes.int())
+    assert torch.equal(sums.int(), COUNT * codes.int())
     shared_grid.decode(sums, COUNT, chunks, grid, out)
     shared_grid.decode(sums, COUNT, chunks, grid, plainly, reference=True)
     assert bits(out.cpu().nan_to_num(nan=1e4)) == bits(plainly.cpu().nan_to_num(nan=1e4))

@@ -1,6 +1,6 @@
 """Values as whole numbers on a grid that all ranks share, so that sums of numbers stand for sums of values.
 
-    number = floor((value + shift) / unit + u),   low <= number <= low + levels,   code = number - low
+    number = floor((value + shift) * (1 / unit) + u),   low <= number <= low + levels,   code = number - low
     value of a sum of n codes = (sum + n low) * unit - n shift
 
 Each chunk of a bucket has a unit and a shift of its own; u is uniform in [0, 1). All arithmetic is in float32.

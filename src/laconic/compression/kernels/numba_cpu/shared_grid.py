@@ -26,15 +26,20 @@ def _encode(values, starts, seeds, seed, units, shifts, low, levels, codes, fini
         out = codes[starts[chunk] - starts[0] : starts[chunk + 1] - starts[0]]
         if largest_bits(x) >= INFINITY:
             finite[chunk] = False
-        _numbers(x, shifts[chunk], units[chunk], mix(_u32(seeds[chunk] ^ seed)), low, levels, out)
+        _numbers(x, shifts[chunk], _inverse(units[chunk]), mix(_u32(seeds[chunk] ^ seed)), low, levels, out)
 
 
-# A unit may be zero: then quotients are infinite or NaN.
+# A unit may be zero.
 @njit(cache=True, nogil=True, error_model="numpy")
-def _numbers(x, shift, unit, seed, low, levels, out):
+def _inverse(unit):
+    return _f32(_f32(1) / unit)
+
+
+@njit(cache=True, nogil=True)
+def _numbers(x, shift, inverse, seed, low, levels, out):
     lowest, highest = _f32(low), _f32(low + levels)
     for i in range(len(x)):
-        scaled = _f32(_f32(_f32(x[i] + shift) / unit) + uniform(mix(_u32(_u32(i) + seed))))
+        scaled = _f32(_f32(_f32(x[i] + shift) * inverse) + uniform(mix(_u32(_u32(i) + seed))))
         number = _f32(0) if np.isnan(scaled) else _f32(np.floor(scaled))
         out[i] = _i32(_f32(min(max(number, lowest), highest) - lowest))
 
@@ -44,7 +49,7 @@ def _decode(sums, starts, units, shifts, offset, count, out):
     for chunk in range(len(starts) - 1):
         unit, back = units[chunk], _f32(_f32(count) * shifts[chunk])
         for i in range(starts[chunk] - starts[0], starts[chunk + 1] - starts[0]):
-            out[i] = _f32(_f32(_f32(_i32(sums[i] + offset)) * unit) - back)
+            out[i] = _f32(_f32(_f32(_i32(_i32(sums[i]) + offset)) * unit) - back)
 
 
 def encode(

@@ -17,7 +17,7 @@ def encode(
 ) -> None:
     """As `kernels.shared_grid` says."""
     chunk = chunks.chunk_of_element()
-    scaled = (flat.float() + grid.shifts[chunk]) / grid.units[chunk] + chunks.random(moment_seed)
+    scaled = (flat.float() + grid.shifts[chunk]) * grid.units.reciprocal()[chunk] + chunks.random(moment_seed)
     numbers = scaled.floor().nan_to_num(nan=0.0).clamp(grid.low, grid.low + grid.levels)
     codes.copy_(numbers - grid.low)
     finite[chunk[~flat.isfinite()]] = False
@@ -26,5 +26,5 @@ def encode(
 def decode(sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, out: torch.Tensor) -> None:
     """As `kernels.shared_grid` says."""
     chunk = chunks.chunk_of_element()
-    numbers = (sums + count * grid.low).float()
+    numbers = (sums.int() + count * grid.low).float()
     out.copy_(numbers * grid.units[chunk] - count * grid.shifts[chunk])

@@ -51,7 +51,8 @@ def _encode(
     start, column, inside = _tile(starts, chunk, tl.program_id(0) % PARTS, TILE, ALIGNED)
     x = tl.load(flat + start + column, mask=inside, other=0.0).to(tl.float32)
     drawn = uniform(mix(column.to(tl.uint32) + mix((tl.load(seeds + chunk) ^ seed).to(tl.uint32))))
-    scaled = tl.math.div_rn(x + tl.load(shifts + chunk), tl.load(units + chunk)) + drawn
+    inverse = tl.math.div_rn(1.0, tl.load(units + chunk))
+    scaled = (x + tl.load(shifts + chunk)) * inverse + drawn
     number = tl.where(scaled == scaled, tl.floor(scaled), 0.0)
     code = tl.minimum(tl.maximum(number, lowest), highest) - lowest
     tl.store(codes + start + column, code.to(tl.int32).to(codes.dtype.element_ty), mask=inside)
