@@ -84,6 +84,7 @@ class Trainer:
                     inputs, targets = task.batch(step, transport.rank)
                     loss = task.loss(replica(inputs), targets)
                     loss.backward()
+                    session.report_loss(loss)
                     recipe.step(optimizers, rate)
                     losses.append(loss.item())
                     if transport.rank == 0 and self.progress is not None:

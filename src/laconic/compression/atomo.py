@@ -48,6 +48,7 @@ class Atomo(LowRank):
             wants_error_feedback=False,
             decodes_alone=True,
             sums_only=False,
+            linear=False,
             loss_gap=0.001,
         )
 

@@ -35,8 +35,8 @@ class TernGrad(Levels):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """Biased by clipping."""
-        return replace(super().traits, loss_gap=0.018)
+        """Biased by clipping. `amplifies` is set where the noise, up to clip - 1 times the signal, may exceed it."""
+        return replace(super().traits, amplifies=self.clip > 2.0, loss_gap=0.018)
 
     @property
     def largest_level(self) -> int:

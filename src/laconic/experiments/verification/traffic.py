@@ -63,11 +63,15 @@ def _plans(trainee: Trainee, session: Session) -> list[Plan]:
 def _predicted(trainee: Trainee, session: Session, plans: list[Plan], step: int) -> int:
     """Bytes of the exchanges that begin with this step."""
     strategy, rule = session.strategy, session.strategy.synchronization
-    moment = Moment(step, session.rank, session.world_size, rule.round_number(step))
+    moment = _moment(session, step)
     if rule.quantity != "change" and strategy.architecture.scope == "everyone":
         return sum(strategy.plan_bytes(plan, moment) for plan in plans) if rule.due(step + 1) else 0
     # Parameters are sent after the step, or before it where nothing is sent during the backward pass.
     waits = strategy.mixes_parameters() and rule.barrier and plans[0].launch == "after_backward"
     num_steps = step if waits else step + 1
     due = rule.due(num_steps) if num_steps else []
-    return sum(strategy.plan_bytes(plans[part], moment) for part in due)
+    return sum(strategy.plan_bytes(plans[part], _moment(session, num_steps - 1)) for part in due)
+
+
+def _moment(session: Session, step: int) -> Moment:
+    return Moment(step, session.rank, session.world_size, session.strategy.synchronization.round_number(step))

@@ -67,7 +67,7 @@ class Trainee:
         self.rank = stage.rank
         self.model = SmallNet(size or fitting_size(strategy))
         if strategy.architecture.holds_shards:
-            self._shard()
+            self._shard(stage.world_size)
         traits = strategy.compression.traits
         directions = not strategy.synchronization.keeps_scale or not traits.keeps_scale
         # Momentum for strategies without momentum of their own; a direction has length one per parameter already.
@@ -79,12 +79,16 @@ class Trainee:
         self._stage = stage
         self._session: Session | None = None
 
-    def _shard(self) -> None:
+    def _shard(self, world_size: int) -> None:
         """Shard the model over all ranks, in two parts."""
-        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - a slow import that few need
+        # Slow imports that few need.
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
-        fully_shard(self.model.block)
-        fully_shard(self.model)
+        # Without a mesh, fully_shard would move the model to a GPU, of which there may be fewer than ranks.
+        mesh = init_device_mesh("cpu", (world_size,))
+        fully_shard(self.model.block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
 
     def attach(self, start: int = 0) -> Session:
         """Put the strategy to work, as if `start` steps had been made before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from laconic.architecture import AllReduce
-from laconic.compression import Compressor, IntSgd
+from laconic.compression import COMPRESSORS, Compressor, IntSgd
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
@@ -73,6 +73,12 @@ def what_may_be_missing_adds_up(parts: Parts) -> Refusal | None:
             f'compression: {whom.name} spreads loss over all values, and "{what}" does not send them all in one sum',
             elsewhere,
         )
+    if when.beginning and not _by_name(when.beginning).traits.payloads_add_up:
+        return Refusal(
+            f"synchronization: {when.name} sends gradients by {when.beginning} at first, which cannot simply be added "
+            f"up; {whom.name} leaves lost frames out of a mean of values",
+            elsewhere,
+        )
     if when.moments:
         return Refusal(
             f"synchronization: {when.name} averages moments of the optimizer, which lost frames of {whom.name} could "
@@ -96,6 +102,11 @@ def sums_are_formed_of_something(parts: Parts) -> Refusal | None:
         f'architecture: {whom} has no effect with "{what}", whose payloads are gathered and never added up on the way',
         dataclasses.replace(parts, architecture=AllReduce()),
     )
+
+
+def _by_name(name: str) -> Compressor:
+    """A compressor with its defaults."""
+    return next(kind for kind in COMPRESSORS if kind.name == name)()
 
 
 def _ever_sums(compression: Compressor) -> bool:
