@@ -31,7 +31,8 @@ def test_rotation_is_hadamard_times_signs() -> None:
     rotation = Rotation(BUCKET, 100)
     assert tuple(rotation.lengths.tolist()) == BLOCKS
     seed, flat = 12345, values(0, 0, BUCKET.numel, torch.float32)
-    signs = backward(forward(torch.ones_like(flat), rotation, seed)[0], rotation, seed)
+    signs = torch.empty_like(flat)
+    backward(forward(torch.ones_like(flat), rotation, seed)[0], rotation, seed, signs)
     assert torch.allclose(signs, torch.ones_like(flat), atol=1e-5), "backward undoes forward"
     start = 0
     rotated, _ = forward(flat, rotation, seed)

@@ -95,21 +95,24 @@ class IntSgd(Compressor):
         names = _names(state.bucket)
         if state.moment.round == 0 or not names:
             yield from uncompressed(flat, group, own)
+            seen = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in _pieces(state.bucket, flat)]
+            if seen:
+                self._learn(torch.stack(seen), state)
         else:
             units, lanes = self._units(state, group.size), self._lanes(state.bucket, group.size)
             grid, chunks, numel = self._grid(units, state), _chunks(state), flat.numel()
             numbers = torch.empty(lanes.num_values, dtype=grid.dtype, device=flat.device)
             finite = shared_grid.encode(flat, chunks, grid, moment_seed(state.moment), numbers[:numel])
-            numbers[numel:] = _any_of_parameters(~finite, state)
+            numbers[numel:] = _of_parameters((~finite).long(), state) > 0
             if own is not None:
-                shared_grid.decode(numbers[:numel], 1, chunks, self._known(units, numbers[numel:], state), own)
+                known = torch.where(numbers[numel:] > 0, torch.nan, units)
+                shared_grid.decode(numbers[:numel], 1, chunks, self._grid(known, state), own)
             words = pack(lanes, numbers)
             yield group.sum((words,))
             sums = unpack(lanes, words)
-            grid = self._known(units, sums[numel:], state)
-            shared_grid.decode(sums[:numel], group.size, chunks, grid, flat)
-        if names:
-            self._learn(_pieces(state.bucket, flat), state)
+            known = torch.where(sums[numel:] > 0, torch.nan, units)
+            squares = shared_grid.decode(sums[:numel], group.size, chunks, self._grid(known, state), flat)
+            self._learn(known * _of_parameters(squares, state).double().sqrt(), state)
 
     def _lanes(self, bucket: Bucket, world_size: int) -> Lanes:
         # One more number for each parameter: whether it holds a value that is not finite.
@@ -125,14 +128,10 @@ class IntSgd(Compressor):
         of_chunks = units[_parameter_of_chunk(state)]
         return Grid(of_chunks, torch.zeros_like(of_chunks), -self.largest, 2 * self.largest)
 
-    def _known(self, units: torch.Tensor, bad: torch.Tensor, state: BucketState) -> Grid:
-        """Without units for parameters in which some rank has a value that is not finite."""
-        return self._grid(torch.where(bad > 0, torch.nan, units), state)
-
-    def _learn(self, pieces: list[torch.Tensor], state: BucketState) -> None:
+    def _learn(self, seen: torch.Tensor, state: BucketState) -> None:
+        """Move the norm of each parameter that has values towards the one seen now; one that is not finite is left."""
         norms = [state.whole[_NORM][name] for name in _names(state.bucket)]
         before = torch.stack(norms)
-        seen = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces])
         moved = (self.memory * before.square() + (1 - self.memory) * seen.square()).sqrt()
         after = torch.where(before == 0, seen, moved)
         after = torch.where(after.isfinite(), after, before)
@@ -174,8 +173,7 @@ def _parameter_of_chunk(state: BucketState) -> torch.Tensor:
     return numbers
 
 
-def _any_of_parameters(of_chunks: torch.Tensor, state: BucketState) -> torch.Tensor:
-    """For each parameter that has values, whether any of its chunks is marked."""
-    counts = torch.zeros(len(_names(state.bucket)), dtype=torch.int32, device=of_chunks.device)
-    # Not by a mask: the host would wait for a GPU to count what is marked.
-    return counts.index_add_(0, _parameter_of_chunk(state), of_chunks.int()) > 0
+def _of_parameters(of_chunks: torch.Tensor, state: BucketState) -> torch.Tensor:
+    """For each parameter that has values, the sum of the whole numbers of its chunks."""
+    sums = torch.zeros(len(_names(state.bucket)), dtype=torch.int64, device=of_chunks.device)
+    return sums.index_add_(0, _parameter_of_chunk(state), of_chunks)

@@ -85,10 +85,10 @@ class Thc(Compressor):
         words = pack(lanes, codes)
         if own is not None:
             shared_grid.decode(codes, 1, rotation, grid, rotated)
-            own.copy_(backward(rotated, rotation, shared))
+            backward(rotated, rotation, shared, own)
         yield group.sum((words,))
         shared_grid.decode(unpack(lanes, words), group.size, rotation, grid, rotated)
-        flat.copy_(backward(rotated, rotation, shared))
+        backward(rotated, rotation, shared, flat)
 
     def _lanes(self, bucket: Bucket, world_size: int) -> Lanes:
         return Lanes(bucket.numel, self.levels, world_size)

@@ -25,9 +25,12 @@ def assert_rotations_agree(sizes: tuple[int, ...], block: int, device: str) -> N
     assert bits(rotated.cpu()) == bits(plain.cpu())
     assert torch.allclose(squares, plainly, rtol=1e-12)
     assert float(squares.sum()) == pytest.approx(float(flat.double().square().sum()), rel=1e-5)
-    again = backward(rotated, rotation, SEED)
-    assert bits(again.cpu()) == bits(backward(rotated, rotation, SEED, reference=True).cpu())
-    assert torch.allclose(again, flat, atol=1e-5)
+    for dtype in (torch.float32, torch.bfloat16):
+        again, plain = torch.full((2, flat.numel()), 7.0, dtype=dtype, device=device)
+        backward(rotated, rotation, SEED, again)
+        backward(rotated, rotation, SEED, plain, reference=True)
+        assert bits(again.cpu()) == bits(plain.cpu())
+        assert torch.allclose(again.float(), flat, atol=1e-5, rtol=1e-5 if dtype == torch.float32 else 1e-2)
 
 
 @pytest.mark.parametrize("block", [32, 1024, 1500, 65536])

@@ -51,8 +51,9 @@ def assert_grids_agree(sizes: tuple[int, ...], low: int, levels: int, dtype: tor
     sums = unpack(lanes, COUNT * words)
     assert torch.equal(sums, unpack(lanes, COUNT * words, reference=True))
     assert torch.equal(sums.int(), COUNT * codes.int())
-    shared_grid.decode(sums, COUNT, chunks, grid, out)
-    shared_grid.decode(sums, COUNT, chunks, grid, plainly, reference=True)
+    squares = shared_grid.decode(sums, COUNT, chunks, grid, out)
+    assert torch.equal(squares, shared_grid.decode(sums, COUNT, chunks, grid, plainly, reference=True))
+    assert int(squares.sum()) == int((sums.long() + COUNT * low).square().sum())
     assert bits(out.cpu().nan_to_num(nan=1e4)) == bits(plainly.cpu().nan_to_num(nan=1e4))
 
 

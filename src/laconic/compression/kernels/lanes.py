@@ -10,7 +10,7 @@ from laconic.compression.wire.lanes import Lanes
 
 def pack(lanes: Lanes, numbers: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
     """The words of numbers from 0 to `lanes.largest`, in any dtype of integers."""
-    words = torch.zeros(lanes.num_words, dtype=torch.int64, device=numbers.device)
+    words = torch.empty(lanes.num_words, dtype=torch.int64, device=numbers.device)
     if lanes.num_words:
         load_kernels("lanes", numbers.device.type, reference=reference).pack(numbers, words, lanes.bits)
     return words

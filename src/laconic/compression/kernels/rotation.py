@@ -28,9 +28,9 @@ def forward(
     return rotated, squares
 
 
-def backward(values: torch.Tensor, rotation: Rotation, seed: int, *, reference: bool = False) -> torch.Tensor:
-    """Every block rotated back, in float32."""
-    out = torch.empty_like(values)
+def backward(
+    values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor, *, reference: bool = False
+) -> None:
+    """Fill `out` with every block rotated back, by arithmetic in float32."""
     if values.numel():
         load_kernels("rotation", values.device.type, reference=reference).backward(values, rotation, seed, out)
-    return out

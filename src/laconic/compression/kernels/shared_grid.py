@@ -45,8 +45,13 @@ def encode(
 
 def decode(
     sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, out: torch.Tensor, *, reference: bool = False
-) -> None:
-    """Fill `out` with the values of sums of so many codes."""
+) -> torch.Tensor:
+    """Fill `out` with the values of sums of so many codes.
+
+    Returns for each chunk the sum of squares of (sum + n low), in int64: exact, so that all ranks and devices agree.
+    """
+    squares = torch.zeros(chunks.num_chunks, dtype=torch.int64, device=out.device)
     if out.numel():
         kernels = load_kernels("shared_grid", out.device.type, reference=reference)
-        kernels.decode(sums, count, chunks, grid, out)
+        kernels.decode(sums, count, chunks, grid, out=out, squares=squares)
+    return squares

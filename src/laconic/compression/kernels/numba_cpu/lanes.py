@@ -23,6 +23,7 @@ def _unpack(words, numbers, shift, mask):
 
 def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:
     """As the reference; lanes do not overlap, so there is nothing to carry."""
+    words.zero_()
     for lane, run in enumerate(numbers.split(len(words))):
         _pack(run.numpy(), words.numpy().view(np.uint64), _u64(bits * lane))
 

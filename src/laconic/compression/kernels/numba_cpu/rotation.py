@@ -60,5 +60,8 @@ def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Te
 
 def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor) -> None:
     """As `kernels.rotation` says."""
-    out.copy_(values)
-    _backward(out.numpy(), rotation.starts, rotation.seeds, seed)
+    rotated = out if out.dtype == torch.float32 else torch.empty_like(values)
+    rotated.copy_(values)
+    _backward(rotated.numpy(), rotation.starts, rotation.seeds, seed)
+    if rotated is not out:
+        out.copy_(rotated)

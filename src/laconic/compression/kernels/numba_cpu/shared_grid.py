@@ -14,7 +14,7 @@ from laconic.compression.wire.cuts import Cuts
 if TYPE_CHECKING:
     from laconic.compression.kernels.shared_grid import Grid
 
-_u32, _i32, _f32 = np.uint32, np.int32, np.float32
+_u32, _i32, _i64, _f32 = np.uint32, np.int32, np.int64, np.float32
 _PIECE = 2**18
 """Elements widened to float32 at a time."""
 
@@ -45,11 +45,14 @@ def _numbers(x, shift, inverse, seed, low, levels, out):
 
 
 @njit(cache=True, nogil=True)
-def _decode(sums, starts, units, shifts, offset, count, out):
+def _decode(sums, starts, units, shifts, offset, count, out, squares):
     for chunk in range(len(starts) - 1):
-        unit, back = units[chunk], _f32(_f32(count) * shifts[chunk])
+        unit, back, total = units[chunk], _f32(_f32(count) * shifts[chunk]), _i64(0)
         for i in range(starts[chunk] - starts[0], starts[chunk + 1] - starts[0]):
-            out[i] = _f32(_f32(_f32(_i32(_i32(sums[i]) + offset)) * unit) - back)
+            number = _i32(_i32(sums[i]) + offset)
+            out[i] = _f32(_f32(_f32(number) * unit) - back)
+            total += _i64(number) * _i64(number)
+        squares[chunk] = total
 
 
 def encode(
@@ -64,13 +67,15 @@ def encode(
         _encode(*places, grid.low, grid.levels, written[elements], known[some])
 
 
-def decode(sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, out: torch.Tensor) -> None:
+def decode(
+    sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, *, out: torch.Tensor, squares: torch.Tensor
+) -> None:
     """As `kernels.shared_grid` says."""
-    units, shifts, read = grid.units.numpy(), grid.shifts.numpy(), sums.numpy()
+    units, shifts, read, found = grid.units.numpy(), grid.shifts.numpy(), sums.numpy(), squares.numpy()
     for some, elements in _pieces(chunks):
         values = np.empty(elements.stop - elements.start, _f32)
         starts = chunks.starts[some.start : some.stop + 1]
-        _decode(read[elements], starts, units[some], shifts[some], count * grid.low, count, values)
+        _decode(read[elements], starts, units[some], shifts[some], count * grid.low, count, values, found[some])
         out[elements].copy_(torch.from_numpy(values))
 
 

@@ -6,7 +6,8 @@ import torch
 
 
 def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:
-    """Add all numbers to `words`, which are zero."""
+    """Fill `words` with all numbers."""
+    words.zero_()
     for lane, run in enumerate(numbers.split(len(words))):
         words[: len(run)] += run.long() << (bits * lane)
 

@@ -19,10 +19,10 @@ def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Te
 
 def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor) -> None:
     """As `kernels.rotation` says."""
+    signs = _signs(rotation, seed)
     for length, blocks, _ in rotation.by_length:
         places = _places(rotation, length, blocks)
-        out[places] = _hadamard(values[places])
-    out *= _signs(rotation, seed)
+        out[places] = (_hadamard(values[places]) * signs[places]).to(out.dtype)
 
 
 def _signs(rotation: Rotation, seed: int) -> torch.Tensor:

@@ -23,8 +23,11 @@ def encode(
     finite[chunk[~flat.isfinite()]] = False
 
 
-def decode(sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, out: torch.Tensor) -> None:
+def decode(
+    sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, *, out: torch.Tensor, squares: torch.Tensor
+) -> None:
     """As `kernels.shared_grid` says."""
     chunk = chunks.chunk_of_element()
-    numbers = (sums.int() + count * grid.low).float()
-    out.copy_(numbers * grid.units[chunk] - count * grid.shifts[chunk])
+    numbers = sums.long() + count * grid.low
+    squares.index_add_(0, chunk, numbers.square())
+    out.copy_(numbers.float() * grid.units[chunk] - count * grid.shifts[chunk])

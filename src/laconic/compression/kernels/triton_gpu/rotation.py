@@ -51,7 +51,7 @@ def _rotate(
         tl.store(squares + block, tl.sum(wide * wide, axis=0))
     else:
         x = x * signs
-    tl.store(out + at, x)
+    tl.store(out + at, x.to(out.dtype.element_ty))
 
 
 def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor, squares: torch.Tensor) -> None:

@@ -63,13 +63,25 @@ def _encode(
 
 @triton.jit
 def _decode(
-    sums, starts, units, shifts, offset, count, out, PARTS: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr
+    sums,
+    starts,
+    units,
+    shifts,
+    offset,
+    count,
+    out,
+    squares,
+    PARTS: tl.constexpr,
+    TILE: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     chunk = tl.program_id(0) // PARTS
     start, column, inside = _tile(starts, chunk, tl.program_id(0) % PARTS, TILE, ALIGNED)
-    number = (tl.load(sums + start + column, mask=inside, other=0).to(tl.int32) + offset).to(tl.float32)
-    value = number * tl.load(units + chunk) - tl.load(shifts + chunk) * count
+    number = tl.load(sums + start + column, mask=inside, other=0).to(tl.int32) + offset
+    value = number.to(tl.float32) * tl.load(units + chunk) - tl.load(shifts + chunk) * count
     tl.store(out + start + column, value.to(out.dtype.element_ty), mask=inside)
+    wide = tl.where(inside, number, 0).to(tl.int64)
+    tl.atomic_add(squares + chunk, tl.sum(wide * wide, axis=0))
 
 
 def encode(
@@ -97,7 +109,9 @@ def encode(
     )
 
 
-def decode(sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, out: torch.Tensor) -> None:
+def decode(
+    sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, *, out: torch.Tensor, squares: torch.Tensor
+) -> None:
     """As `kernels.shared_grid` says."""
     parts = -(-min(chunks.longest, out.numel()) // _TILE)
     _decode[(chunks.num_chunks * parts,)](
@@ -108,6 +122,7 @@ def decode(sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, out: torch.
         count * grid.low,
         float(count),
         out,
+        squares,
         PARTS=parts,
         TILE=_TILE,
         ALIGNED=chunks.aligned,
