@@ -84,6 +84,7 @@ def test_bytes_follow_from_rows(compression, item_bytes: int) -> None:
         ("bsp / bounded_loss / powersgd", "cannot simply be added up", "bsp / all_reduce / powersgd"),
         ("bsp / bounded_loss / intsgd", "cannot simply be added up", "bsp / all_reduce / intsgd"),
         ("des_loc / bounded_loss", "des_loc averages moments of the optimizer", "des_loc / all_reduce / none"),
+        ("onebit_adam / bounded_loss / fp16", "sends gradients by int8 at first", "onebit_adam / all_reduce / fp16"),
         ("bsp / bounded_loss / none / dear", "dear splits an all-reduce", "bsp / bounded_loss / none / fusion"),
         ("asp / bounded_loss", "asp does not wait for other workers", "asp / parameter_server / none"),
     ],
@@ -96,7 +97,13 @@ def test_what_cannot_lose_frames_is_refused_by_name(text: str, words: str, neare
 
 
 @pytest.mark.parametrize(
-    "text", ["bsp / bounded_loss", "bsp / bounded_loss / bf16 / priority", "diloco / bounded_loss"]
+    "text",
+    [
+        "bsp / bounded_loss",
+        "bsp / bounded_loss / bf16 / priority",
+        "diloco / bounded_loss",
+        "onebit_adam(first=bf16) / bounded_loss / fp16",
+    ],
 )
 def test_what_adds_up_goes_with_it(text: str) -> None:
     assert Strategy.parse(text).architecture.loss_bound is not None

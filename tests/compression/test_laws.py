@@ -236,6 +236,25 @@ def test_a_decoded_payload_is_added_as_it_is_written(compressor: Compressor) -> 
 
 
 @every_single_round_compressor
+def test_unless_it_amplifies_the_error_is_no_larger_than_the_input(compressor: Compressor) -> None:
+    """Otherwise a residual, or a difference that neighbours keep, would grow without bound."""
+    traits = compressor.traits
+    if traits.amplifies or traits.keeps_residual or traits.accumulates or not traits.keeps_scale:
+        return
+    numel = 4096
+    signs = values(1, 0, numel, torch.float32).sign()
+    few_large = torch.where(torch.arange(numel) % 50 == 0, 2.6, 1.0) * signs
+    for flat in (values(0, 0, numel, torch.float32), few_large):
+        state, out = compressor.init(one_bucket(numel, torch.float32)), torch.empty(numel)
+        errors = []
+        for step in range(8):
+            state.moment = Moment(step, 0, 4, step)
+            compressor.decode(compressor.encode(flat.clone(), state), out, state)
+            errors.append(float((out - flat).square().sum()))
+        assert sum(errors) / len(errors) <= 1.02 * float(flat.square().sum())
+
+
+@every_single_round_compressor
 def test_rows_are_encoded_as_one_by_one(compressor: Compressor) -> None:
     for dtype in compressor.traits.dtypes:
         for numel in SIZES:
