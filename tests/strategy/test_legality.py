@@ -139,6 +139,13 @@ def test_cannot_combine_says_exactly_which_wrappers_would_be_refused(base: type[
                 assert wrapper.name not in refused
 
 
+def test_a_mean_that_is_used_again_holds_no_residual() -> None:
+    for compression, nearest in (("int4 + error_feedback", "int4"), ("topk + momentum_correction", "topk")):
+        with pytest.raises(IllegalCombination, match="lag may apply a mean in several steps") as caught:
+            Strategy.parse(f"lag / all_reduce / {compression} / wfbp")
+        assert f'Nearest that works: "lag / all_reduce / {nearest} / wfbp".' in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("compression", "reason", "nearest"),
     [

@@ -37,6 +37,7 @@ class BoundedLoss(Architecture):
 
     name: ClassVar[str] = "bounded_loss"
     scope: ClassVar[Scope] = "everyone"
+    rounds_by_bucket: ClassVar[bool] = True
 
     tolerate: float = share(0.05, at_most=0.5)
     """The share of frames that may be left out of means, on average over exchanges; frames beyond it are fetched."""

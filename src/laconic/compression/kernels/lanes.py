@@ -19,7 +19,8 @@ def pack(lanes: Lanes, numbers: torch.Tensor, *, reference: bool = False) -> tor
 def unpack(lanes: Lanes, words: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
     """The numbers in words, in the smallest dtype that holds them; for sums of words, the sums of the numbers."""
     dtype = torch.uint8 if lanes.bits <= 8 else torch.int32 if lanes.bits < 32 else torch.int64
-    numbers = torch.empty(lanes.num_values, dtype=dtype, device=words.device)
+    # All lanes are written, also those that hold nothing: a kernel need not look where the numbers end.
+    numbers = torch.empty(lanes.per_word * lanes.num_words, dtype=dtype, device=words.device)
     if lanes.num_words:
         load_kernels("lanes", words.device.type, reference=reference).unpack(words, numbers, lanes.bits)
-    return numbers
+    return numbers[: lanes.num_values]

@@ -159,6 +159,21 @@ def a_change_is_compared_with_what_arrived(parts: Parts) -> Refusal | None:
     )
 
 
+def a_mean_that_is_used_again_holds_nothing_else(parts: Parts) -> Refusal | None:
+    """A rule that applies one mean in several steps would apply a residual in it as often."""
+    when, what = parts.synchronization, parts.compression
+    if not when.lazy:
+        return None
+    for layer in what.layers():
+        if layer.own_traits.keeps_residual or layer.own_traits.accumulates:
+            return Refusal(
+                f"compression: {layer.name} adds earlier gradients to what it sends, and {when.name} may apply a mean "
+                "in several steps",
+                dataclasses.replace(parts, compression=without(what, layer)),
+            )
+    return None
+
+
 def a_momentum_is_applied_as_it_arrives(parts: Parts) -> Refusal | None:
     """A momentum must be averaged over all ranks, with its size, and belong to one step."""
     when, whom = parts.synchronization, parts.architecture

@@ -22,13 +22,12 @@ def _pack(numbers, num_values, words, num_words, BITS: tl.constexpr, LANES: tl.c
 
 
 @triton.jit
-def _unpack(words, num_words, numbers, num_values, BITS: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr):
+def _unpack(words, num_words, numbers, BITS: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     word = tl.load(words + at, mask=at < num_words, other=0)
     for lane in tl.static_range(LANES):
-        place = at + lane * num_words
         number = (word >> (BITS * lane)) & ((1 << BITS) - 1)
-        tl.store(numbers + place, number.to(numbers.dtype.element_ty), mask=(at < num_words) & (place < num_values))
+        tl.store(numbers + at + lane * num_words, number.to(numbers.dtype.element_ty), mask=at < num_words)
 
 
 def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:
@@ -38,6 +37,4 @@ def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:
 
 def unpack(words: torch.Tensor, numbers: torch.Tensor, bits: int) -> None:
     """As the reference."""
-    _unpack[(-(-len(words) // _TILE),)](
-        words, len(words), numbers, len(numbers), BITS=bits, LANES=64 // bits, TILE=_TILE
-    )
+    _unpack[(-(-len(words) // _TILE),)](words, len(words), numbers, BITS=bits, LANES=64 // bits, TILE=_TILE)
