@@ -144,6 +144,7 @@ def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
                     "ratio",
                     "exact",
                     "loss_gap",
+                    "loss_deviation",
                 },
             }
             common = {"name", "family", "summary", "good_for", "wrapper", "settings"}

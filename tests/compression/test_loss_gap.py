@@ -23,6 +23,13 @@ def printed() -> dict[str, str]:
     return found
 
 
+def spreads() -> dict[str, str]:
+    """The standard deviation between seeds that the rows of methods trained with several seeds show."""
+    page = (DOCS / "results" / "convergence.md").read_text(encoding="utf-8")
+    rows = r"^text +(\w+)(?: \+ error_feedback)? +[0-9.]+ +[-+][0-9.]+% \(\+-([0-9.]+%)\)"
+    return dict(re.findall(rows, page, re.MULTILINE))
+
+
 def pages() -> list[str]:
     """What documentation says about compressors."""
     return [path.read_text(encoding="utf-8") for path in (DOCS / "compression").glob("*.md")]
@@ -38,6 +45,8 @@ def test_a_lossy_method_declares_what_was_measured(method: Compressor) -> None:
         )
     else:
         assert f"{gap:+.1%}" == printed()[method.name].replace("-0.0%", "+0.0%")
+        spread = method.traits.loss_deviation
+        assert (None if spread is None else f"{spread:.1%}") == spreads().get(method.name)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.losses.measured import BASELINE, CELLS, COMPRESSIONS, DEVIATION_RATIO, OTHER_RUNS
+from laconic.losses.measured import BASELINE, CELLS, COMPRESSIONS, DEVIATION_RATIO, LATER_CELLS, OTHER_RUNS
 from laconic.losses.steps_needed import BSP_STEPS, SAME, steps_needed
 from laconic.strategy import PRESETS, Strategy
 
@@ -50,6 +50,13 @@ def tables() -> dict[int, list[tuple[str, str]]]:
 def test_cells_are_what_the_page_says_and_all_of_it(steps: int) -> None:
     typed = {(cell.printed or cell.text, f"{cell.loss_gap:+.1%}") for cell in CELLS if cell.steps == steps}
     assert typed == set(tables()[steps])
+
+
+def test_later_cells_are_what_the_page_says_and_all_of_it() -> None:
+    section = PAGE.partition("## Synchronizations added later")[2].partition("\n## ")[0]
+    said = re.findall(r"^text +(\S.*?)  +[0-9.]+ +([-+][0-9.]+%) \(\+-([0-9.]+%)\)", section, re.MULTILINE)
+    typed = {(cell.text, f"{cell.loss_gap:+.1%}", f"{cell.deviation:.1%}") for cell in LATER_CELLS}
+    assert typed == set(said)
 
 
 def test_long_runs_are_what_their_page_says_and_all_of_it() -> None:

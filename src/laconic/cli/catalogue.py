@@ -43,6 +43,7 @@ class MethodEntry(TypedDict, total=False):
     ratio: float | None
     exact: bool | None
     loss_gap: float | None
+    loss_deviation: float | None
     settings: list[SettingEntry]
 
 

@@ -15,6 +15,7 @@ With --json, one stable document, which search words and --family filter as they
                       "ratio": float,                                     likewise: times fewer bytes than fp32
                       "exact": bool,                                      likewise: false if that is the least
                       "loss_gap": float,                                  likewise: 0.02 is 2% above; null: not measured
+                      "loss_deviation": float,                            of loss_gap between seeds; null: one seed
                       "settings": [{"name": str, "kind": str, "default": value, "default_text": str,
                                     "allowed": str, "help": str}]}]},
      "questions": {AXIS: str},                                            what each axis decides
@@ -185,7 +186,8 @@ def _properties(method: MethodEntry) -> list[str]:
     if (ratio := method.get("ratio")) is not None:
         gap = method["loss_gap"]
         far = gap is not None and gap > _NEAR
-        loss = [f"Loss {gap:+.1%} compared with no compression: docs/results/convergence.md."] if far else []
+        spread = "" if method["loss_deviation"] is None else f" (+-{method['loss_deviation']:.1%} between seeds)"
+        loss = [f"Loss {gap:+.1%}{spread} compared with no compression: docs/results/convergence.md."] if far else []
         unknown = ["Loss not measured."] if gap is None and not method["lossless"] else []
         return [_saving_and_cost(method, ratio), *loss, *unknown]
     if partners := method.get("partners"):

@@ -60,6 +60,7 @@ def _method(method: type[Method]) -> MethodEntry:
         entry["ratio"] = None if compressor is None else _ratio(compressor)
         entry["exact"] = None if traits is None else traits.exact_bytes
         entry["loss_gap"] = None if traits is None else traits.loss_gap
+        entry["loss_deviation"] = None if traits is None else traits.loss_deviation
     entry["settings"] = _settings(method)
     return entry
 

@@ -39,7 +39,13 @@ class NuqSgd(Quantizer):
     @computed_once
     def traits(self) -> Traits:
         """`amplifies` is set where the noise may exceed the signal."""
-        return replace(super().traits, unbiased=True, amplifies=8 * self.block > 7 * 4**self.levels, loss_gap=-0.019)
+        return replace(
+            super().traits,
+            unbiased=True,
+            amplifies=8 * self.block > 7 * 4**self.levels,
+            loss_gap=0.0,
+            loss_deviation=0.025,
+        )
 
     @property
     def bits(self) -> int:

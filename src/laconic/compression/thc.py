@@ -58,7 +58,14 @@ class Thc(Compressor):
     @computed_once
     def traits(self) -> Traits:
         """Both rounds are sums; codes cannot be decoded without the scale. Unbiased except for clipping."""
-        return replace(super().traits, decodes_alone=False, sums_only=True, payloads_add_up=False, loss_gap=-0.006)
+        return replace(
+            super().traits,
+            decodes_alone=False,
+            sums_only=True,
+            payloads_add_up=False,
+            loss_gap=0.0,
+            loss_deviation=0.019,
+        )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """The scales of all blocks, then the codes."""

@@ -110,6 +110,28 @@ CELLS: tuple[Measured, ...] = (
 """Synchronizations and architectures, some with a compressor; all but the first lines of the tables for text, and of
 the table of losses in docs/results/time_to_loss.md, which has several seeds."""
 
+LATER_CELLS: tuple[Measured, ...] = tuple(
+    Measured(text, 384, gap, deviation=deviation)
+    for text, (gap, deviation) in {
+        "lag / all_reduce / none": (0.0, 0.0),
+        "adacomm / all_reduce / none": (0.1, 0.029),
+        "delayed / all_reduce / none": (0.017, 0.022),
+        "easgd / all_reduce / none": (0.106, 0.016),
+        "fedprox / all_reduce / none": (0.1, 0.034),
+        "scaffold / all_reduce / none": (0.103, 0.023),
+        "dssp / parameter_server / none": (0.114, 0.067),
+        "backup / parameter_server(shards=1) / none": (0.051, 0.02),
+        "async_diloco / parameter_server / none": (0.277, 0.054),
+        "noloco / gossip / none": (0.118, 0.013),
+        "bsp / power_gossip / powersgd": (0.032, 0.01),
+        "dion / all_reduce / powersgd": (0.127, 0.029),
+        "des_loc / all_reduce / none": (0.101, 0.03),
+        "zero_one_adam / all_reduce / onebit + error_feedback": (0.037, 0.018),
+    }.items()
+)
+"""Synchronizations added later, with three seeds each: the change of the mean loss, and the standard deviation of the
+changes of single seeds."""
+
 OTHER_RUNS: tuple[Measured, ...] = (
     Measured(
         "demo / all_reduce / dct_topk(density=0.03125) + chain(second=int4)",

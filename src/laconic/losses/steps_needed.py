@@ -23,9 +23,19 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 from laconic.compression import COMPRESSORS, Compressor, Wrapper
-from laconic.losses.measured import BASELINE, CELLS, COMPRESSION_STEPS, COMPRESSIONS, OTHER_RUNS, Measured
+from laconic.losses.measured import (
+    BASELINE,
+    CELLS,
+    COMPRESSION_STEPS,
+    COMPRESSIONS,
+    DEVIATION_RATIO,
+    LATER_CELLS,
+    OTHER_RUNS,
+    Measured,
+)
 from laconic.strategy import Strategy
 
+_CELLS = (*CELLS, *LATER_CELLS)
 BSP_STEPS = 1000
 """The target loss is that of bsp after this many steps."""
 
@@ -76,19 +86,19 @@ def steps_needed(strategy: Strategy) -> StepsNeeded | None:
     what = "none" if strategy.compression.traits.lossless else str(strategy.compression)
     if (when, what) == ("bsp", "none") and where in _SAME_SUMS:
         return SAME
-    if whole := _steps(_of(CELLS, f"{when} / {where} / {what}")):
+    if whole := _steps(_of(_CELLS, f"{when} / {where} / {what}")):
         return whole
     code = _steps(_compression(strategy.compression))
     if (when, where) == ("bsp", "all_reduce"):
         return code
-    cell = SAME if (when, where) == ("bsp", "parameter_server") else _steps(_of(CELLS, f"{when} / {where} / none"))
+    cell = SAME if (when, where) == ("bsp", "parameter_server") else _steps(_of(_CELLS, f"{when} / {where} / none"))
     return None if cell is None or code is None else cell.times(code)
 
 
 def measured_runs(strategy: Strategy) -> tuple[Measured, ...]:
     """All runs of the whole strategy, of models of any size."""
     when, where, what = str(strategy.synchronization), _where(strategy), str(strategy.compression)
-    whole = _of((*CELLS, *OTHER_RUNS), f"{when} / {where} / {what}")
+    whole = _of((*_CELLS, *OTHER_RUNS), f"{when} / {where} / {what}")
     return (*whole, *(_compression(strategy.compression) if (when, where) == ("bsp", "all_reduce") else ()))
 
 
@@ -109,7 +119,9 @@ def _compression(compression: Compressor) -> tuple[Measured, ...]:
     """The measurements of a compressor, with default or other settings."""
     text = str(compression)
     declared = tuple(
-        Measured(text, COMPRESSION_STEPS, method.traits.loss_gap)
+        Measured(
+            text, COMPRESSION_STEPS, method.traits.loss_gap, deviation=method.traits.loss_deviation or DEVIATION_RATIO
+        )
         for method in (kind() for kind in COMPRESSORS if not issubclass(kind, Wrapper))
         if method.traits.loss_gap is not None
         and text == f"{method.name}{' + error_feedback' if method.traits.wants_error_feedback else ''}"
