@@ -26,6 +26,6 @@ class Arguments:
     findings so far."""
     jobs: Annotated[str, tyro.conf.arg(metavar="N")] = "1"
     """With --matrix: strategies checked at the same time, as many as there are cores if nothing else runs. The matrix
-    takes about two hours of one core."""
+    takes about forty minutes of one core."""
     json: bool = False
     """Print JSON instead of a table."""
