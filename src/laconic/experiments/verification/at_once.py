@@ -7,10 +7,11 @@ import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 
 import torch
 
-from laconic.errors import LaconicWarning
+from laconic.errors import LaconicError, LaconicWarning
 from laconic.experiments.verification.all_checks import verify_on_threads
 from laconic.experiments.verification.outcome import Findings
 from laconic.strategy import Strategy
@@ -19,7 +20,8 @@ from laconic.strategy import Strategy
 def verify_at_once(strategies: Sequence[Strategy], counts: Sequence[int], jobs: int) -> Iterator[Findings]:
     """Check each strategy with each number of workers, `jobs` at a time; yields findings as they come.
 
-    Raises the first error of `verify_on_threads`. Processes that still run end when the caller stops iterating.
+    Raises the first error of `verify_on_threads`, and LaconicError if a process is killed. Processes that still run end
+    when the caller stops iterating.
     """
     before = set(multiprocessing.active_children())
     # Started anew, not forked: a copy of threads that hold locks would wait for ever.
@@ -29,6 +31,10 @@ def verify_at_once(strategies: Sequence[Strategy], counts: Sequence[int], jobs: 
         runs = [pool.submit(_found, str(strategy), workers) for strategy in strategies for workers in counts]
         for run in as_completed(runs):
             yield run.result()
+    except BrokenProcessPool as exc:
+        raise LaconicError(
+            "verify: a process that checked a strategy was killed, perhaps because memory ran out. Give fewer --jobs."
+        ) from exc
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - before:
