@@ -10,8 +10,10 @@ from laconic.compression import ErrorFeedback, IntSgd
 from laconic.compression.kernels.lanes import pack, unpack
 from laconic.compression.wire.lanes import Lanes
 from laconic.core.in_process import InProcessCluster, InProcessTransport
+from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
+from laconic.errors import MethodError
 from tests.compression.test_laws import exchange, values
 
 pytestmark = pytest.mark.timeout(60)
@@ -64,6 +66,25 @@ def test_formula() -> None:
             assert off.abs().max() < world_size
             assert off.abs().max() > 0.5, "it rounds"
             r = memory * r + (1 - memory) * float(found[step][place].double().square().sum())
+
+
+def test_norms_of_large_numbers_do_not_overflow() -> None:
+    """All codes are as large as they can be, so the sum of their squares needs more than 64 bits."""
+    bucket, world_size = Bucket((TensorSpec("weight", (1 << 18,)),)), 8
+    method = IntSgd(largest=1 << 20)
+
+    def rank(transport: InProcessTransport) -> tuple[float, float]:
+        state = method.init(bucket)
+        exchange(method, torch.zeros(bucket.numel), state, transport, step=0)
+        flat = torch.ones(bucket.numel)
+        exchange(method, flat, state, transport, step=1)
+        return float(state.whole["intsgd.norm"]["weight"]), float(flat.double().norm())
+
+    for norm, decoded in InProcessCluster(world_size).run(rank):
+        assert norm == pytest.approx(decoded, rel=1e-5)
+        assert decoded > 0
+    with pytest.raises(MethodError, match=r"largest=1048576 is too large for 64 ranks.*Give at most 741455"):
+        method.rounds(bucket, Moment(1, 0, 64, 1))
 
 
 def test_right_on_average() -> None:

@@ -69,6 +69,17 @@ def test_results_lie_on_the_grid_next_to_the_sum(world_size: int) -> None:
         start += size
 
 
+def test_values_too_small_to_compute_with_arrive_as_zeros() -> None:
+    bucket = Bucket((TensorSpec("weight", (64,)),))
+
+    def rank(transport: InProcessTransport) -> torch.Tensor:
+        flat = torch.full((64,), 1e-40)
+        exchange(Thc(), flat, Thc().init(bucket), transport, step=0)
+        return flat
+
+    assert all(torch.equal(flat, torch.zeros(64)) for flat in InProcessCluster(2).run(rank))
+
+
 def test_errors_cancel_out() -> None:
     method = Thc(levels=6)
     bucket = Bucket((TensorSpec("weight", (300,)),))

@@ -189,7 +189,7 @@ class Architecture(Method):
     adds_only: ClassVar[bool] = False
     """Its servers add up integers and read no payload, so every round of a compressor must be a sum."""
     rounds_by_bucket: ClassVar[bool] = False
-    """The last bits of a mean depend on which parameters share a bucket, with any number of ranks."""
+    """The last bits of a mean depend on which parameters share a bucket, even with two ranks."""
     only_speed: ClassVar[tuple[str, ...]] = ()
     """Settings that say how or where sums are formed, and change no result but its rounding."""
 

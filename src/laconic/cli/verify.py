@@ -8,8 +8,9 @@ With --json, one stable document:
      "matrix": [{"methods": {place: name, place: name}, "verdict": "passed" | "refused" | "failed" | "not reached",
                  "rule": str | null, "reason": str | null}]}                          with --matrix only
 
-"matrix" has an entry for every two methods that are registered. "stopped" is true after Ctrl-C; the exit code is then
-130, and all that was found before is printed. "matrix" is empty if Ctrl-C came before the strategies were chosen.
+"matrix" has an entry for every two methods that are registered. "stopped" is true after Ctrl-C, with exit code 130, and
+after an error, with exit code 2; all that was found before is printed. "matrix" is empty if Ctrl-C came before the
+strategies were chosen.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from laconic.cli.explain import parse_count
 from laconic.cli.options.verify import Arguments
 from laconic.cli.terminal import emit, emit_json, emit_sections
 from laconic.cli.verify_view import findings_tables, matrix_tables, watching
-from laconic.errors import LaconicWarning, UsageError
+from laconic.errors import LaconicError, LaconicWarning, UsageError
 from laconic.experiments.verification import Findings, Matrix, Outcome, matrix, verify_at_once, verify_on_threads
 from laconic.experiments.verification.processes import verify_on_processes
 from laconic.strategy import Strategy
@@ -46,6 +47,7 @@ def run(arguments: Arguments) -> int:
     pairs: Matrix | None = None
     findings: list[Findings] = []
     stopped = False
+    error: LaconicError | None = None
     try:
         if given is None:
             # Takes seconds, in which Ctrl-C must be answered as well.
@@ -54,13 +56,18 @@ def run(arguments: Arguments) -> int:
         _verify(strategies, counts, jobs=jobs, processes=arguments.processes, found=findings.append)
     except KeyboardInterrupt:
         stopped = True
+    except LaconicError as exc:
+        if not findings:
+            raise
+        # What was found in many minutes is printed first.
+        error = exc
     failed = any(one.failures for one in findings)
     # Whoever is impatient and presses Ctrl-C again still gets the results.
     with _without_ctrl_c() if stopped else nullcontext():
         if arguments.json:
             document: dict[str, object] = {
-                "passed": not failed and not stopped,
-                "stopped": stopped,
+                "passed": not failed and not stopped and error is None,
+                "stopped": stopped or error is not None,
                 "findings": [one.as_json() for one in findings],
             }
             if arguments.matrix:
@@ -72,6 +79,8 @@ def run(arguments: Arguments) -> int:
             emit_sections(*matrix_tables(pairs, findings, stopped=stopped))
         else:
             emit("Stopped by Ctrl-C while strategies were chosen: none was verified.\n")
+    if error is not None:
+        raise error
     return 130 if stopped else int(failed)
 
 

@@ -153,7 +153,7 @@ def matrix_tables(pairs: Matrix, findings: Sequence[Findings], *, stopped: bool)
     made = sum(outcome.verdict != "not applicable" for one in findings for outcome in one.outcomes.values())
     verified = len({one.strategy for one in findings})
     summary = (
-        f"{verified} of {len(pairs.rows)} strategies, {made} checks ({counts or 'none'}) in {seconds:.0f} s, "
+        f"{verified} of {len(pairs.rows)} strategies, {made} checks ({counts or 'none'}), {seconds:.0f} s of checks, "
         f"{len(failures)} failed."
     )
     if stopped:

@@ -46,7 +46,7 @@ class Cast(Compressor):
         return replace(super().traits, tensor_by_tensor=True)
 
     def is_lossless_for(self, dtype: torch.dtype) -> bool:
-        """If it has that type already."""
+        """True for the dtype that is sent."""
         return dtype == self.wire_dtype
 
     def encode(self, flat: torch.Tensor, state: BucketState) -> Payload:

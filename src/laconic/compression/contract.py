@@ -246,8 +246,8 @@ class Wrapper(Compressor):
     @computed_once
     def traits(self) -> Traits:
         """The traits of the inner compressor, as far as the wrapper does not change them."""
-        # Both are stated for a method by itself.
-        return replace(self.traits_around(self.inner.traits), loss_gap=None, linear=False)
+        # These are stated for a method by itself.
+        return replace(self.traits_around(self.inner.traits), loss_gap=None, loss_deviation=None, linear=False)
 
     @property
     def own_traits(self) -> Traits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -20,6 +21,7 @@ from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
+from laconic.errors import MethodError
 from laconic.settings import count, number
 
 _NORM = "intsgd.norm"
@@ -113,9 +115,17 @@ class IntSgd(Compressor):
             sums = unpack(lanes, words)
             known = torch.where(sums[numel:] > 0, torch.nan, units)
             squares = shared_grid.decode(sums[:numel], group.size, chunks, self._grid(known, state), flat)
-            self._learn(known * _of_parameters(squares, state).double().sqrt(), state)
+            # The halves of 64 bits are added up one by one: both sums are exact, however large a parameter is.
+            high, low = (_of_parameters(half, state).double() for half in (squares >> 32, squares & 0xFFFFFFFF))
+            self._learn(known * (2.0**32 * high + low).sqrt(), state)
 
     def _lanes(self, bucket: Bucket, world_size: int) -> Lanes:
+        most = math.isqrt(2**63 // _BLOCK) // world_size
+        if self.largest > most:
+            raise MethodError(
+                f"compression.intsgd.largest={self.largest} is too large for {world_size} ranks: squares of sums would "
+                f"not fit into 64 bits. Give at most {most}."
+            )
         # One more number for each parameter: whether it holds a value that is not finite.
         return Lanes(bucket.numel + len(_names(bucket)), 2 * self.largest, world_size)
 

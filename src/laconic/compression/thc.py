@@ -10,6 +10,7 @@ import torch
 from laconic.compression.contract import Compressor
 from laconic.compression.kernels import shared_grid
 from laconic.compression.kernels.lanes import pack, unpack
+from laconic.compression.kernels.reference.quantizers import SMALLEST_SCALE
 from laconic.compression.kernels.rotation import backward, forward
 from laconic.compression.kernels.shared_grid import Grid
 from laconic.compression.traits import Traits, computed_once
@@ -84,7 +85,9 @@ class Thc(Compressor):
 
         # Square roots, not a power: twice the input then gives exactly twice the scale.
         reach = self.clip * (scales.sqrt().sqrt() / rotation.lengths.double().sqrt()).float()
-        # Blocks of zeros have a unit of zero, and blocks with a value that is not finite have none.
+        # Blocks of zeros, and of values too small for arithmetic in float32, have a unit of zero and arrive as zeros;
+        # blocks with a value that is not finite have no unit.
+        reach = torch.where(reach < SMALLEST_SCALE * self.levels, 0.0, reach)
         grid = Grid(2 * reach / self.levels, reach, 0, self.levels)
         lanes = self._lanes(state.bucket, group.size)
         codes = torch.empty(flat.numel(), dtype=grid.dtype, device=flat.device)

@@ -35,7 +35,7 @@ class Traits:
     accumulates: bool = False
     """Sends a sum over several steps, such as a velocity, so input minus output is not the loss of one step."""
     amplifies: bool = False
-    """Enlarges the values so that they are unbiased; a residual of them would grow without bound."""
+    """Its error may exceed its input, so a residual of it would grow without bound."""
     needs_whole_tensors: bool = False
     """Treats a tensor by its shape, its size or its name, so tensors must not be cut into pieces."""
     tensor_by_tensor: bool = False

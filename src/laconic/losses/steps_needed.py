@@ -115,13 +115,17 @@ def _of(measured: tuple[Measured, ...], text: str) -> tuple[Measured, ...]:
     return tuple(found for found in measured if found.text == text)
 
 
+def _deviation(method: Compressor) -> float:
+    """Of its loss_gap between seeds; that of the baseline, if one seed was trained."""
+    declared = method.traits.loss_deviation
+    return DEVIATION_RATIO if declared is None else declared
+
+
 def _compression(compression: Compressor) -> tuple[Measured, ...]:
     """The measurements of a compressor, with default or other settings."""
     text = str(compression)
     declared = tuple(
-        Measured(
-            text, COMPRESSION_STEPS, method.traits.loss_gap, deviation=method.traits.loss_deviation or DEVIATION_RATIO
-        )
+        Measured(text, COMPRESSION_STEPS, method.traits.loss_gap, deviation=_deviation(method))
         for method in (kind() for kind in COMPRESSORS if not issubclass(kind, Wrapper))
         if method.traits.loss_gap is not None
         and text == f"{method.name}{' + error_feedback' if method.traits.wants_error_feedback else ''}"

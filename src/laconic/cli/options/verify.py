@@ -25,7 +25,7 @@ class Arguments:
     """Instead of one strategy, check enough of them to cover every pair of registered methods; Ctrl-C prints the
     findings so far."""
     jobs: Annotated[str, tyro.conf.arg(metavar="N")] = "1"
-    """With --matrix: strategies checked at the same time, as many as there are cores if nothing else runs. The matrix
-    takes about forty minutes of one core."""
+    """Number of strategies checked at the same time, with --matrix; the number of cores is a good value. Strategies
+    that are checked with processes still run one after the other. The matrix takes about forty minutes of one core."""
     json: bool = False
     """Print JSON instead of a table."""

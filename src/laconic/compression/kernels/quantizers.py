@@ -10,8 +10,8 @@ A family of quantizers has two tables, and more on devices where a kernel launch
     KEEPING_ENCODERS[name](rows, residuals, chunks, packed, moment_seed, **settings)
                                                                       encodes sums, whose losses replace the residuals
 
-All but the first two tables may lack a name; `can_encode(name, chunks)` says whether their encoders can encode these
-chunks.
+All but the first two tables may lack a name. `can_encode(name, chunks)` says whether ROW_ENCODERS and KEEPING_ENCODERS
+can encode these chunks.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     forward(x) = H D x,   backward(y) = D H y,   H[i, j] = (-1)^(number of ones in i & j) / sqrt(size),   D random signs
 
 The transform uses only sums and differences, in the same order everywhere, so its bits do not depend on the device or
-the number of blocks.
+the number of blocks. Only sums of squares may differ in their last bits.
 
 Reference: Ailon & Chazelle 2009 (fast Johnson-Lindenstrauss transform).
 """

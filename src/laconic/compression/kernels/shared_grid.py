@@ -17,14 +17,16 @@ from laconic.compression.wire.cuts import Cuts
 
 
 class Grid(NamedTuple):
-    """The points of each chunk."""
+    """The grid of each chunk: low ... low + levels, times its unit, minus its shift."""
 
     units: torch.Tensor
     """A float32 for each chunk; NaN: its values are unknown, and its sums are NaN."""
     shifts: torch.Tensor
     """A float32 for each chunk."""
     low: int
+    """The smallest number."""
     levels: int
+    """The largest number minus the smallest."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _MANY = 4096
-"""Words; sixteen more of these are less than 0.4%."""
+"""From this number of words on, the count is rounded up to a multiple of 16, which adds less than 0.4%."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Lanes:
 
     @property
     def num_words(self) -> int:
-        """Words for all numbers; a multiple of sixteen if there are many, so that kernels move as many at a time."""
+        """Words for all numbers; a multiple of 16 if there are many, so that kernels can load 16 numbers at once."""
         least = -(-self.num_values // self.per_word)
         return least if least < _MANY else -(-least // 16) * 16
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 
 import torch
 
@@ -28,7 +30,8 @@ def verify_at_once(strategies: Sequence[Strategy], counts: Sequence[int], jobs: 
     spawning = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(strategies) * len(counts)) or 1, spawning, initializer=_begin)
     try:
-        runs = [pool.submit(_found, str(strategy), workers) for strategy in strategies for workers in counts]
+        with _started_without_ctrl_c():
+            runs = [pool.submit(_found, str(strategy), workers) for strategy in strategies for workers in counts]
         for run in as_completed(runs):
             yield run.result()
     except BrokenProcessPool as exc:
@@ -41,10 +44,22 @@ def verify_at_once(strategies: Sequence[Strategy], counts: Sequence[int], jobs: 
             process.terminate()
 
 
+@contextmanager
+def _started_without_ctrl_c() -> Iterator[None]:
+    """Let processes that start inside the block ignore Ctrl-C, which reaches all of them; the caller ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _begin() -> None:
     torch.set_num_threads(1)
-    # Ctrl-C reaches every process; the caller says what was found so far.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _found(text: str, workers: int) -> Findings:

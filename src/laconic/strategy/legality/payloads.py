@@ -72,8 +72,8 @@ def what_is_not_sent_is_remembered_once(parts: Parts) -> Refusal | None:
         )
     if what.traits.amplifies:
         return Refusal(
-            f'compression: what "{what}" sends is scaled up to be unbiased; {owner.name} would keep the '
-            "difference, which would grow without bound",
+            f'compression: the error of "{what}" may exceed its input; {owner.name} would keep the difference, which '
+            "would grow without bound",
             dataclasses.replace(parts, compression=TopK()),
         )
     direction = sends_directions(what)
@@ -167,8 +167,8 @@ def a_mean_that_is_used_again_holds_nothing_else(parts: Parts) -> Refusal | None
     for layer in what.layers():
         if layer.own_traits.keeps_residual or layer.own_traits.accumulates:
             return Refusal(
-                f"compression: {layer.name} adds earlier gradients to what it sends, and {when.name} may apply a mean "
-                "in several steps",
+                f"compression: {layer.name} adds values of earlier steps to what it sends, and {when.name} may apply a "
+                "mean in several steps",
                 dataclasses.replace(parts, compression=without(what, layer)),
             )
     return None

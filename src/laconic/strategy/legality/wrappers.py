@@ -164,12 +164,12 @@ def residuals_are_kept_inside_momentum(parts: Parts) -> Refusal | None:
 
 
 def no_residual_of_what_is_enlarged(parts: Parts) -> Refusal | None:
-    """The factor that makes a payload unbiased would return in the residual, larger in every step."""
+    """An error that may exceed the input would return in the residual, larger in every step."""
     for layer in parts.compression.layers():
         if isinstance(layer, Wrapper) and layer.own_traits.keeps_residual and layer.inner.traits.amplifies:
             return Refusal(
-                f'compression: {layer.name} around "{layer.inner}" would grow without bound, because its values are '
-                "scaled up to be unbiased",
+                f'compression: the residual of {layer.name} around "{layer.inner}" would grow without bound, because '
+                "an error of that compressor may exceed its input",
                 dataclasses.replace(parts, compression=without(parts.compression, layer)),
             )
     return None

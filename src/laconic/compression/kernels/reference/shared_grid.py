@@ -20,7 +20,7 @@ def encode(
     scaled = (flat.float() + grid.shifts[chunk]) * grid.units.reciprocal()[chunk] + chunks.random(moment_seed)
     numbers = scaled.floor().nan_to_num(nan=0.0).clamp(grid.low, grid.low + grid.levels)
     codes.copy_(numbers - grid.low)
-    finite[chunk[~flat.isfinite()]] = False
+    finite[chunk[~flat.float().isfinite()]] = False
 
 
 def decode(
