@@ -40,8 +40,11 @@ def verify_at_once(strategies: Sequence[Strategy], counts: Sequence[int], jobs: 
         ) from exc
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - before:
+        running = set(multiprocessing.active_children()) - before
+        for process in running:
             process.terminate()
+        for process in running:
+            process.join(timeout=5.0)
 
 
 @contextmanager
