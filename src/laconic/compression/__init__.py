@@ -16,6 +16,7 @@ from laconic.compression.ef_signsgd import EfSignSgd
 from laconic.compression.elias import Elias
 from laconic.compression.error_feedback import ErrorFeedback
 from laconic.compression.families.by_step import ByStep
+from laconic.compression.families.packed import Packed
 from laconic.compression.families.two_levels import TwoLevels
 from laconic.compression.fp8 import Fp8
 from laconic.compression.gtopk import GTopK
@@ -27,7 +28,6 @@ from laconic.compression.none import NoCompression
 from laconic.compression.nuqsgd import NuqSgd
 from laconic.compression.oktopk import OkTopK
 from laconic.compression.onebit import OneBit
-from laconic.compression.packed import Packed
 from laconic.compression.per_layer import PerLayer
 from laconic.compression.powersgd import PowerSgd
 from laconic.compression.qsgd import Qsgd

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.contract import Compressor, Wrapper
+from laconic.compression.families.packed import Packed
 from laconic.compression.families.sparsifier import Sparsifier
 from laconic.compression.integer import Int8
-from laconic.compression.packed import Packed
 from laconic.compression.traits import Traits
 from laconic.core.exchange import Exchange, Group, Round
 from laconic.core.moment import Moment

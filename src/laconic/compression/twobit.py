@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from laconic.compression.packed import Packed
+from laconic.compression.families.packed import Packed
 from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.bits import bits_of, write_bits
 from laconic.compression.wire.chunks import Chunks, chunks_of

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
+from laconic.compression.families.packed import Packed
 from laconic.compression.kernels.quantizers import decode, decode_rows, encode, encode_keeping, encode_rows, sum_rows
-from laconic.compression.packed import Packed
 from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.chunks import Chunks, chunks_of
 from laconic.compression.wire.seeds import moment_seed

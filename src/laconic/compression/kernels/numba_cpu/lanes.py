@@ -22,13 +22,13 @@ def _unpack(words, numbers, shift, mask):
 
 
 def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:
-    """As the reference; lanes do not overlap, so there is nothing to carry."""
+    """Fill `words` with all numbers; lanes do not overlap, so there is nothing to carry."""
     words.zero_()
     for lane, run in enumerate(numbers.split(len(words))):
         _pack(run.numpy(), words.numpy().view(np.uint64), _u64(bits * lane))
 
 
 def unpack(words: torch.Tensor, numbers: torch.Tensor, bits: int) -> None:
-    """As the reference."""
+    """Fill `numbers` with the contents of all lanes."""
     for lane, run in enumerate(numbers.split(len(words))):
         _unpack(words.numpy().view(np.uint64), run.numpy(), _u64(bits * lane), _u64((1 << bits) - 1))

@@ -53,13 +53,13 @@ def _backward(values, starts, seeds, seed):
 
 
 def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor, squares: torch.Tensor) -> None:
-    """As `kernels.rotation` says."""
+    """Fill `rotated`, and `squares` with the sum of squares of each block."""
     rotated.copy_(flat)
     _forward(rotated.numpy(), rotation.starts, rotation.seeds, seed, squares.numpy())
 
 
 def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor) -> None:
-    """As `kernels.rotation` says."""
+    """Fill `out` with every block rotated back."""
     rotated = out if out.dtype == torch.float32 else torch.empty_like(values)
     rotated.copy_(values)
     _backward(rotated.numpy(), rotation.starts, rotation.seeds, seed)

@@ -58,7 +58,7 @@ def _decode(sums, starts, units, shifts, offset, count, out, squares):
 def encode(
     flat: torch.Tensor, chunks: Cuts, grid: Grid, moment_seed: int, *, codes: torch.Tensor, finite: torch.Tensor
 ) -> None:
-    """As `kernels.shared_grid` says."""
+    """Fill `codes`, and mark chunks that are not finite."""
     units, shifts, written, known = grid.units.numpy(), grid.shifts.numpy(), codes.numpy(), finite.numpy()
     for some, elements in _pieces(chunks):
         values = flat[elements].detach().float().contiguous().numpy()
@@ -70,7 +70,7 @@ def encode(
 def decode(
     sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, *, out: torch.Tensor, squares: torch.Tensor
 ) -> None:
-    """As `kernels.shared_grid` says."""
+    """Fill `out` with values, and `squares` with sums of squares of whole numbers."""
     units, shifts, read, found = grid.units.numpy(), grid.shifts.numpy(), sums.numpy(), squares.numpy()
     for some, elements in _pieces(chunks):
         values = np.empty(elements.stop - elements.start, _f32)

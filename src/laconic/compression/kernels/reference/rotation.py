@@ -8,7 +8,7 @@ from laconic.compression.wire.rotation import Rotation
 
 
 def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor, squares: torch.Tensor) -> None:
-    """As `kernels.rotation` says."""
+    """Fill `rotated`, and `squares` with the sum of squares of each block."""
     signed = flat.float() * _signs(rotation, seed)
     for length, blocks, _ in rotation.by_length:
         places = _places(rotation, length, blocks)
@@ -18,7 +18,7 @@ def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Te
 
 
 def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor) -> None:
-    """As `kernels.rotation` says."""
+    """Fill `out` with every block rotated back."""
     signs = _signs(rotation, seed)
     for length, blocks, _ in rotation.by_length:
         places = _places(rotation, length, blocks)

@@ -6,7 +6,7 @@ import torch
 
 
 def sum_of_rows(rows: torch.Tensor, out: torch.Tensor) -> None:
-    """As `kernels.row_sums` says; without a copy, where rounding to the dtype of `out` is exact."""
+    """Fill `out` with the sum of all rows, in their order; without copies, where rounding to its dtype is exact."""
     out.copy_(rows[0])
     exact = torch.promote_types(rows.dtype, out.dtype) == out.dtype
     for row in rows[1:]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def encode(
     flat: torch.Tensor, chunks: Cuts, grid: Grid, moment_seed: int, *, codes: torch.Tensor, finite: torch.Tensor
 ) -> None:
-    """As `kernels.shared_grid` says."""
+    """Fill `codes`, and mark chunks that are not finite."""
     chunk = chunks.chunk_of_element()
     scaled = (flat.float() + grid.shifts[chunk]) * grid.units.reciprocal()[chunk] + chunks.random(moment_seed)
     numbers = scaled.floor().nan_to_num(nan=0.0).clamp(grid.low, grid.low + grid.levels)
@@ -26,7 +26,7 @@ def encode(
 def decode(
     sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, *, out: torch.Tensor, squares: torch.Tensor
 ) -> None:
-    """As `kernels.shared_grid` says."""
+    """Fill `out` with values, and `squares` with sums of squares of whole numbers."""
     chunk = chunks.chunk_of_element()
     numbers = sums.long() + count * grid.low
     squares.index_add_(0, chunk, numbers.square())

@@ -31,10 +31,10 @@ def _unpack(words, num_words, numbers, BITS: tl.constexpr, LANES: tl.constexpr, 
 
 
 def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:
-    """As the reference."""
+    """Fill `words` with all numbers."""
     _pack[(-(-len(words) // _TILE),)](numbers, len(numbers), words, len(words), BITS=bits, LANES=64 // bits, TILE=_TILE)
 
 
 def unpack(words: torch.Tensor, numbers: torch.Tensor, bits: int) -> None:
-    """As the reference."""
+    """Fill `numbers` with the contents of all lanes."""
     _unpack[(-(-len(words) // _TILE),)](words, len(words), numbers, BITS=bits, LANES=64 // bits, TILE=_TILE)

@@ -55,7 +55,7 @@ def _rotate(
 
 
 def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor, squares: torch.Tensor) -> None:
-    """As `kernels.rotation` says; sums of squares may differ in their last bits."""
+    """Fill `rotated`, and `squares` with the sum of squares of each block, which may differ in its last bits."""
     if rotation.longest > _LONGEST:
         reference.forward(flat, rotation, seed, rotated, squares)
     else:
@@ -63,7 +63,7 @@ def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Te
 
 
 def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor) -> None:
-    """As `kernels.rotation` says."""
+    """Fill `out` with every block rotated back."""
     if rotation.longest > _LONGEST:
         reference.backward(values, rotation, seed, out)
     else:

@@ -30,7 +30,7 @@ def _sum(rows, stride, num_rows, out, numel, TILE: tl.constexpr):
 
 
 def sum_of_rows(rows: torch.Tensor, out: torch.Tensor) -> None:
-    """As `kernels.row_sums` says."""
+    """Fill `out` with the sum of all rows, in their order."""
     if rows.dtype not in _DTYPES or out.dtype not in _DTYPES or rows.stride(1) != 1 or not out.is_contiguous():
         reference.sum_of_rows(rows, out)
         return

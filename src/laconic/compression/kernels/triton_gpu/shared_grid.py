@@ -87,7 +87,7 @@ def _decode(
 def encode(
     flat: torch.Tensor, chunks: Cuts, grid: Grid, moment_seed: int, *, codes: torch.Tensor, finite: torch.Tensor
 ) -> None:
-    """As `kernels.shared_grid` says."""
+    """Fill `codes`, and mark chunks that are not finite."""
     parts = -(-min(chunks.longest, flat.numel()) // _TILE)
     _encode[(chunks.num_chunks * parts,)](
         flat,
@@ -112,7 +112,7 @@ def encode(
 def decode(
     sums: torch.Tensor, count: int, chunks: Cuts, grid: Grid, *, out: torch.Tensor, squares: torch.Tensor
 ) -> None:
-    """As `kernels.shared_grid` says."""
+    """Fill `out` with values, and `squares` with sums of squares of whole numbers."""
     parts = -(-min(chunks.longest, out.numel()) // _TILE)
     _decode[(chunks.num_chunks * parts,)](
         sums,
