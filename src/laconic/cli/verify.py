@@ -15,11 +15,9 @@ strategies were chosen.
 
 from __future__ import annotations
 
-import signal
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -29,6 +27,7 @@ from laconic.cli.terminal import emit, emit_json, emit_sections
 from laconic.cli.verify_view import findings_tables, matrix_tables, watching
 from laconic.errors import LaconicError, LaconicWarning, UsageError
 from laconic.experiments.verification import Findings, Matrix, Outcome, matrix, verify_at_once, verify_on_threads
+from laconic.experiments.verification.at_once import ignoring_ctrl_c
 from laconic.experiments.verification.processes import verify_on_processes
 from laconic.strategy import Strategy
 
@@ -63,7 +62,7 @@ def run(arguments: Arguments) -> int:
         error = exc
     failed = any(one.failures for one in findings)
     # Whoever is impatient and presses Ctrl-C again still gets the results.
-    with _without_ctrl_c() if stopped else nullcontext():
+    with ignoring_ctrl_c() if stopped else nullcontext():
         if arguments.json:
             document: dict[str, object] = {
                 "passed": not failed and not stopped and error is None,
@@ -82,19 +81,6 @@ def run(arguments: Arguments) -> int:
     if error is not None:
         raise error
     return 130 if stopped else int(failed)
-
-
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Ignore SIGINT inside the block; has no effect outside of the main thread, the only one that gets signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _given(text: str) -> Strategy:

@@ -30,7 +30,8 @@ def verify_at_once(strategies: Sequence[Strategy], counts: Sequence[int], jobs: 
     spawning = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(strategies) * len(counts)) or 1, spawning, initializer=_begin)
     try:
-        with _started_without_ctrl_c():
+        # Ctrl-C reaches these processes too; they inherit that it is ignored, and are ended below.
+        with ignoring_ctrl_c():
             runs = [pool.submit(_found, str(strategy), workers) for strategy in strategies for workers in counts]
         for run in as_completed(runs):
             yield run.result()
@@ -48,8 +49,8 @@ def verify_at_once(strategies: Sequence[Strategy], counts: Sequence[int], jobs: 
 
 
 @contextmanager
-def _started_without_ctrl_c() -> Iterator[None]:
-    """Let processes that start inside the block ignore Ctrl-C, which reaches all of them; the caller ends them."""
+def ignoring_ctrl_c() -> Iterator[None]:
+    """Ignore SIGINT inside the block; has no effect outside of the main thread, the only one that gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
