@@ -66,6 +66,20 @@ def test_equal_links_end_with_the_exact_mean(size: int) -> None:
     torch.testing.assert_close(product, torch.full_like(product, 1 / size))
 
 
+@given(st.floats(0.001, 1), st.lists(st.floats(0.7, 1.3), min_size=4, max_size=4))
+def test_noise_does_not_divide_slow_links(slow: float, noise: list[float]) -> None:
+    """Two sites of two: whatever the links between them are compared with those inside, they are alike."""
+    speeds = [[10.0] * 4 for _ in range(4)]
+    for (i, j), times in zip(((0, 2), (0, 3), (1, 2), (1, 3)), noise, strict=True):
+        speeds[i][j] = speeds[j][i] = slow * times
+    assert fast_pairs(speeds) == ((2, 3, 0, 1), (1, 0, 3, 2))
+
+
+def test_links_that_carry_nothing_come_last() -> None:
+    assert used(fast_pairs([[0.0, 0.0, 9.0], [0.0, 0.0, 1.0], [9.0, 1.0, 0.0]])) == {(0, 2), (1, 2)}
+    assert used(fast_pairs([[0.0] * 2] * 2)) == {(0, 1)}
+
+
 @pytest.mark.parametrize("size", [3, 5, 6, 8])
 def test_replicas_come_together_over_unlike_links(size: int) -> None:
     """Two sites, far from each other."""

@@ -1,6 +1,7 @@
 """Pairs of replicas with the fastest links, chosen such that values still spread to all replicas.
 
-    s_ij = min(bits per second from i to j, and from j to i); within a factor of two of each other counts as equal
+    s_ij = min(bits per second from i to j, and from j to i); classes of links, the fastest first;
+           a link at least half as fast as the fastest of its class counts as equal to it
     tree = the spanning tree of all replicas with the fastest links: its slowest one is as fast as can be
     a round = each link of the tree that was not used yet and whose ends are free, the slowest first;
               then of other free pairs that are no slower, the fastest, and of equal ones those that met least often
@@ -24,8 +25,6 @@ Partners = tuple[int, ...]
 Speeds = Sequence[Sequence[float]]
 """Bits per second from each replica (row) to each other (column)."""
 _Pair = tuple[int, int]
-_DEAD = 10_000
-"""The slowness of a link that carries nothing: slower than any that does."""
 
 
 def fast_pairs(speeds: Speeds) -> tuple[Partners, ...]:
@@ -48,11 +47,19 @@ def fast_pairs(speeds: Speeds) -> tuple[Partners, ...]:
 
 
 def _slowness(speeds: Speeds) -> dict[_Pair, int]:
-    """For each pair log2(speed of the fastest link / speed of its link), rounded: smaller differences are noise."""
+    """For each pair the class of its link: 0 is the fastest link and those at least half as fast, and so on.
+
+    A class begins where links become slow, not at a fixed speed, so noise does not divide links that are alike.
+    """
     size = len(speeds)
     both = {(i, j): min(speeds[i][j], speeds[j][i]) for i in range(size) for j in range(i + 1, size)}
-    fastest = max(both.values(), default=1.0)
-    return {pair: round(math.log2(fastest / speed)) if speed > 0 else _DEAD for pair, speed in both.items()}
+    slowness: dict[_Pair, int] = {}
+    number, fastest = -1, math.inf
+    for pair in sorted(both, key=lambda pair: -both[pair]):
+        if both[pair] < fastest / 2:
+            number, fastest = number + 1, both[pair]
+        slowness[pair] = number
+    return slowness
 
 
 def _apart(pair: _Pair) -> tuple[bool, int, int]:
