@@ -1,11 +1,13 @@
 """bounded_loss beside a ring over TCP, in the lab: times with lost packets or a late host, and the loss of the model.
 
-    python -m benchmarks.bounded_loss [--hosts 4] [--rate 20mbit] [--steps 300] [--size tiny] [--faults none loss late]
+    python -m benchmarks.bounded_loss [--hosts 4] [--rate 20mbit] [--steps 300] [--size tiny]
+                                     [--faults none loss overflow late]
 
 Every contender trains the same GPT on the same batches in a job of its own, one exchange per step. Faults are real:
 
-    loss    the switch's token bucket towards every host has a queue of --queue instead of 100 ms, which overflows
-    late    the last host sleeps for --late before one backward pass in twenty, drawn at random
+    loss      every packet is lost with a probability of --loss, half of it on each of the two links it crosses
+    overflow  the switch's token bucket towards every host has a queue of --queue instead of 100 ms, which overflows
+    late      the last host sleeps for --late before one backward pass in twenty, drawn at random
 
 Times are those of the exchanges, from when a rank begins one until it has the mean, on all hosts but the late one; the
 first --warm-up steps do not count. The loss is that of the trained model on batches that no rank has trained on; its
@@ -37,15 +39,16 @@ from laconic.experiments.tasks.contract import TaskConfig
 from laconic.experiments.tasks.text import TextTask
 from laconic.lab.launch import run_ranks
 from laconic.lab.virtual_hosts import VirtualHosts, places_on
+from laconic.units import parse_quantity
 
 RING = "bsp / all_reduce(ring) / none / sequential"
 CONTENDERS = (RING, "bsp / bounded_loss / none / sequential")
-FAULTS = ("none", "loss", "late")
+FAULTS = ("none", "loss", "overflow", "late")
 _COMMAND = [sys.executable, "-m", "benchmarks.bounded_loss"]
 _LATE_SHARE = 0.05
 _SHORT_BURST_BYTES = 20_000
 _TEST_BATCHES = 50
-_ROW = "{:<6} {:<36} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}"
+_ROW = "{:<9} {:<36} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}"
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def run_rank(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    if options.fault == "loss" and rank == 0:
+    if options.fault == "overflow" and rank == 0:
         # A process of its own: a thread that enters another network stays there.
         subprocess.run([*_COMMAND, "--shorten", "--rate", options.rate, "--queue", str(options.queue)], check=True)
     dist.barrier()
@@ -115,7 +118,9 @@ def run_rank(options: argparse.Namespace) -> None:
 
 
 def measure(strategy: str, fault: str, options: argparse.Namespace) -> dict[int, Found]:
-    cluster = Cluster.uniform(options.hosts, Link(bandwidth_bps=parse_bandwidth(options.rate, "--rate")))
+    lost = parse_quantity(options.loss, "share", "--loss") if fault == "loss" else 0.0
+    link = Link(bandwidth_bps=parse_bandwidth(options.rate, "--rate"), loss_ratio=1 - (1 - lost) ** 0.5)
+    cluster = Cluster.uniform(options.hosts, link)
     found: dict[int, Found] = {}
 
     def on_line(rank: int, line: str) -> None:
@@ -140,6 +145,7 @@ def main() -> None:
     parser.add_argument("--size", default="tiny")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--late", type=float, default=1.0, help="seconds")
+    parser.add_argument("--loss", default="1%", help="share of the packets that are lost")
     parser.add_argument("--queue", type=float, default=0.005, help="seconds of a full token bucket's queue")
     parser.add_argument("--shorten", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--strategy", default="", help=argparse.SUPPRESS)

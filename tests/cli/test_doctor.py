@@ -16,7 +16,7 @@ from laconic.errors import StrategyError
 from laconic.lab import machine
 from laconic.lab.capabilities import Capabilities
 
-EVERYTHING = Capabilities(privilege="root", veth=True, bridge=True, tbf=True, htb=True, netem=True)
+EVERYTHING = Capabilities(privilege="root", veth=True, bridge=True, tbf=True, htb=True, netem=True, nftables=True)
 
 
 @pytest.fixture(autouse=True)

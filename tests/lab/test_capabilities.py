@@ -34,7 +34,7 @@ def test_root_can_make_virtual_hosts_and_nothing_is_left_behind() -> None:
     if os.geteuid() == 0 and found.privilege == "root":
         assert found.veth, found.reason
         assert found.bridge, found.reason
-    parts = {name: getattr(found, name) for name in ("veth", "bridge", "tbf", "htb", "netem")}
+    parts = {name: getattr(found, name) for name in ("veth", "bridge", "tbf", "htb", "netem", "nftables")}
     if found.privilege == "none":
         assert not any(parts.values())
     assert bool(found.reason) == (found.privilege == "none" or not all(parts.values()))

@@ -16,7 +16,7 @@ from tests.processes import Command, eventually, is_running
 from laconic.cli import main
 from laconic.cluster import Cluster, Link, Racks
 from laconic.errors import LaconicError, UsageError
-from laconic.lab.capabilities import Capabilities, detect_capabilities
+from laconic.lab.capabilities import Capabilities, Privilege, detect_capabilities
 from laconic.lab.launch import run_ranks
 from laconic.lab.virtual_hosts import VirtualHosts, places_on
 
@@ -134,6 +134,47 @@ def test_links_become_slower_while_hosts_live() -> None:
     assert took[1] > 0.6, "2 MB at 20 Mbit/s take 0.8 s, less what a bucket lets through at once"
 
 
+DATAGRAMS = """
+import os, socket, sys, time
+rank, count = int(os.environ["RANK"]), int(sys.argv[1])
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+own.bind((f"10.77.0.{rank + 1}", 29600))
+time.sleep(1.0)
+for number in range(count):
+    own.sendto(bytes(100), (f"10.77.0.{2 - rank}", 29600))
+    time.sleep(0.0002)
+own.settimeout(1.0)
+arrived = 0
+try:
+    while own.recv(200):
+        arrived += 1
+except TimeoutError:
+    print(arrived / count)
+"""
+
+
+@pytest.mark.parametrize("privilege", ["root", "user_namespace"])
+def test_links_lose_the_packets_they_are_said_to_lose(privilege: Privilege) -> None:
+    """A packet crosses two links, and both directions lose; other shares while hosts live; TCP gets all bytes over."""
+    found = dataclasses.replace(detect_capabilities(), privilege=privilege)
+    if not (found.netem or found.nftables):
+        pytest.skip("this kernel can lose no packets")
+
+    def run(body: str, argument: str) -> list[float]:
+        lines: list[str] = []
+        command = [sys.executable, "-c", body, argument]
+        run_ranks(command, places_on(hosts), timeout_s=40, on_line=lambda _, line: lines.append(line))
+        return list(map(float, lines))
+
+    lossy, worse = (Link(bandwidth_bps=50e6, loss_ratio=share) for share in (0.02, 0.3))
+    with VirtualHosts(Cluster.uniform(2, lossy), found) as hosts:
+        assert run(DATAGRAMS, "2000") == pytest.approx([0.98**2] * 2, abs=0.025)
+        assert run(TRANSFER, "1")[-1] > 0.15, "1 MB at 50 Mbit/s takes 0.16 s without loss"
+        hosts.shape([lossy, worse])
+        assert run(DATAGRAMS, "2000") == pytest.approx([0.98 * 0.7] * 2, abs=0.06)
+
+
 def test_as_a_normal_user_in_a_user_namespace() -> None:
     allowed = dataclasses.replace(detect_capabilities(), privilege="user_namespace")
     seconds, sent = transfer_s(Cluster.uniform(2, Link(bandwidth_bps=40e6)), 2, allowed)
@@ -209,6 +250,9 @@ def test_what_is_not_possible_is_said() -> None:
     without = dataclasses.replace(detect_capabilities(), netem=False)
     with pytest.raises(UsageError, match="no netem"):
         VirtualHosts(Cluster.uniform(2, Link(bandwidth_bps=1e9, delay_s=0.01)), without)
+    neither = dataclasses.replace(without, nftables=False)
+    with pytest.raises(UsageError, match="neither netem nor nftables"):
+        VirtualHosts(Cluster.uniform(2, Link(bandwidth_bps=1e9, loss_ratio=0.01)), neither)
 
 
 def test_a_keeper_that_dies_is_reported() -> None:

@@ -8,7 +8,7 @@ With --json, one stable document:
      "machine": {"os": str, "kernel": str, "architecture": str, "cores": int, "usable_cores": int,
                  "memory_bytes": int | null},
      "virtual_hosts": {"privilege": "root" | "user_namespace" | "none", "veth": bool, "bridge": bool, "tbf": bool,
-                       "htb": bool, "netem": bool, "reason": str},
+                       "htb": bool, "netem": bool, "nftables": bool, "reason": str},
      "problems": [{"what": str, "do": str}],
      "issue_block": str}
 
@@ -200,10 +200,11 @@ def _virtual_host_problems(found: Capabilities, *, pyroute2: bool) -> list[Probl
             Problem(f"no virtual hosts, the kernel refuses {', '.join(absent)}: {found.reason}", f"modprobe {modules}")
         )
     if not found.netem:
+        missing = "delay" if found.nftables else "delay or loss"
         problems.append(
             Problem(
-                "no netem: virtual links have a bandwidth but no added delay or loss",
-                "modprobe sch_netem, or use a kernel built with CONFIG_NET_SCH_NETEM, if you need delay or loss",
+                f"no netem: virtual links have a bandwidth but no added {missing}",
+                f"modprobe sch_netem, or use a kernel built with CONFIG_NET_SCH_NETEM, if you need {missing}",
             )
         )
     return problems
@@ -216,6 +217,7 @@ def _parts(found: Capabilities) -> dict[str, bool]:
         "tbf": found.tbf,
         "htb": found.htb,
         "netem": found.netem,
+        "nftables": found.nftables,
     }
 
 
@@ -267,6 +269,7 @@ def _virtual_hosts_section(found: Capabilities) -> Group:
         "tbf": "bandwidth of a link",
         "htb": "several bandwidths on a link",
         "netem": "delay and loss",
+        "nftables": "loss without netem",
     }
     for part, works in _parts(found).items():
         table.add_row(Text(f"  {part}", style="cyan"), Text(f"{'yes' if works else 'no '}  ({uses[part]})"))

@@ -39,6 +39,8 @@ class Capabilities:
     """Hierarchical token buckets: several bandwidths on one link."""
     netem: bool = False
     """Added delay and loss."""
+    nftables: bool = False
+    """Random loss where there is no netem."""
     reason: str = ""
     """Why something above is missing; empty when nothing is."""
 
@@ -81,7 +83,7 @@ def _try_here() -> Capabilities:
         # Shaping is tried on a veth where there is one, because that is where the lab puts it, else on loopback.
         works: dict[str, bool] = {}
         problems: list[str] = []
-        for name in ("veth", "bridge", "tbf", "htb", "netem"):
+        for name in ("veth", "bridge", "tbf", "htb", "netem", "nftables"):
             problem = _attempt(routes, name)
             works[name] = problem is None
             if problem is not None:
@@ -93,6 +95,7 @@ def _try_here() -> Capabilities:
         tbf=works["tbf"],
         htb=works["htb"],
         netem=works["netem"],
+        nftables=works["nftables"],
         reason="; ".join(problems),
     )
 
@@ -129,6 +132,8 @@ def _attempt(routes: Any, name: str) -> str | None:
             routes.link("add", ifname="laconic-br", kind="bridge")
             for port in routes.link_lookup(ifname="laconic1"):
                 routes.link("set", index=port, master=routes.link_lookup(ifname="laconic-br")[0])
+        elif name == "nftables":
+            _make_rule()
         else:
             settings = {
                 "tbf": {"rate": "100mbit", "burst": 131072, "latency": "100ms"},
@@ -147,6 +152,21 @@ def _attempt(routes: Any, name: str) -> str | None:
     except Exception as exc:  # noqa: BLE001  versions of pyroute2 differ; one that lacks a call must not hide the rest
         return f"pyroute2 failed: {type(exc).__name__}: {exc}"
     return None
+
+
+def _make_rule() -> None:
+    """Make a rule of nftables that draws a random number."""
+    from pyroute2.nftables.main import NFTables  # noqa: PLC0415  as above
+
+    drawn = [("NFTA_NG_DREG", 1), ("NFTA_NG_MODULUS", 100), ("NFTA_NG_TYPE", 1), ("NFTA_NG_OFFSET", 0)]
+    rule = [{"attrs": [("NFTA_EXPR_NAME", "numgen"), ("NFTA_EXPR_DATA", {"attrs": drawn})]}]
+    tables: Any = NFTables()
+    try:
+        tables.table("add", name="laconic")
+        tables.chain("add", table="laconic", name="laconic")
+        tables.rule("add", table="laconic", chain="laconic", expressions=(rule,))
+    finally:
+        tables.close()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,9 @@ _BURST_BYTES = 131_072
 _QUEUE_MS = 100
 """How long a packet may wait in a link's queue before it is dropped, and TCP slows down."""
 _LARGEST_32_BITS = 2**32 - 1
+_NETDEV_FAMILY = 5
+_DRAWS = 2**31
+"""A packet is lost if a random number below this one is below its share."""
 _INTERFACE = "eth0"
 _NETWORK, _PREFIX_LENGTH = "10.77.0.0/24", 24
 SWITCH_ADDRESS = "10.77.0.254"
@@ -70,6 +73,7 @@ class Fabric:
         _teach_fast_rates()
         # pyroute2 makes its methods at run time, invisible to type checkers.
         self._open: Callable[[], Any] = IPRoute
+        self._netem: bool = spec["netem"]
         self._home = _own_namespace()
         self._links: Any = IPRoute()
         self.hosts: list[int] = []
@@ -101,7 +105,7 @@ class Fabric:
         for name, master in ((up, rack), (down, core)):
             index = self._links.link_lookup(ifname=name)[0]
             self._links.link("set", index=index, master=master, state="up")
-            _shape(self._links, index, uplink)
+            self._shape(self._links, index, name, uplink)
         return rack
 
     def _host(self, number: int, link: dict[str, float], switch: int) -> int:
@@ -112,7 +116,7 @@ class Fabric:
         self._links.link("add", ifname=name, kind="veth", peer={"ifname": _INTERFACE, "net_ns_fd": namespace})
         index = self._links.link_lookup(ifname=name)[0]
         self._links.link("set", index=index, master=switch, state="up")
-        _shape(self._links, index, link)
+        self._shape(self._links, index, name, link)
         with self._inside(namespace), self._open() as inside:
             for interface in inside.get_links():
                 inside.link("set", index=interface["index"], state="up")
@@ -120,15 +124,28 @@ class Fabric:
                     self._ports.append((index, interface["index"]))
                     inside.addr("add", index=interface["index"], address=address(number), prefixlen=_PREFIX_LENGTH)
                     _choose_congestion_control(inside, interface["index"], number)
-                    _shape(inside, interface["index"], link)
+                    self._shape(inside, interface["index"], _INTERFACE, link)
+                    if link["loss_ratio"]:
+                        # One packet at a time: the loss of one that stands for forty would be another kind of loss.
+                        inside.link("set", index=interface["index"], gso_max_segs=1)
         return namespace
 
     def shape(self, links: list[dict[str, float]]) -> None:
         """Give hosts other links while they are in use; packets in a queue are lost, as on a real line."""
-        for namespace, (port, own), link in zip(self.hosts, self._ports, links, strict=True):
-            _shape(self._links, port, link, "replace")
+        for number, (namespace, (at_switch, own), link) in enumerate(zip(self.hosts, self._ports, links, strict=True)):
+            self._shape(self._links, at_switch, port(number), link, "replace")
             with self._inside(namespace), self._open() as inside:
-                _shape(inside, own, link, "replace")
+                self._shape(inside, own, _INTERFACE, link, "replace")
+
+    def _shape(self, links: Any, index: int, name: str, link: dict[str, float], how: str = "add") -> None:
+        """Give one end of a cable the link's bandwidth, and its delay and loss if it has any.
+
+        Without netem, packets are lost where they arrive, so both directions of a cable lose some.
+        """
+        delays_or_loses = bool(link["delay_s"] or link["loss_ratio"])
+        _limit(links, index, link, how, with_netem=delays_or_loses and self._netem)
+        if delays_or_loses and not self._netem:
+            _lose(name, link["loss_ratio"], how)
 
     @contextmanager
     def _inside(self, namespace: int) -> Iterator[None]:
@@ -219,16 +236,52 @@ def _teach_fast_rates() -> None:
     kinds["tbf"] = TokenBucket
 
 
-def _shape(links: Any, index: int, link: dict[str, float], how: str = "add") -> None:
-    """Give traffic that leaves through this interface the link's bandwidth, and its delay and loss if it has any."""
+def _limit(links: Any, index: int, link: dict[str, float], how: str, *, with_netem: bool) -> None:
+    """Give traffic that leaves through this interface the link's bandwidth and, by netem, its delay and loss."""
     rate = max(1, int(link["bandwidth_bps"] / 8))
     # The bucket must hold a few milliseconds of traffic, or fast links starve between timer ticks.
     burst = max(_BURST_BYTES, rate // 250)
-    if link["delay_s"] or link["loss_ratio"]:
+    if with_netem:
         links.tc(how, "netem", index, handle="1:", delay=int(link["delay_s"] * 1e6), loss=link["loss_ratio"] * 100)
         links.tc(how, "tbf", index, parent="1:", handle="10:", rate=rate, burst=burst, latency=f"{_QUEUE_MS}ms")
     else:
         links.tc(how, "tbf", index, rate=rate, burst=burst, latency=f"{_QUEUE_MS}ms")
+
+
+def _lose(interface: str, loss_ratio: float, how: str) -> None:
+    """Drop this share of the packets that arrive at an interface, each at random, by a rule of nftables."""
+    from pyroute2.netlink import NLM_F_CREATE, NLM_F_REQUEST
+    from pyroute2.netlink.nfnetlink import nftsocket
+    from pyroute2.nftables.expressions import genex, verdict
+    from pyroute2.nftables.main import NFTables
+
+    tables: Any = NFTables(nfgen_family=_NETDEV_FAMILY)
+    try:
+        if how == "replace":
+            tables.table("del", name=interface)
+        tables.table("add", name=interface)
+        # By hand: pyroute2's chain() knows no hook of a network device. If the kernel refuses it, so it does the rule.
+        chain = nftsocket.nft_chain_msg()
+        hook = [("NFTA_HOOK_HOOKNUM", 0), ("NFTA_HOOK_PRIORITY", 0), ("NFTA_HOOK_DEV", interface)]
+        chain["attrs"] = [
+            ("NFTA_CHAIN_TABLE", interface),
+            ("NFTA_CHAIN_NAME", "arriving"),
+            ("NFTA_CHAIN_HOOK", {"attrs": hook}),
+            ("NFTA_CHAIN_TYPE", "filter"),
+            ("NFTA_CHAIN_POLICY", 1),
+        ]
+        tables.request_put(chain, nftsocket.NFT_MSG_NEWCHAIN, NLM_F_REQUEST | NLM_F_CREATE)
+        drawn = [("NFTA_NG_DREG", 1), ("NFTA_NG_MODULUS", _DRAWS), ("NFTA_NG_TYPE", 1), ("NFTA_NG_OFFSET", 0)]
+        limit = int(loss_ratio * _DRAWS).to_bytes(4, "big")
+        rule = [
+            {"attrs": [("NFTA_EXPR_NAME", "numgen"), ("NFTA_EXPR_DATA", {"attrs": drawn})]},
+            genex("byteorder", {"sreg": 1, "dreg": 1, "op": 1, "len": 4, "size": 4}),
+            genex("cmp", {"sreg": 1, "op": 2, "data": {"attrs": [("NFTA_DATA_VALUE", limit)]}}),
+            *verdict(code=0),
+        ]
+        tables.rule("add", table=interface, chain="arriving", expressions=(rule,))
+    finally:
+        tables.close()
 
 
 def _answer(value: dict[str, Any]) -> None:

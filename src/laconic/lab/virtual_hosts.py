@@ -75,6 +75,7 @@ class VirtualHosts:
             "rack_of": self.cluster.rack_of,
             "uplinks": [asdict(link) for link in self.cluster.uplinks],
             "as_user": self._as_user,
+            "netem": self._capabilities.netem,
         }
         try:
             answer = self._ask(spec, "the virtual hosts")
@@ -203,10 +204,14 @@ def check_possible(cluster: Cluster, capabilities: Capabilities) -> None:
         )
     check_imitable(cluster)
     links = (*cluster.links, *cluster.uplinks)
-    if not capabilities.netem and any(link.delay_s or link.loss_ratio for link in links):
+    if not capabilities.netem and any(link.delay_s for link in links):
         raise UsageError(
-            "this kernel has no netem, so links can have a bandwidth but no delay or loss. Leave out --delay and "
-            "--loss, or load sch_netem."
+            "this kernel has no netem, so links can have a bandwidth but no delay. Leave out --delay, or load sch_netem."
+        )
+    if not (capabilities.netem or capabilities.nftables) and any(link.loss_ratio for link in links):
+        raise UsageError(
+            "this kernel has neither netem nor nftables with random numbers, so links lose no packets. Leave out "
+            "--loss, or load sch_netem or nft_numgen."
         )
 
 

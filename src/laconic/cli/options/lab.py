@@ -21,7 +21,7 @@ class Arguments:
     delay: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0ms"
     """One-way delay on every link; needs netem in the kernel."""
     loss: Annotated[str, tyro.conf.arg(metavar="SHARE")] = "0%"
-    """Share of packets lost on every link; needs netem in the kernel."""
+    """Share of packets lost on every link; needs netem or nftables in the kernel."""
     link: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="HOST=RATE")] = ()
     """Another bandwidth for one host, e.g. --link 2=10mbit; repeat for several."""
     racks: int = 1
