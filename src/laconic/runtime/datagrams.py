@@ -1,7 +1,8 @@
 """A UDP socket that sends many frames of one length in one system call, where the kernel can segment them.
 
 On Linux one call carries up to 44 frames each way (UDP_SEGMENT, UDP_GRO); on the wire each frame is a packet of its
-own. Where a kernel does not support that, frames are sent one by one.
+own. Where a kernel does not support that, frames are sent one by one. Where frames arrive one by one, because a network
+card or a lossy link separates them, those of one sender are taken together: most of the work is done once for all.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _RECEIVE_BYTES = 2**23
 """Buffer for datagrams that arrive while this process is not scheduled."""
 _SEND_BYTES = 2**18
 """Frames waiting for a slow link: fewer than the link's queue holds, so that a send blocks and nothing is dropped."""
+_CALLS = 64
+"""Receive calls whose frames are taken together; more would keep a rank from sending for too long."""
+_LARGEST_BYTES = 2**16
 FRAMES_PER_CALL = 44
 """As many as fit into 64 KiB if each fills an Ethernet packet."""
 
@@ -64,7 +68,7 @@ def frames_of(datagram: Bytes, segment_bytes: int, header: np.dtype, most_bytes:
 
 @dataclass(frozen=True)
 class Datagram:
-    """The data of one receive call."""
+    """Frames that one sender has sent."""
 
     content: Bytes
     segment_bytes: int
@@ -98,25 +102,46 @@ class Datagrams:
         with contextlib.suppress(OSError):  # only root may
             self._socket.setsockopt(socket.SOL_SOCKET, _RECEIVE_FORCED, _RECEIVE_BYTES)
         self._cuts = _can_cut(self._socket)
-        self._buffer = np.empty(2**16, np.uint8)
+        self._buffer = np.empty(8 * _LARGEST_BYTES, np.uint8)
 
     def fileno(self) -> int:
         """For select()."""
         return self._socket.fileno()
 
-    def receive(self) -> Datagram | None:
-        """A received datagram, or None. The next call overwrites its content."""
+    def receive(self) -> list[Datagram]:
+        """Some of what has arrived, or nothing. The next call overwrites the contents."""
+        merged: list[Datagram] = []
+        single: dict[tuple[Address, int], list[Bytes]] = {}
+        begin = 0
+        for _ in range(_CALLS):
+            datagram = self._read(begin)
+            if datagram is None:
+                break
+            size = len(datagram.content)
+            if datagram.segment_bytes < size:
+                merged.append(datagram)
+            else:
+                single.setdefault((datagram.sender, size), []).append(datagram.content)
+            begin += size
+            if begin > len(self._buffer) - _LARGEST_BYTES:
+                break
+        return merged + [
+            Datagram(contents[0] if len(contents) == 1 else np.concatenate(contents), size, sender)
+            for (sender, size), contents in single.items()
+        ]
+
+    def _read(self, begin: int) -> Datagram | None:
+        """The next datagram, into the buffer from `begin` on, or None."""
+        into = self._buffer[begin : begin + _LARGEST_BYTES]
         try:
-            size, notes, _, sender = self._socket.recvmsg_into(
-                [self._buffer.data], socket.CMSG_SPACE(4), socket.MSG_DONTWAIT
-            )
+            size, notes, _, sender = self._socket.recvmsg_into([into.data], socket.CMSG_SPACE(4), socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
             # An earlier datagram was refused. The job's connections show which rank is gone.
             return None
         segment = next((struct.unpack("i", data)[0] for level, kind, data in notes if (level, kind) == _GRO), size)
-        return Datagram(self._buffer[:size], segment, sender)
+        return Datagram(into[:size], segment, sender)
 
     def send(self, rows: Bytes, address: Address) -> None:
         """Send frames of one length; frames that the kernel refuses count as lost."""

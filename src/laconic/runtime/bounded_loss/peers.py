@@ -209,10 +209,7 @@ class Peers:
     # -- what arrives --------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        for _ in range(8):  # a few at a time: what is to be sent must not wait for long
-            datagram = self._datagrams.receive()
-            if datagram is None:
-                return
+        for datagram in self._datagrams.receive():
             self.take(datagram)
 
     def take(self, datagram: Datagram) -> None:

@@ -81,8 +81,9 @@ class Aggregator:
         arrivals.register(self._datagrams, select.POLLIN)
         while not self._closing.is_set():
             arrivals.poll(1000 * _LOOK_S)
-            while not self._closing.is_set() and (datagram := self._datagrams.receive()) is not None:
-                self.take(datagram)
+            while not self._closing.is_set() and (datagrams := self._datagrams.receive()):
+                for datagram in datagrams:
+                    self.take(datagram)
 
     def take(self, datagram: Datagram) -> None:
         """Handle the frames of a datagram; the thread of the aggregator continues, whatever they contain."""

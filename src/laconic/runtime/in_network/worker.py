@@ -130,11 +130,7 @@ class SlotWorker:
             self._woken.recv(4096)
 
     def _receive(self) -> None:
-        # A few at a time: received sums make room for frames to send.
-        for _ in range(8):
-            datagram = self._datagrams.receive()
-            if datagram is None:
-                return
+        for datagram in self._datagrams.receive():
             if datagram.sender != self._to:
                 continue
             for frames in wire.read(datagram.content, datagram.segment_bytes, self._tag):
