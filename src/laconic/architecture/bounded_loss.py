@@ -18,7 +18,7 @@ from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.sums_only import SumsOnly
 from laconic.core.transport import AllWork, DoneWork, Work
-from laconic.settings import share
+from laconic.settings import choice, share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,7 @@ class BoundedLoss(Architecture):
         sent by a rank  2 (n-1)/n N, as in a ring, in 2 steps
 
     Frames that are lost or late are left out of the first step only, at most `tolerate` of them on average; beyond that
-    they are fetched. Means are sent until every rank has them all, so replicas stay identical. A Hadamard transform
-    across frames spreads each loss over many values.
+    they are fetched. Means are sent until every rank has them all, so replicas stay identical.
 
     Reference: Warraich et al. 2025 (OptiReduce), NSDI.
     """
@@ -43,6 +42,9 @@ class BoundedLoss(Architecture):
     """The share of frames that may be left out of means, on average over exchanges; frames beyond it are fetched."""
     percentile: float = share(0.95)
     """How long an owner waits for frames: 1.25 times this percentile of the times of recent exchanges of that size."""
+    spread: str = choice("none", "hadamard")
+    """hadamard: frames are mixed by a Hadamard transform, so that a lost frame changes many values a little; none: it
+    changes its own values, which become the mean over the other ranks. With Adam none keeps the loss."""
 
     @property
     def loss_bound(self) -> LossBound:
@@ -53,7 +55,7 @@ class BoundedLoss(Architecture):
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
         """One sum of what the compressor sends."""
-        return compression.exchange(flat, state, _OverDatagrams(wire, state), own)
+        return compression.exchange(flat, state, _OverDatagrams(wire, state, mixed=self.spread != "none"), own)
 
     def sent_bytes(self, bucket: Bucket, compression: Codec, moment: Moment) -> int:
         """Bytes of the rows that others own, and of the means of this rank's rows to each of them."""
@@ -81,12 +83,12 @@ class BoundedLoss(Architecture):
 class _OverDatagrams(SumsOnly):
     """A group whose sums are formed of the frames that arrive."""
 
-    def __init__(self, wire: Wire, state: BucketState) -> None:
+    def __init__(self, wire: Wire, state: BucketState, *, mixed: bool) -> None:
         super().__init__(state.moment)
         self._wire = wire
         self._state = state
         # The same on every rank, and another one for every exchange.
-        self._seed = zlib.crc32(f"{state.moment.round} {wire.bucket}".encode())
+        self._seed = zlib.crc32(f"{state.moment.round} {wire.bucket}".encode()) if mixed else None
 
     def sum(self, tensors: tuple[torch.Tensor, ...]) -> Work:
         if self.size == 1:
@@ -99,7 +101,9 @@ class _OverDatagrams(SumsOnly):
         assert means is not None, "the runtime opens datagrams where an architecture has a loss_bound"
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         rows = Rows(real.numel(), self.size, real.element_size())
-        table = spread(rows.cut(real.reshape(-1)), self._seed)
+        table = rows.cut(real.reshape(-1))
+        if self._seed is not None:
+            table = spread(table, self._seed)
         answer = means.reduce(rows.by_owner(table), what=self._wire.what)
         return _IntoPlace(answer, rows, real, self._seed, self._state)
 
@@ -107,7 +111,9 @@ class _OverDatagrams(SumsOnly):
 class _IntoPlace:
     """Work that ends with the sum in the tensor that was sent."""
 
-    def __init__(self, answer: PartialSum, rows: Rows, tensor: torch.Tensor, seed: int, state: BucketState) -> None:
+    def __init__(
+        self, answer: PartialSum, rows: Rows, tensor: torch.Tensor, seed: int | None, state: BucketState
+    ) -> None:
         self._answer = answer
         self._rows = rows
         self._tensor = tensor
@@ -116,7 +122,9 @@ class _IntoPlace:
 
     def wait(self) -> None:
         self._answer.wait()
-        table = gathered(self._rows.in_order(self._answer.rows), self._seed)
+        table = self._rows.in_order(self._answer.rows)
+        if self._seed is not None:
+            table = gathered(table, self._seed)
         self._tensor.copy_(table.view(-1)[: self._rows.numel].view(self._tensor.shape))
         self._state.metrics["lost_ratio"] = torch.tensor(self._answer.lost_ratio)
 

@@ -33,11 +33,11 @@ assert HEADER_BYTES == 32
 FRAME_BYTES: Final = HEADER_BYTES + ROW_BYTES
 _MAGIC: Final = 0x6C62
 
-PART, MEAN, END, ASK, LACK, MISSED, DONE = range(1, 8)
-"""PART: a row of the sender, for its owner. MEAN: a row of the sum, from its owner. END: all parts have been sent. ASK:
-the sender waits for these means. LACK: the owner wants these parts. ASK and LACK list rows as 32-bit numbers, and
-`row` says how many are known to be lost, because later ones have come. MISSED: the owner goes on without this many
-parts, a 32-bit number. DONE: nothing but `base`."""
+PART, MEAN, PARTS_END, MEANS_END, ASK, LACK, MISSED, DONE = range(1, 9)
+"""PART: a row of the sender, for its owner. MEAN: a row of the sum, from its owner. PARTS_END, MEANS_END: all parts, or
+all means, have been sent once. ASK: the sender waits for these means. LACK: the owner wants these parts. ASK and LACK
+list rows as 32-bit numbers, and `row` says how many are known to be lost, because later ones have come. MISSED: the
+owner goes on without this many parts, a 32-bit number. DONE: nothing but `base`."""
 ROWS_PER_QUESTION: Final = ROW_BYTES // 4
 
 DTYPES: Final = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16, 4: torch.float64}

@@ -1,22 +1,31 @@
 """How fast a rank sends, so that the network drops little of it.
 
-    after every exchange   rate <- rate x (1.02 - share of its frames that was lost)
+    after every exchange   rate <- rate x (1 + growth - excess)   while no more than 2% of its frames are lost
+                           rate <- rate x (1 - excess)            else
+                           excess = share lost - share lost at random;  growth = 2%, 4%, 8%, 10%, 10%, ...
 
-A rank sends as fast as its own link takes frames until the first loss, which sets the rate to what got through. Loss up
-to 2% does not slow it down: a queue that overflows settles there, and a link that drops 1% at random is used in full.
+A rank sends as fast as its own link takes frames until more than 2% are lost, and then begins with the rate at which
+frames left it. If it has slowed down by 30% and still loses about as much, slowing down does not help: that share is
+taken to be lost at random, until less is lost.
 """
 
 from __future__ import annotations
 
-_GROWTH = 0.02
+_FIRST_GROWTH, _GROWTH = 0.02, 0.1
+_FREE = 4.0
+"""A rate so many times the one at which frames leave limits nothing."""
+_HARMLESS = 0.02
+"""A share of lost frames that slows nobody down."""
+_SLOWED, _AS_MUCH = 0.7, 0.7
+"""What is left of the rate when the loss is looked at again, and of the loss if slowing down has not helped."""
 _LEAST_BYTES_PER_S = 250_000.0
 _BURST_S = 0.002
-"""Frames sent in one burst once some were lost, as a time at the present rate: a short queue still takes these."""
+"""Frames sent in one burst at a limited rate, as a time at that rate: a short queue still takes these."""
 _TURN_S = 0.01
-"""Frames sent in one burst as long as none was lost, as a time, so that every peer's turn comes soon."""
+"""Frames sent in one burst otherwise, as a time at the rate at which they leave, so that every peer's turn comes
+soon."""
 _CREDIT_S = 0.01
 """The longest delay that a thread that wakes up late may make up for."""
-_WEIGHT = 0.05
 
 
 class Pace:
@@ -25,9 +34,16 @@ class Pace:
     def __init__(self) -> None:
         self.bytes_per_s: float | None = None
         """None: as fast as it goes."""
-        self._measured: float | None = None
+        self._left: float | None = None
+        """Bytes per second at which the frames of the last exchange left."""
+        self._busy_bytes, self._busy_s = 0, 0.0
         self._sent_s: float | None = None
         self._free_s = 0.0
+        self._growth = _FIRST_GROWTH
+        self._random = 0.0
+        """The share of frames that is lost whatever the rate."""
+        self._slowing: tuple[float, float] | None = None
+        """The rate and the loss at which this rank began to slow down."""
 
     def due_s(self) -> float:
         """When the next frames may leave."""
@@ -37,18 +53,17 @@ class Pace:
         """Frames that may leave at once."""
         if self.bytes_per_s is not None:
             burst_bytes = self.bytes_per_s * _BURST_S
-        elif self._measured is not None:
-            burst_bytes = self._measured * _TURN_S
+        elif self._left is not None:
+            burst_bytes = self._left * _TURN_S
         else:
             return most
         return max(1, min(most, int(burst_bytes / frame_bytes)))
 
     def sent(self, nbytes: int, now_s: float) -> None:
         """Record that the network has accepted this many bytes by now."""
-        if self._sent_s is not None and now_s > self._sent_s:
-            rate = nbytes / (now_s - self._sent_s)
-            # A mean of times per byte, not of rates, in which a few quick calls would count most.
-            self._measured = rate if self._measured is None else 1 / ((1 - _WEIGHT) / self._measured + _WEIGHT / rate)
+        if self._sent_s is not None:
+            self._busy_bytes += nbytes
+            self._busy_s += now_s - self._sent_s
         self._sent_s = now_s
         if self.bytes_per_s is not None:
             self._free_s = max(self._free_s, now_s - _CREDIT_S) + nbytes / self.bytes_per_s
@@ -59,6 +74,26 @@ class Pace:
 
     def update(self, lost_ratio: float) -> None:
         """An exchange is over, and this share of its frames was lost."""
-        rate = self.bytes_per_s if self.bytes_per_s is not None else self._measured if lost_ratio > 0 else None
-        if rate is not None:
-            self.bytes_per_s = max(_LEAST_BYTES_PER_S, rate * (1 + _GROWTH - lost_ratio))
+        if self._busy_bytes and self._busy_s > 0:
+            self._left = self._busy_bytes / self._busy_s
+        self._busy_bytes, self._busy_s = 0, 0.0
+        self._random = min(self._random, lost_ratio)
+        rate = self.bytes_per_s or self._left
+        excess = lost_ratio - self._random
+        if excess > _HARMLESS and rate is not None:
+            self._slow_down(rate, lost_ratio, excess)
+        elif self.bytes_per_s is not None:
+            self._speed_up(self.bytes_per_s, excess)
+
+    def _speed_up(self, rate: float, excess: float) -> None:
+        free = self._left is not None and rate > _FREE * self._left
+        self.bytes_per_s = None if free else rate * (1 + self._growth - excess)
+        self._growth, self._slowing = min(_GROWTH, 2 * self._growth), None
+
+    def _slow_down(self, rate: float, lost_ratio: float, excess: float) -> None:
+        began_rate, began_lost = self._slowing = self._slowing or (rate, lost_ratio)
+        self.bytes_per_s, self._growth = max(_LEAST_BYTES_PER_S, rate * (1 - excess)), _FIRST_GROWTH
+        if self.bytes_per_s < _SLOWED * began_rate:
+            if lost_ratio > _AS_MUCH * began_lost:
+                self._random = lost_ratio
+            self._slowing = None

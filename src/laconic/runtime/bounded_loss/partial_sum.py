@@ -54,7 +54,9 @@ class PartialSum:
         self._values: Bytes | None = np.empty((world_size, num_rows, row_bytes), np.uint8)
         """Rows of all ranks as they came, until they are added up."""
         self._parts: Flags = np.zeros((world_size, num_rows), bool)
-        self._ended: Flags = np.zeros(world_size, bool)
+        self._parts_ended: Flags = np.zeros(world_size, bool)
+        """By rank: whether it has sent all its rows once."""
+        self._means_ended: Flags = np.zeros(world_size, bool)
         self._come: Flags = np.zeros((world_size, num_rows), bool)
         self._own: Bytes | None = None
         """Means of the rows that this rank owns, for others that ask."""
@@ -101,7 +103,7 @@ class PartialSum:
             retries.start(now_s)
         if not self.closed:
             self.add(self._rank, np.arange(self.shape[0]), mine[self._rank], now_s)
-            self.end(self._rank)
+            self.end_parts(self._rank)
 
     def add(self, rank: int, rows: Numbers, values: Bytes, now_s: float) -> None:
         """Add rows of a rank that have not been added before."""
@@ -114,13 +116,13 @@ class PartialSum:
         self.last_part_s = now_s
         self.part_retries[rank].hear(now_s)
 
-    def end(self, rank: int) -> None:
+    def end_parts(self, rank: int) -> None:
         """A rank has sent all its rows once."""
-        self._ended[rank] = True
+        self._parts_ended[rank] = True
 
     def has_ended(self, rank: int) -> bool:
         """Whether a rank has said that it has sent all its rows once."""
-        return bool(self._ended[rank])
+        return bool(self._parts_ended[rank])
 
     @property
     def complete(self) -> bool:
@@ -130,7 +132,7 @@ class PartialSum:
     @property
     def all_ended(self) -> bool:
         """Whether every rank has sent all its rows: rows that are still missing were lost."""
-        return bool((self._ended | self._parts.all(1)).all())
+        return bool((self._parts_ended | self._parts.all(1)).all())
 
     @property
     def missing(self) -> int:
@@ -148,7 +150,7 @@ class PartialSum:
 
     def lost_parts(self, rank: int) -> int:
         """Rows of a rank that are missing, though it has sent all or later ones have come."""
-        return len(self.missing_parts(rank)) if self._ended[rank] else _num_gaps(self._parts[rank])
+        return len(self.missing_parts(rank)) if self._parts_ended[rank] else _num_gaps(self._parts[rank])
 
     def close(self, now_s: float) -> None:
         """Make sums final: values missing from a row count as the mean of those that are there.
@@ -182,6 +184,10 @@ class PartialSum:
         self._come[owner, rows[new]] = True
         self.mean_retries[owner].hear(now_s)
 
+    def end_means(self, owner: int) -> None:
+        """An owner has sent all its means once."""
+        self._means_ended[owner] = True
+
     def means_of(self, rows: Numbers) -> Bytes:
         """Means of rows that this rank owns."""
         assert self._own is not None, "not closed"
@@ -189,15 +195,15 @@ class PartialSum:
 
     def owner_closed(self, owner: int) -> bool:
         """Whether an owner has begun to send means, so that it wants no rows any more."""
-        return bool(self._come[owner].any())
+        return bool(self._means_ended[owner] or self._come[owner].any())
 
     def missing_means(self, owner: int) -> Numbers:
         """The rows of an owner whose means have not come."""
         return np.flatnonzero(~self._come[owner])
 
     def lost_means(self, owner: int) -> int:
-        """Means of an owner that are missing, though later ones have come."""
-        return _num_gaps(self._come[owner])
+        """Means of an owner that are missing, though it has sent all or later ones have come."""
+        return len(self.missing_means(owner)) if self._means_ended[owner] else _num_gaps(self._come[owner])
 
     @property
     def lost_ratio(self) -> float:

@@ -38,6 +38,7 @@ _GRACE_S = 0.005
 """How much later than its successors a frame may arrive, because the network reorders frames."""
 _QUIET_S = 0.25
 """After this long without a row an owner asks for missing ones, even where it may not go on without them."""
+_FEW = 8
 _AHEAD = 4096
 """Exchanges that peers may be ahead of this rank's training loop."""
 _EARLY_BYTES = 2**30
@@ -222,9 +223,9 @@ class Peers:
             if not len(own):
                 continue
             self._bases[rank] = max(self._bases[rank], int(own.headers["base"].max()))
-            keys = 8 * own.headers["exchange"].astype(np.int64) + own.headers["kind"]
+            keys = 256 * own.headers["exchange"].astype(np.int64) + own.headers["kind"]
             for key in np.unique(keys).tolist():
-                self._heed(rank, key // 8, key % 8, own.only(keys == key))
+                self._heed(rank, key // 256, key % 256, own.only(keys == key))
 
     def _heed(self, rank: int, number: int, kind: int, frames: Frames) -> None:
         state = None if kind == wire.DONE else self._state(number, kind, frames)
@@ -244,8 +245,10 @@ class Peers:
             else:
                 state.take(rank, rows, values, now_s)
                 self._finish_if_all_here(state)
-        elif kind == wire.END:
-            state.end(rank)
+        elif kind == wire.PARTS_END:
+            state.end_parts(rank)
+        elif kind == wire.MEANS_END:
+            state.end_means(rank)
         else:
             for known, values in zip(frames.headers["row"].tolist(), frames.values, strict=True):
                 numbers = wire.from_32_bits(values)
@@ -302,12 +305,14 @@ class Peers:
             state.begin(request.rows, time.monotonic())
             for rows in _batches(state.shape[0]):
                 self._parts.extend(_Batch(wire.PART, state.number, peer, rows) for peer in self._others())
-            # Twice: if both are lost, the owner waits until its time limit.
-            for _ in range(2):
-                self._parts.extend(_Batch(wire.END, state.number, peer, np.zeros(1, int)) for peer in self._others())
+            self._parts.extend(self._ends(wire.PARTS_END, state))
             if not state.closed and state.complete:
                 self._close_sum(state)
             self._finish_if_all_here(state)
+
+    def _ends(self, kind: int, state: PartialSum) -> list[_Batch]:
+        """Tell all others that everything was sent once; twice, because the receiver of none waits for longer."""
+        return 2 * [_Batch(kind, state.number, peer, np.zeros(1, int)) for peer in self._others()]
 
     def _others(self) -> list[int]:
         """All other ranks, beginning with the next: so no two ranks send to the same one at the same time."""
@@ -337,6 +342,8 @@ class Peers:
         if batch.kind == wire.MEAN:
             values = state.means_of(batch.rows)
             state.means_sent[batch.peer] = max(state.means_sent[batch.peer], int(batch.rows[-1]) + 1)
+        elif batch.kind == wire.MEANS_END:
+            values = np.empty((1, 0), np.uint8)
         elif state.mine is None or state.owner_closed(batch.peer):
             return  # the owner wants no rows any more
         elif batch.kind == wire.PART:
@@ -370,8 +377,12 @@ class Peers:
 
     def _ask(self, kind: int, state: PartialSum, peer: int, numbers: np.ndarray, *, lost: int = 0) -> None:
         content = wire.in_32_bits(numbers)
-        self._traffic.count("control", "frames", wire.HEADER_BYTES + content.size)
-        self._send_frames(kind, peer, np.array([lost]), content, number=state.number, shape=state.shape)
+        # The field of the frame is a row's number, so it cannot say that all are lost.
+        known = np.array([min(lost, state.shape[0] - 1)])
+        # A few rows that are lost are asked for, and so answered, twice: a second loss would cost a long wait.
+        for _ in range(2 if lost == len(numbers) <= _FEW else 1):
+            self._traffic.count("control", "frames", wire.HEADER_BYTES + content.size)
+            self._send_frames(kind, peer, known, content, number=state.number, shape=state.shape)
 
     # -- what is due ---------------------------------------------------------------------------------------------
 
@@ -411,7 +422,7 @@ class Peers:
                 retries = state.part_retries[peer]
                 if now_s >= retries.due_s(lost=state.has_ended(peer)) and len(missing := state.missing_parts(peer)):
                     retries.ask(now_s)
-                    self._ask(wire.LACK, state, peer, missing, lost=min(state.lost_parts(peer), state.shape[0] - 1))
+                    self._ask(wire.LACK, state, peer, missing, lost=state.lost_parts(peer))
 
     def _close_sum(self, state: PartialSum) -> None:
         for peer in self._others():
@@ -422,6 +433,7 @@ class Peers:
         self._deadline.note(state.nbytes, state.last_part_s - state.opened_s)
         for rows in _batches(state.shape[0]):
             self._urgent.extend(_Batch(wire.MEAN, state.number, peer, rows) for peer in self._others())
+        self._urgent.extend(self._ends(wire.MEANS_END, state))
         self._finish_if_all_here(state)
 
     def _finish_if_all_here(self, state: PartialSum) -> None:
