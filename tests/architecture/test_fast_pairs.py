@@ -110,7 +110,7 @@ class _SitesTransport(InProcessTransport):
         return super().send_receive(sends, receives, **rest)
 
 
-class _Sites(InProcessCluster):
+class Sites(InProcessCluster):
     def transport(self, rank: int) -> InProcessTransport:
         made = _SitesTransport(self, rank)
         made.in_process = False  # so that links are measured
@@ -137,7 +137,7 @@ def test_links_are_measured_when_attaching() -> None:
         (attached,) = [event for event in events.events if event.kind == "attach"]
         return str(attached.data["pairs"]), sent, sum(p.nbytes for p in model.parameters())
 
-    for pairs, sent, nbytes in _Sites(4, timeout_s=30).run(one_rank):
+    for pairs, sent, nbytes in Sites(4, timeout_s=30).run(one_rank):
         assert pairs == "0-2 1-3, 0-1 2-3"
         assert sent == 4 * nbytes, "one partner in every round"
 

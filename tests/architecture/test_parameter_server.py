@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import laconic
 from laconic.architecture import ParameterServer
+from laconic.architecture.servers.shares import server_shares
+from laconic.cluster import Cluster, Link, Racks
+from laconic.core.in_process import InProcessTransport
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
+from laconic.errors import InvalidSetting
+from laconic.simulator import simulate
+from laconic.simulator.network.flow import FlowNetwork
+from laconic.simulator.network.pair_rates import pair_rates
 from laconic.strategy import Strategy
+from tests.architecture.test_fast_pairs import Sites
+from tests.simulator.jobs import job
 
 SMALLEST_BYTES = 65_536
 
@@ -53,3 +67,130 @@ def test_tensors_stay_whole_where_their_shapes_count() -> None:
 def test_small_buckets_are_not_cut() -> None:
     small = Bucket((TensorSpec("small", (16_000,)),))
     assert Strategy.parse("bsp / parameter_server").plan(small.tensors, 4).buckets == (small,)
+
+
+# -- shares that follow from measured links ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 32])
+def test_links_that_are_alike_give_equal_shares(size: int) -> None:
+    """Noise of 20% changes nothing."""
+    noise = (1e9 * (1 - 0.2 * np.random.default_rng(size).random((size, size)))).tolist()
+    assert server_shares(tuple(map(tuple, noise))) == pytest.approx([1 / size] * size)
+
+
+def test_a_host_behind_a_slow_link_gets_nothing() -> None:
+    pairs = [[1.0 if 3 in (i, j) else 4.0 for j in range(4)] for i in range(4)]
+    *others, slow = server_shares(tuple(map(tuple, pairs)))
+    assert slow == 0
+    assert others == pytest.approx([1 / 3] * 3, abs=1 / 32)
+
+
+def test_servers_are_in_the_larger_of_two_racks() -> None:
+    link = Link(bandwidth_bps=1e8)
+    racks = Cluster(links=(link,) * 6, topology=Racks(sizes=(4, 2), uplinks=(link, link)))
+    shares = server_shares(pair_rates(racks, range(6)))
+    assert sum(shares[:4]) / 4 > 2 * sum(shares[4:]) / 2
+
+
+def busiest_s(pairs: np.ndarray, shares: np.ndarray) -> float:
+    """By the formula, written with loops."""
+    size = len(shares)
+    return max(sum((shares[i] + shares[j]) / pairs[i][j] for j in range(size) if j != i) for i in range(size))
+
+
+@given(st.integers(2, 6), st.randoms(use_true_random=False))
+def test_no_host_is_busier_than_with_equal_or_random_shares(size: int, random) -> None:
+    pairs = np.ones((size, size))
+    for i in range(size):
+        for j in range(i):
+            pairs[i, j] = pairs[j, i] = random.choice([1.0, 2.0, 8.0, 64.0])
+    shares = np.array(server_shares(tuple(map(tuple, pairs.tolist()))))
+    assert shares.sum() == pytest.approx(1)
+    # A unit of 1 / (8 n) more or less.
+    most = busiest_s(pairs, shares) * 0.85
+    assert most <= busiest_s(pairs, np.full(size, 1 / size))
+    for _ in range(20):
+        drawn = np.array([random.random() ** 3 for _ in range(size)]) + 1e-9
+        assert most <= busiest_s(pairs, drawn / drawn.sum())
+
+
+@given(sizes, st.lists(st.integers(0, 5), min_size=2, max_size=6).filter(any))
+def test_loads_follow_shares(numels: list[int], units: list[int]) -> None:
+    shares = tuple(unit / sum(units) for unit in units)
+    strategy = Strategy.parse("bsp / parameter_server / none / sequential")
+    placed = replace(strategy, architecture=replace(strategy.architecture, shares=shares))
+    tensors = [TensorSpec(f"t{index}", (numel,)) for index, numel in enumerate(numels)]
+    buckets = placed.plan(tensors, len(units)).buckets
+    assert sum(bucket.nbytes for bucket in buckets) == 4 * sum(numels)
+    loads = [0] * len(units)
+    for bucket, server in zip(buckets, placed.architecture.servers.owners(buckets, len(units)), strict=True):
+        loads[server] += bucket.nbytes
+    for load, share in zip(loads, shares, strict=True):
+        assert load <= 4 * sum(numels) * share + 2 * SMALLEST_BYTES if share else not load
+
+
+@pytest.mark.timeout(60)
+def test_links_are_measured_when_attaching_and_no_bit_changes() -> None:
+    """The first two ranks are far from the other two; shares change where sums are formed, not what they are."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for placement in ("evenly", "measured"):
+        text = f"bsp / parameter_server(placement={placement}) / none / sequential"
+        torch.manual_seed(0)
+        models = [torch.nn.Linear(300, 400) for _ in range(4)]
+        for model in models[1:]:
+            model.load_state_dict(models[0].state_dict())
+
+        def one_rank(transport: InProcessTransport, text: str = text, models: list = models) -> dict:
+            model, events = models[transport.rank], laconic.EventList()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            with laconic.attach(model, optimizer, text, transport=transport, events=events):
+                drawn = torch.Generator().manual_seed(transport.rank)
+                for _ in range(3):
+                    model(torch.randn(2, 300, generator=drawn)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            (attached,) = [event for event in events.events if event.kind == "attach"]
+            return attached.data
+
+        facts = Sites(4, timeout_s=30).run(one_rank)
+        found[placement] = [parameter.detach().clone() for parameter in models[0].parameters()]
+        assert all(("shares" in one) == (placement == "measured") for one in facts)
+        assert len({str(one.get("shares")) for one in facts}) == 1
+    for evenly, measured in zip(*found.values(), strict=True):
+        assert torch.equal(evenly, measured)
+
+
+@pytest.mark.parametrize("flow", [False, True])
+def test_the_simulator_knows_the_shares(flow: bool) -> None:
+    link, slow = Link(bandwidth_bps=1e8), Link(bandwidth_bps=2.5e7)
+    cluster = Cluster.uniform(4, link, {3: slow})
+    work = job(*[(0.001, 0.002, 2_000_000)] * 6)
+    evenly, measured = (
+        simulate(
+            f"bsp / parameter_server(placement={placement}) / none / fusion(bytes=2MB)",
+            work,
+            cluster,
+            network=FlowNetwork(cluster) if flow else None,
+        ).prediction.step_s
+        for placement in ("evenly", "measured")
+    )
+    # The slow host carries N instead of (n - 2) N / n + N = 1.5 N each way; the last answer overlaps with nothing.
+    assert 1.3 < evenly / measured < 1.5
+
+
+def test_uplinks_are_simulated_for_a_few_hosts_too() -> None:
+    link = Link(bandwidth_bps=1e9)
+    apart = Cluster(links=(link,) * 4, topology=Racks(sizes=(2, 2), uplinks=(Link(bandwidth_bps=1e8),) * 2))
+    flat, racks = (
+        simulate("bsp / parameter_server", job((0.001, 0.002, 2_000_000)), cluster).prediction.step_s
+        for cluster in (Cluster.uniform(4, link), apart)
+    )
+    assert racks > 5 * flat
+
+
+@pytest.mark.parametrize("other", ["shards=2", 'hosts="10.0.0.1:29600"'])
+def test_shares_need_a_server_on_every_host(other: str) -> None:
+    name = other.partition("=")[0]
+    with pytest.raises(InvalidSetting, match=f"placement=measured needs one server .* Leave out {name}"):
+        Strategy.parse(f"bsp / parameter_server(placement=measured, {other})")

@@ -87,6 +87,8 @@ class Move:
     """Frames of a rank that an aggregator can have at a time."""
     groups: Hosts = ()
     """The groups that take the place of hosts, where ranks are grouped and ordered otherwise."""
+    shares: tuple[float, ...] = ()
+    """The share of all bytes that each server gets; none: equal shares."""
 
     @property
     def nbytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from laconic.core.plan import Bucket
 
@@ -25,6 +26,8 @@ class ServerLayout:
     """Number of servers that the workers start; 0: one per worker."""
     hosts: str = ""
     """Addresses of running servers, as address:port separated by |; empty: the workers start them."""
+    shares: tuple[float, ...] = ()
+    """The share of all bytes that each server gets; none: equal shares."""
     slots: int = 0
     """Slots in which a server only adds up integers, frame by frame; 0: it gets whole tensors."""
 
@@ -35,10 +38,33 @@ class ServerLayout:
         return self.shards or world_size
 
     def owners(self, buckets: Sequence[Bucket], world_size: int) -> list[int]:
-        """The server of each bucket: in order, the one with the fewest bytes."""
-        loads = [0] * self.num_servers(world_size)
-        found: list[int] = []
-        for bucket in buckets:
-            found.append(loads.index(min(loads)))
-            loads[found[-1]] += bucket.nbytes
+        """The server of each bucket: in order, the one with the fewest bytes.
+
+        With shares, the one with the fewest bytes for its share, the largest buckets first.
+        """
+        loads, found = [0] * self.num_servers(world_size), [0] * len(buckets)
+        order = sorted(range(len(buckets)), key=lambda number: -buckets[number].nbytes if self.shares else 0)
+        for number in order:
+            found[number] = self._least(loads, buckets[number].nbytes)
+            loads[found[number]] += buckets[number].nbytes
         return found
+
+    def _least(self, loads: list[int], nbytes: int) -> int:
+        if not self.shares:
+            return loads.index(min(loads))
+        fullness = {
+            server: (load + nbytes) / share
+            for server, (load, share) in enumerate(zip(loads, self.shares, strict=True))
+            if share
+        }
+        return min(fullness, key=lambda server: fullness[server])
+
+    def cuts(self, nbytes: int, world_size: int, smallest_bytes: int) -> list[int]:
+        """Where a bucket of so many bytes is cut, so that each server can have a piece; none below the smallest."""
+        most = nbytes // smallest_bytes
+        shares = [share for share in self.shares if share and share * nbytes >= smallest_bytes]
+        if shares:
+            total = sum(shares)
+            return [int(nbytes * end / total) for end in accumulate(shares[:-1])]
+        count = max(1, min(self.num_servers(world_size), most))
+        return [nbytes * piece // count for piece in range(1, count)]

@@ -22,7 +22,7 @@ from laconic.core.exchange import Move
 from laconic.core.hosts import Hosts
 from laconic.simulator.network.contract import DOWN, INSIDE, LINK, UP, Passage
 from laconic.simulator.network.measured_table import MeasuredTable
-from laconic.simulator.network.patterns import Load, Patterns
+from laconic.simulator.network.patterns import Load, Patterns, ServerLoad
 
 _ROUNDING = 1e-9
 _HOST_BY_HOST = 16
@@ -171,22 +171,16 @@ class AnalyticNetwork:
     # -- servers -----------------------------------------------------------------------------------------------
 
     def _beside(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
-        """To servers on the hosts of the first ranks, and back; pieces are spread evenly, so the average load counts.
-
-        Each direction spends half of the time of both at once on links that they share, the rest on links of its own.
-        """
-        if move.server >= 0 and world_size <= _HOST_BY_HOST and self._cluster.devices_per_host == 1:
+        """To servers on the hosts of the first ranks, and back; with many pieces, the average load counts."""
+        few = world_size <= _HOST_BY_HOST and self._cluster.devices_per_host == 1
+        if move.server >= 0 and few and not self._cluster.uplinks:
             return self._at_host(move, world_size)
-        load = self._patterns(world_size).to_servers(num_servers)
-        latency_s, found = self._message_s + load.delay_s, list[Passage]()
-        for nbytes, way_s, own in ((move.nbytes, load.up_s, UP), (move.answer_bytes, load.down_s, DOWN)):
-            shared = min(1.0, load.both_s / 2 / way_s) if way_s else 1.0
-            slower = self._slower_than_stated(meeting=own == UP)
-            busy_s, rank_s = slower * nbytes * way_s, slower * nbytes * load.rank_s
-            if shared < 1 - _ROUNDING:
-                found.append(Passage(own, (1 - shared) * busy_s, rank_s=(1 - shared) * rank_s, answer=own == DOWN))
-            found.append(Passage(LINK, shared * busy_s, latency_s, rank_s=shared * rank_s, answer=own == DOWN))
-        return tuple(passage for passage in found if passage.seconds)
+        load = self._patterns(world_size).to_servers(num_servers, move.shares)
+        sizes = tuple(
+            self._slower_than_stated(meeting=meeting) * nbytes
+            for nbytes, meeting in ((move.nbytes, True), (move.answer_bytes, False))
+        )
+        return there_and_back(sizes, load, self._message_s + load.delay_s)
 
     def _at_host(self, move: Move, world_size: int) -> tuple[Passage, ...]:
         """To one server on the host of one rank, and back: its link carries the bytes of all ranks.
@@ -236,6 +230,21 @@ class AnalyticNetwork:
         sent_s = self._table.sent_byte_s(meeting=meeting)
         stated_s = self._patterns(self._fabric.num_devices).shift(1).byte_s
         return max(1.0, sent_s / stated_s) if sent_s is not None and stated_s else 1.0
+
+
+def there_and_back(sizes: tuple[float, ...], load: ServerLoad, latency_s: float) -> tuple[Passage, ...]:
+    """The passages of a payload to servers and of their answer, of these sizes.
+
+    Each direction spends half of the time of both at once on links that they share, the rest on links of its own.
+    """
+    found: list[Passage] = []
+    for nbytes, way_s, own in zip(sizes, (load.up_s, load.down_s), (UP, DOWN), strict=True):
+        shared = min(1.0, load.both_s / 2 / way_s) if way_s else 1.0
+        busy_s, rank_s = nbytes * way_s, nbytes * load.rank_s
+        if shared < 1 - _ROUNDING:
+            found.append(Passage(own, (1 - shared) * busy_s, rank_s=(1 - shared) * rank_s, answer=own == DOWN))
+        found.append(Passage(LINK, shared * busy_s, latency_s, rank_s=shared * rank_s, answer=own == DOWN))
+    return tuple(passage for passage in found if passage.seconds)
 
 
 def across(devices_per_host: int, world_size: int) -> int:

@@ -23,9 +23,9 @@ from laconic.core.hosts import Hosts
 from laconic.errors import UsageError
 from laconic.simulator.engine import GraphBuilder, run
 from laconic.simulator.engine.collective_flows import messages
-from laconic.simulator.network.analytic import across, pipelined_trees, slotted
+from laconic.simulator.network.analytic import across, pipelined_trees, slotted, there_and_back
 from laconic.simulator.network.contract import LINK, Passage
-from laconic.simulator.network.patterns import neighbours
+from laconic.simulator.network.patterns import ServerLoad, neighbours
 
 _UNIT = 1 << 24
 """Bytes for which a move is run; other sizes are scaled in proportion."""
@@ -57,24 +57,20 @@ class FlowNetwork:
         self.message_s = message_s
         self.fabric = cluster.fabric()
         self._costs = lru_cache(maxsize=256)(self._cost)
-        self._rank_costs = lru_cache(maxsize=16)(self._rank_cost)
+        self._server_costs = lru_cache(maxsize=16)(self._server_cost)
 
     def warnings(self) -> list[str]:
         return []
 
     def passages(self, move: Move, world_size: int, num_servers: int) -> tuple[Passage, ...]:
-        unit = self._unit(move, world_size)
-        byte_s, latency_s = self._costs(unit, world_size, num_servers)
+        if move.kind == "serve":
+            load = self._server_costs(world_size, num_servers, move.shares)
+            return there_and_back((move.nbytes, move.answer_bytes), load, self.message_s + load.delay_s)
+        byte_s, latency_s = self._costs(self._unit(move, world_size), world_size, num_servers)
         if move.kind == "aggregate":
             byte_s = slotted(byte_s, latency_s, move.slots)
-        if move.kind != "serve":
-            passage = Passage(LINK, byte_s * move.nbytes, latency_s)
-            return (passage,) if passage.seconds else ()
-        rank_s = self._rank_costs(world_size, num_servers)
-        return tuple(
-            Passage(LINK, byte_s * nbytes, latency_s, rank_s=rank_s * nbytes, answer=answer)
-            for nbytes, answer in ((move.nbytes, False), (move.answer_bytes, True))
-        )
+        passage = Passage(LINK, byte_s * move.nbytes, latency_s)
+        return (passage,) if passage.seconds else ()
 
     def _unit(self, move: Move, world_size: int) -> Move:
         """The same move with `_UNIT` bytes; a native sum with the algorithm that the backend would choose."""
@@ -95,11 +91,16 @@ class FlowNetwork:
             latency_s += stage.num_steps * (self.message_s + delay_s)
         return byte_s, latency_s
 
-    def _rank_cost(self, world_size: int, num_servers: int) -> float:
-        """Seconds per byte if only one rank sends to servers."""
-        stage = _to_servers(world_size, num_servers)
-        own = stage.sources == world_size - 1
-        return self._run(Stage(stage.sources[own], stage.destinations[own], stage.shares[own]))[0] / _UNIT
+    def _server_cost(self, world_size: int, num_servers: int, shares: tuple[float, ...]) -> ServerLoad:
+        """Seconds per byte to servers and back."""
+        up = _to_servers(world_size, num_servers, shares)
+        down = Stage(up.destinations, up.sources, up.shares)
+        columns = zip((up.sources, up.destinations, up.shares), (down.sources, down.destinations, down.shares), strict=True)
+        both = Stage(*(np.concatenate(column) for column in columns))
+        own = up.sources == world_size - 1
+        alone = Stage(up.sources[own], up.destinations[own], up.shares[own])
+        (up_s, delay_s), (down_s, _), (both_s, _), (rank_s, _) = map(self._run, (up, down, both, alone))
+        return ServerLoad(up_s / _UNIT, down_s / _UNIT, both_s / _UNIT, rank_s / _UNIT, delay_s)
 
     def _run(self, stage: Stage) -> tuple[float, float]:
         """The time in which a stage's bytes move, and the delay of its longest route."""
@@ -120,7 +121,7 @@ class FlowNetwork:
         ranks = np.array(taking_part, dtype=np.int64)
         size = len(ranks)
         if move.kind == "serve":
-            return (_to_servers(world_size, num_servers),)
+            return (_to_servers(world_size, num_servers, move.shares),)
         if move.kind in {"to_leaders", "from_leaders"}:
             if move.groups:
                 tree = from_leaders(hosts) if move.kind == "from_leaders" else to_leaders(hosts)
@@ -221,7 +222,7 @@ def _among(ranks: Indices, groups: Indices) -> tuple[Stage, ...]:
     return (Stage(sources, destinations, shares),) if len(sources) else ()
 
 
-def _to_servers(world_size: int, num_servers: int) -> Stage:
+def _to_servers(world_size: int, num_servers: int, shares: tuple[float, ...]) -> Stage:
     if num_servers < 0:
         raise UsageError(
             "at flow level servers are simulated on the hosts of the workers, not on hosts of their own. Leave hosts "
@@ -235,4 +236,5 @@ def _to_servers(world_size: int, num_servers: int) -> Stage:
         )
     sources, destinations = np.meshgrid(np.arange(world_size, dtype=np.int64), servers, indexing="ij")
     apart = sources != destinations
-    return Stage(sources[apart], destinations[apart], np.full(int(apart.sum()), 1 / len(servers)))
+    of_server = np.array(shares) if shares else np.full(len(servers), 1 / len(servers))
+    return Stage(sources[apart], destinations[apart], of_server[destinations[apart]])

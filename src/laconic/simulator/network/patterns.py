@@ -28,7 +28,7 @@ class Load(NamedTuple):
 
 
 class ServerLoad(NamedTuple):
-    """The cost when every rank sends a byte to servers, spread evenly, or gets one."""
+    """The cost when every rank sends a byte to servers, in equal or given shares, or gets one."""
 
     up_s: float
     down_s: float
@@ -98,8 +98,10 @@ class Patterns:
         byte_s = sum(load.byte_s for load in found) * others / max(1, len(found))
         return Load(byte_s, max((load.delay_s for load in found), default=0.0))
 
-    def _to_servers(self, num_servers: int) -> ServerLoad:
+    def _to_servers(self, num_servers: int, shares: tuple[float, ...] = ()) -> ServerLoad:
         """Servers run on the hosts of the first ranks."""
+        if shares:
+            return self._to_shares(shares)
         num_servers = min(num_servers, self._world_size)
         ranks, longest_s = np.arange(self._world_size, dtype=np.int64), 0.0
         up, down = (np.zeros(len(self._fabric.capacity_bytes_per_s)) for _ in range(2))
@@ -115,6 +117,21 @@ class Patterns:
         alone, _ = self._loads(np.full(num_servers, ranks[-1]), np.arange(num_servers, dtype=np.int64))
         up_s, down_s, both_s = (self._busiest(load) / len(distances) for load in (up, down, up + down))
         return ServerLoad(up_s, down_s, both_s, self._busiest(alone) / num_servers, longest_s)
+
+    def _to_shares(self, shares: tuple[float, ...]) -> ServerLoad:
+        """One server on the host of each rank, each with its share."""
+        ranks, longest_s = np.arange(self._world_size, dtype=np.int64), 0.0
+        up, down, alone = (np.zeros(len(self._fabric.capacity_bytes_per_s)) for _ in range(3))
+        for server, share in enumerate(shares):
+            if share:
+                there = np.full(self._world_size, server)
+                load, delay_s = self._loads(ranks, there)
+                up += share * load
+                down += share * self._loads(there, ranks)[0]
+                alone += share * self._loads(ranks[-1:], there[-1:])[0]
+                longest_s = max(longest_s, delay_s)
+        up_s, down_s, both_s, rank_s = map(self._busiest, (up, down, up + down, alone))
+        return ServerLoad(up_s, down_s, both_s, rank_s, longest_s)
 
     def _mix(self, topology: str, partners: tuple[tuple[int, ...], ...] = ()) -> Load:
         """Every rank sends to each of its neighbours; the mean over rounds where these change."""
