@@ -30,7 +30,7 @@ from laconic.simulator import simulate
 from laconic.workload import Layer, TensorShape, Workload
 
 CONTENDERS = tuple(
-    f"bsp / parameter_server(placement={placement}) / none / fusion(bytes=1MB, first_bytes=1MB)"
+    f"bsp / parameter_server(placement={placement}) / none / fusion(bytes=1MB, first_bytes=0.5MB)"
     for placement in ("evenly", "measured")
 )
 LAYERS = 12
