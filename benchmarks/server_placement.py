@@ -84,7 +84,7 @@ def run_rank(steps: int, megabytes: float) -> None:
 def predicted_s(strategy: str, cluster: Cluster, megabytes: float) -> float:
     shape = side(megabytes), side(megabytes)
     layers = tuple(
-        Layer(name=f"{number}", forward_s=0.0, backward_s=1e-4, tensors=(TensorShape(f"{number}.weight", shape),))
+        Layer(name=f"{number}", forward_s=0.0, backward_s=1e-4, tensors=(TensorShape(name=f"{number}", shape=shape),))
         for number in range(LAYERS)
     )
     workload = Workload(name="matrices", batch=1, layers=layers, source="Made up.")
