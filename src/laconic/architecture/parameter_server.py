@@ -66,8 +66,8 @@ class ParameterServer(Architecture):
         if self.placement == _MEASURED and (self.hosts or self.shards):
             other = "hosts" if self.hosts else "shards"
             raise InvalidSetting(
-                f"{self.axis}.{self.name}.placement={_MEASURED} needs one server on the host of every worker. Leave out "
-                f"{other}, or leave out placement."
+                f"{self.axis}.{self.name}.placement={_MEASURED} needs one server on the host of every worker. Leave "
+                f"out {other}, or leave out placement."
             )
         if self.hosts and self.shards:
             raise InvalidSetting(

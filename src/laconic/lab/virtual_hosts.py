@@ -206,7 +206,8 @@ def check_possible(cluster: Cluster, capabilities: Capabilities) -> None:
     links = (*cluster.links, *cluster.uplinks)
     if not capabilities.netem and any(link.delay_s for link in links):
         raise UsageError(
-            "this kernel has no netem, so links can have a bandwidth but no delay. Leave out --delay, or load sch_netem."
+            "this kernel has no netem, so links can have a bandwidth but no delay. Leave out --delay, or load "
+            "sch_netem."
         )
     if not (capabilities.netem or capabilities.nftables) and any(link.loss_ratio for link in links):
         raise UsageError(

@@ -95,8 +95,8 @@ class FlowNetwork:
         """Seconds per byte to servers and back."""
         up = _to_servers(world_size, num_servers, shares)
         down = Stage(up.destinations, up.sources, up.shares)
-        columns = zip((up.sources, up.destinations, up.shares), (down.sources, down.destinations, down.shares), strict=True)
-        both = Stage(*(np.concatenate(column) for column in columns))
+        ends = np.concatenate([up.sources, up.destinations]), np.concatenate([up.destinations, up.sources])
+        both = Stage(*ends, np.concatenate([up.shares, up.shares]))
         own = up.sources == world_size - 1
         alone = Stage(up.sources[own], up.destinations[own], up.shares[own])
         (up_s, delay_s), (down_s, _), (both_s, _), (rank_s, _) = map(self._run, (up, down, both, alone))
