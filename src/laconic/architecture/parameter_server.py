@@ -36,8 +36,9 @@ class ParameterServer(Architecture):
         ssp, asp     a server applies each worker's gradient with the optimizer and sends the parameters back;
                      with async_diloco, each worker's change of parameters over several steps
 
-    A worker sends and receives N bytes, a server n N / m each way, or another share where links were measured. With error_feedback both directions have a residual
-    of their own. Servers are child processes of the workers, or run where `laconic serve` was called.
+    A worker sends and receives N bytes, a server n N / m each way, or another share where links were measured. With
+    error_feedback both directions have a residual of their own. Servers are child processes of the workers, or run
+    where `laconic serve` was called.
 
     Reference: Li et al. 2014 (parameter server), OSDI; Tang et al. 2019 (two-sided error feedback), arXiv:1905.05957.
     """
