@@ -46,8 +46,8 @@ class Contender:
 
     def __init__(self, strategy: str, megabytes: float) -> None:
         torch.manual_seed(0)
-        size, events = side(megabytes), EventList()
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(size, size, bias=False) for _ in range(LAYERS)))
+        events, self.size = EventList(), side(megabytes)
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(self.size, self.size, bias=False) for _ in range(LAYERS)))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.session = laconic.attach(self.model, self.optimizer, strategy, timeout_s=300, events=events)
         self.shares = next(event.data.get("shares", "") for event in events.events if event.kind == "attach")
@@ -55,7 +55,7 @@ class Contender:
 
     def step(self, number: int) -> None:
         torch.manual_seed(1000 * number + dist.get_rank())
-        loss = self.model(torch.randn(1, self.model[0].in_features)).square().mean()
+        loss = self.model(torch.randn(1, self.size)).square().mean()
         dist.barrier()
         began_s = time.perf_counter()
         loss.backward()
