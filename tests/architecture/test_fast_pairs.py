@@ -102,17 +102,28 @@ def test_slow_links_share_rounds() -> None:
 
 
 class _SitesTransport(InProcessTransport):
-    """Messages between the first two ranks and the others take long."""
+    """Messages between the first ranks and the others take long."""
+
+    num_near = 2
 
     def send_receive(self, sends, receives, **rest) -> Work:
-        if any((self.rank < 2) != (peer < 2) for peer, tensor in [*sends, *receives] if tensor.numel() > 1):
+        if any(
+            (self.rank < self.num_near) != (peer < self.num_near)
+            for peer, tensor in [*sends, *receives]
+            if tensor.numel() > 1
+        ):
             time.sleep(0.1)  # long beside what a busy machine adds
         return super().send_receive(sends, receives, **rest)
 
 
 class Sites(InProcessCluster):
+    """Ranks on two sites; the first site has so many of them."""
+
+    num_near = 2
+
     def transport(self, rank: int) -> InProcessTransport:
         made = _SitesTransport(self, rank)
+        made.num_near = self.num_near
         made.in_process = False  # so that links are measured
         return made
 

@@ -44,7 +44,8 @@ class BoundedLoss(Architecture):
     """How long an owner waits for frames: 1.25 times this percentile of the times of recent exchanges of that size."""
     spread: str = choice("none", "hadamard")
     """hadamard: frames are mixed by a Hadamard transform, so that a lost frame changes many values a little; none: it
-    changes its own values, which become the mean over the other ranks. With Adam none keeps the loss."""
+    changes its own values, which become the mean over the other ranks. With Adam, none leaves the model's loss as it
+    is."""
 
     @property
     def loss_bound(self) -> LossBound:

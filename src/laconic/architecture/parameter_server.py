@@ -79,7 +79,8 @@ class ParameterServer(Architecture):
     @property
     def servers(self) -> ServerLayout:
         """As many servers as there are hosts or shards."""
-        return ServerLayout(shards=self.shards, hosts=self.hosts, shares=self.shares)
+        by_links = self.placement == _MEASURED
+        return ServerLayout(shards=self.shards, hosts=self.hosts, by_links=by_links, shares=self.shares)
 
     def settled(self, hosts: Callable[[], Hosts], measure: Measure) -> ParameterServer:
         """This architecture with the shares of servers, if they follow from measured links."""

@@ -327,9 +327,10 @@ def _not_counted(explanation: _Explanation) -> tuple[str, ...]:
     elif layout is not None:
         servers = layout.num_servers(workers)
         sent = human_bytes(round(explanation.wire_bytes * workers / servers))
+        usual = " on average" if layout.by_links else ""
         lines += (
-            f"Each of {servers} server(s) gets {sent} per step from all workers and sends about as much back; every "
-            "message has a header of about 100 bytes.",
+            f"Each of {servers} server(s) gets {sent} per step from all workers{usual} and sends about as much back; "
+            "every message has a header of about 100 bytes.",
         )
     return lines
 

@@ -80,6 +80,7 @@ class Fabric:
         self._ports: list[tuple[int, int]] = []
         """Of each host, the index of its interface at the switch and of its own."""
         uplinks = spec["uplinks"]
+        self._lossy = any(link["loss_ratio"] for link in [*spec["links"], *uplinks])
         core = self._bridge("core")
         self._give_address(core)
         racks = [self._rack(number, uplink, core) for number, uplink in enumerate(uplinks)] or [core]
@@ -125,7 +126,7 @@ class Fabric:
                     inside.addr("add", index=interface["index"], address=address(number), prefixlen=_PREFIX_LENGTH)
                     _choose_congestion_control(inside, interface["index"], number)
                     self._shape(inside, interface["index"], _INTERFACE, link)
-                    if link["loss_ratio"]:
+                    if self._lossy:
                         # One packet at a time: the loss of one that stands for forty would be another kind of loss.
                         inside.link("set", index=interface["index"], gso_max_segs=1)
         return namespace
@@ -145,7 +146,7 @@ class Fabric:
         delays_or_loses = bool(link["delay_s"] or link["loss_ratio"])
         _limit(links, index, link, how, with_netem=delays_or_loses and self._netem)
         if delays_or_loses and not self._netem:
-            _lose(name, link["loss_ratio"], how)
+            lose(name, link["loss_ratio"], how)
 
     @contextmanager
     def _inside(self, namespace: int) -> Iterator[None]:
@@ -248,7 +249,7 @@ def _limit(links: Any, index: int, link: dict[str, float], how: str, *, with_net
         links.tc(how, "tbf", index, rate=rate, burst=burst, latency=f"{_QUEUE_MS}ms")
 
 
-def _lose(interface: str, loss_ratio: float, how: str) -> None:
+def lose(interface: str, loss_ratio: float, how: str = "add") -> None:
     """Drop this share of the packets that arrive at an interface, each at random, by a rule of nftables."""
     from pyroute2.netlink import NLM_F_CREATE, NLM_F_REQUEST
     from pyroute2.netlink.nfnetlink import nftsocket
@@ -260,7 +261,8 @@ def _lose(interface: str, loss_ratio: float, how: str) -> None:
         if how == "replace":
             tables.table("del", name=interface)
         tables.table("add", name=interface)
-        # By hand: pyroute2's chain() knows no hook of a network device. If the kernel refuses it, so it does the rule.
+        # By hand: pyroute2's chain() knows no hook of a network device. If the kernel refuses the chain, it refuses the
+        # rule too, which is reported.
         chain = nftsocket.nft_chain_msg()
         hook = [("NFTA_HOOK_HOOKNUM", 0), ("NFTA_HOOK_PRIORITY", 0), ("NFTA_HOOK_DEV", interface)]
         chain["attrs"] = [

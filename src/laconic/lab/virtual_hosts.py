@@ -211,8 +211,8 @@ def check_possible(cluster: Cluster, capabilities: Capabilities) -> None:
         )
     if not (capabilities.netem or capabilities.nftables) and any(link.loss_ratio for link in links):
         raise UsageError(
-            "this kernel has neither netem nor nftables with random numbers, so links lose no packets. Leave out "
-            "--loss, or load sch_netem or nft_numgen."
+            "this kernel has neither netem nor nftables with random numbers, so links cannot lose packets. Leave out "
+            "--loss, or load sch_netem, or nf_tables and nft_numgen."
         )
 
 

@@ -1,5 +1,5 @@
-"""Facts that all_reduce finds out when attached: which ranks share a host; for auto, how long each algorithm takes; for
-a measured placement, how fast each pair of ranks exchanges.
+"""Facts that architectures find out when attached: which ranks share a host; for auto, how long each algorithm takes;
+for a measured placement, how fast each pair of ranks exchanges.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ class ServerLayout:
     """Number of servers that the workers start; 0: one per worker."""
     hosts: str = ""
     """Addresses of running servers, as address:port separated by |; empty: the workers start them."""
+    by_links: bool = False
+    """Whether servers get more or less according to links that are measured when attaching."""
     shares: tuple[float, ...] = ()
     """The share of all bytes that each server gets; none: equal shares."""
     slots: int = 0
@@ -38,13 +40,9 @@ class ServerLayout:
         return self.shards or world_size
 
     def owners(self, buckets: Sequence[Bucket], world_size: int) -> list[int]:
-        """The server of each bucket: in order, the one with the fewest bytes.
-
-        With shares, the one with the fewest bytes for its share, the largest buckets first.
-        """
+        """The server of each bucket: the one with the fewest bytes for its share, the largest buckets first."""
         loads, found = [0] * self.num_servers(world_size), [0] * len(buckets)
-        order = sorted(range(len(buckets)), key=lambda number: -buckets[number].nbytes if self.shares else 0)
-        for number in order:
+        for number in sorted(range(len(buckets)), key=lambda number: -buckets[number].nbytes):
             found[number] = self._least(loads, buckets[number].nbytes)
             loads[found[number]] += buckets[number].nbytes
         return found
@@ -61,10 +59,12 @@ class ServerLayout:
 
     def cuts(self, nbytes: int, world_size: int, smallest_bytes: int) -> list[int]:
         """Where a bucket of so many bytes is cut, so that each server can have a piece; none below the smallest."""
-        most = nbytes // smallest_bytes
-        shares = [share for share in self.shares if share and share * nbytes >= smallest_bytes]
-        if shares:
-            total = sum(shares)
-            return [int(nbytes * end / total) for end in accumulate(shares[:-1])]
-        count = max(1, min(self.num_servers(world_size), most))
-        return [nbytes * piece // count for piece in range(1, count)]
+        if not self.shares:
+            count = max(1, min(self.num_servers(world_size), nbytes // smallest_bytes))
+            return [nbytes * piece // count for piece in range(1, count)]
+        pieces = [share * nbytes for share in self.shares if share * nbytes >= smallest_bytes]
+        # What servers with small shares get together is cut into as many pieces as it allows.
+        rest = nbytes - sum(pieces)
+        count = int(rest // smallest_bytes)
+        pieces += [rest / max(1, count)] * count
+        return [int(end) for end in accumulate(pieces[:-1])]

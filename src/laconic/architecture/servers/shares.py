@@ -18,6 +18,8 @@ from laconic.core.hosts import Pairs
 
 _UNITS = 8
 """Units for each server: shares are multiples of 1 / (8 n)."""
+_DEAD = 1e-3
+"""The rate of a pair that exchanges nothing, as a part of the slowest that does."""
 _ALIKE = 0.75
 """Rates count as equal down to this part of the fastest of them: smaller differences may be chance."""
 
@@ -25,11 +27,13 @@ _ALIKE = 0.75
 def server_shares(pairs: Pairs) -> tuple[float, ...]:
     """The share of each server; ranks that have the same measurements get the same result."""
     size = len(pairs)
-    if size < 2:
-        return (1.0,) * size
-    rates = np.array(pairs, dtype=np.float64)
     # The slower direction counts: bytes go both ways.
-    seconds = 1 / _rounded(np.minimum(rates, rates.T) + np.diag(np.full(size, np.inf)))
+    rates = np.minimum(np.array(pairs, dtype=np.float64), np.array(pairs, dtype=np.float64).T)
+    known = rates[~np.eye(size, dtype=bool) & np.isfinite(rates) & (rates > 0)]
+    if not len(known):
+        return (1 / size,) * size
+    np.fill_diagonal(rates, np.inf)
+    seconds = 1 / _rounded(np.maximum(rates, known.min() * _DEAD))
     costs = seconds + np.diag(seconds.sum(axis=1))
     units, busy = np.zeros(size, dtype=np.int64), np.zeros(size)
     for _ in range(_UNITS * size):
@@ -52,5 +56,5 @@ def _rounded(rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def in_words(shares: tuple[float, ...]) -> str:
-    """E.g. "33% 33% 34% 0%"."""
+    """E.g. "34% 34% 31% 0%"."""
     return " ".join(f"{share:.0%}" for share in shares)

@@ -206,10 +206,14 @@ class PartialSum:
         return len(self.missing_means(owner)) if self._means_ended[owner] else _num_gaps(self._come[owner])
 
     @property
-    def lost_ratio(self) -> float:
-        """The share of the frames sent by this rank that others have missed."""
-        sent = 2 * (len(self._parts) - 1) * self.shape[0]
-        return min(1.0, (sum(self.parts_lost) + sum(self.means_lost)) / sent)
+    def num_sent(self) -> int:
+        """Frames that this rank sends to others: rows, and means of its own rows."""
+        return 2 * (len(self._parts) - 1) * self.shape[0]
+
+    @property
+    def num_lost(self) -> int:
+        """Those of them that others have missed."""
+        return min(self.num_sent, sum(self.parts_lost) + sum(self.means_lost))
 
     @property
     def all_means(self) -> bool:

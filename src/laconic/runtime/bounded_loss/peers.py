@@ -39,6 +39,7 @@ _GRACE_S = 0.005
 _QUIET_S = 0.25
 """After this long without a row an owner asks for missing ones, even where it may not go on without them."""
 _FEW = 8
+"""Rows, known to be lost, that are asked for twice."""
 _AHEAD = 4096
 """Exchanges that peers may be ahead of this rank's training loop."""
 _EARLY_BYTES = 2**30
@@ -210,7 +211,8 @@ class Peers:
     # -- what arrives --------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        for datagram in self._datagrams.receive():
+        # Rows first: what says that all were sent is dropped if it comes before an exchange is known.
+        for datagram in sorted(self._datagrams.receive(), key=lambda datagram: -datagram.segment_bytes):
             self.take(datagram)
 
     def take(self, datagram: Datagram) -> None:
@@ -311,7 +313,8 @@ class Peers:
             self._finish_if_all_here(state)
 
     def _ends(self, kind: int, state: PartialSum) -> list[_Batch]:
-        """Tell all others that everything was sent once; twice, because the receiver of none waits for longer."""
+        """Tell all others that everything was sent once; twice, because a receiver that gets neither waits longer."""
+        self._traffic.count("control", "frames", 2 * (len(self._addresses) - 1) * wire.HEADER_BYTES)
         return 2 * [_Batch(kind, state.number, peer, np.zeros(1, int)) for peer in self._others()]
 
     def _others(self) -> list[int]:
@@ -460,7 +463,8 @@ class Peers:
         """Free exchanges that every rank has finished."""
         had = min(self._bases)
         for number in [number for number in self._states if number < had]:
-            self._pace.update(self._states.pop(number).lost_ratio)
+            state = self._states.pop(number)
+            self._pace.update(state.num_lost, state.num_sent)
 
 
 def _batches(num_rows: int) -> list[np.ndarray]:
