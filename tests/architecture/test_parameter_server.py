@@ -145,7 +145,6 @@ def test_loads_follow_shares(numels: list[int], units: list[int]) -> None:
         assert load <= 4 * sum(numels) * share + 2 * SMALLEST_BYTES if share else not load
 
 
-@pytest.mark.timeout(60)
 def test_links_are_measured_when_attaching_and_no_bit_changes() -> None:
     """The last rank is far from the others; shares change where sums are formed, not what they are."""
     found: dict[str, list[torch.Tensor]] = {}
@@ -168,8 +167,8 @@ def test_links_are_measured_when_attaching_and_no_bit_changes() -> None:
             (attached,) = [event for event in events.events if event.kind == "attach"]
             return attached.data
 
-        sites = Sites(4, timeout_s=30)
-        sites.num_near = 3
+        sites = Sites(4, timeout_s=60)
+        sites.num_near = 3 if placement == "measured" else 4
         facts = sites.run(one_rank)
         found[placement] = [parameter.detach().clone() for parameter in models[0].parameters()]
         assert all(("shares" in one) == (placement == "measured") for one in facts)
