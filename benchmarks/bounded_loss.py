@@ -1,7 +1,7 @@
 """bounded_loss beside a ring over TCP, in the lab: times with lost packets or a late host, and the loss of the model.
 
     python -m benchmarks.bounded_loss [--hosts 4] [--rate 20mbit] [--steps 300] [--size tiny]
-                                     [--faults none loss overflow late]
+                                     [--faults none loss overflow late] [--strategies ...]
 
 Every contender trains the same GPT on the same batches in a job of its own, one exchange per step. Faults are real:
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import subprocess
@@ -32,13 +31,12 @@ import torch
 import torch.distributed as dist
 
 import laconic
+from benchmarks.found_by_ranks import found_by_ranks, tell
 from laconic.cluster import Cluster, Link, parse_bandwidth
 from laconic.core.event import EventList
 from laconic.core.switch import enter_network, switch_of_lab
 from laconic.experiments.tasks.contract import TaskConfig
 from laconic.experiments.tasks.text import TextTask
-from laconic.lab.launch import run_ranks
-from laconic.lab.virtual_hosts import VirtualHosts, places_on
 from laconic.units import parse_quantity
 
 RING = "bsp / all_reduce(ring) / none / sequential"
@@ -113,7 +111,7 @@ def run_rank(options: argparse.Namespace) -> None:
     seconds = [
         event.duration_s for event in events.events if event.kind == "exchange" and event.step >= options.warm_up
     ]
-    print("found " + json.dumps(vars(Found(seconds, lost, again, float(np.mean(losses)), digest, wall_s))))
+    tell(vars(Found(seconds, lost, again, float(np.mean(losses)), digest, wall_s)))
     dist.destroy_process_group()
 
 
@@ -121,19 +119,11 @@ def measure(strategy: str, fault: str, options: argparse.Namespace) -> dict[int,
     lost = parse_quantity(options.loss, "share", "--loss") if fault == "loss" else 0.0
     link = Link(bandwidth_bps=parse_bandwidth(options.rate, "--rate"), loss_ratio=1 - (1 - lost) ** 0.5)
     cluster = Cluster.uniform(options.hosts, link)
-    found: dict[int, Found] = {}
-
-    def on_line(rank: int, line: str) -> None:
-        if line.startswith("found "):
-            found[rank] = Found(**json.loads(line.removeprefix("found ")))
-
-    command = [*_COMMAND, "--strategy", strategy, "--fault", fault]
+    arguments = ["--strategy", strategy, "--fault", fault, "--warm-up", str(options.warm_up)]
     for name in ("rate", "steps", "size", "late", "queue"):
-        command += [f"--{name}", str(getattr(options, name))]
-    command += ["--warm-up", str(options.warm_up)]
-    with VirtualHosts(cluster) as hosts:
-        run_ranks(command, places_on(hosts), timeout_s=3600, on_line=on_line)
-    return found
+        arguments += [f"--{name}", str(getattr(options, name))]
+    found = found_by_ranks("benchmarks.bounded_loss", arguments, cluster, timeout_s=3600)
+    return {rank: Found(**told) for rank, told in found.items()}
 
 
 def main() -> None:
@@ -144,6 +134,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=40)
     parser.add_argument("--size", default="tiny")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
+    parser.add_argument("--strategies", nargs="+", default=CONTENDERS, help="compared with the first of them")
     parser.add_argument("--late", type=float, default=1.0, help="seconds")
     parser.add_argument("--loss", default="1%", help="share of the packets that are lost")
     parser.add_argument("--queue", type=float, default=0.005, help="seconds of a full token bucket's queue")
@@ -158,12 +149,12 @@ def main() -> None:
         run_rank(options)
         return
     print(f"{options.hosts} hosts behind {options.rate}, GPT ({options.size}), {options.steps} steps")
-    names = ("fault", "strategy", "p50", "p99", "to ring", "lost", "again", "loss", "change", "wall", "equal")
+    names = ("fault", "strategy", "p50", "p99", "to first", "lost", "again", "loss", "change", "wall", "equal")
     print(_ROW.format(*names))
     usual: float | None = None
     for fault in options.faults:
         ring_s: float | None = None
-        for strategy in CONTENDERS:
+        for strategy in options.strategies:
             found = measure(strategy, fault, options)
             punctual = [found[rank].seconds for rank in range(options.hosts - (fault == "late"))]
             median_s, tail_s = np.quantile(np.concatenate(punctual), (0.5, 0.99))

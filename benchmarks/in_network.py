@@ -11,10 +11,8 @@ hosts, divided by N. What the simulator predicts for the same cluster stands bes
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -22,12 +20,11 @@ import torch
 import torch.distributed as dist
 
 import laconic
+from benchmarks.found_by_ranks import found_by_ranks, tell
 from laconic.cluster import Cluster, Link, parse_bandwidth
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
-from laconic.lab.launch import run_ranks
-from laconic.lab.virtual_hosts import VirtualHosts, places_on
 from laconic.simulator.network.analytic import AnalyticNetwork
 from laconic.simulator.network.contract import seconds
 from laconic.strategy import Strategy
@@ -94,8 +91,7 @@ def run_rank(steps: int, megabytes: float) -> None:
         for turn in range(len(contenders)):
             contenders[(number + turn) % len(contenders)].step(number)
     if dist.get_rank() == 0:
-        found = [(statistics.median(one.seconds), statistics.median(one.sent)) for one in contenders]
-        print("found " + json.dumps(found))
+        tell([(statistics.median(one.seconds), statistics.median(one.sent)) for one in contenders])
     for one in contenders:
         one.session.detach()
     dist.destroy_process_group()
@@ -111,16 +107,8 @@ def predicted_s(strategy: str, cluster: Cluster, megabytes: float) -> float:
 
 def measure(rate: str, options: argparse.Namespace) -> None:
     cluster = Cluster.uniform(options.hosts, Link(bandwidth_bps=parse_bandwidth(rate, "--rates")))
-    found: list[tuple[float, float]] = []
-
-    def on_line(rank: int, line: str) -> None:
-        if line.startswith("found "):
-            found.extend(json.loads(line.removeprefix("found ")))
-
-    command = [sys.executable, "-m", "benchmarks.in_network", "--rank"]
-    command += ["--steps", str(options.steps), "--megabytes", str(options.megabytes)]
-    with VirtualHosts(cluster) as hosts:
-        run_ranks(command, places_on(hosts), timeout_s=1800, on_line=on_line)
+    arguments = ["--rank", "--steps", str(options.steps), "--megabytes", str(options.megabytes)]
+    found: list[tuple[float, float]] = found_by_ranks("benchmarks.in_network", arguments, cluster)[0]
     print(f"\n{options.hosts} hosts behind {rate}, N = {options.megabytes:g} MB")
     print(_ROW.format("strategy", "sent / N", "step", "predicted", "error", "to ring", "pred."))
     first_s, first_predicted_s = found[0][0], predicted_s(RING, cluster, options.megabytes)

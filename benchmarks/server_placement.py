@@ -13,19 +13,16 @@ is that of the slowest rank, and medians are shown, with what the simulator says
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 
 import torch
 import torch.distributed as dist
 
 import laconic
+from benchmarks.found_by_ranks import found_by_ranks, tell
 from laconic.cluster import Cluster, Link, Racks, parse_bandwidth
 from laconic.core.event import EventList
-from laconic.lab.launch import run_ranks
-from laconic.lab.virtual_hosts import VirtualHosts, places_on
 from laconic.simulator import simulate
 from laconic.workload import Layer, TensorShape, Workload
 
@@ -75,7 +72,7 @@ def run_rank(steps: int, megabytes: float) -> None:
         for turn in range(len(contenders)):
             contenders[(number + turn) % len(contenders)].step(number)
     if dist.get_rank() == 0:
-        print("found " + json.dumps([(one.seconds, one.shares) for one in contenders]))
+        tell([(one.seconds, one.shares) for one in contenders])
     for one in contenders:
         one.session.detach()
     dist.destroy_process_group()
@@ -92,16 +89,8 @@ def predicted_s(strategy: str, cluster: Cluster, megabytes: float) -> float:
 
 
 def measure(name: str, cluster: Cluster, options: argparse.Namespace) -> None:
-    found: list[tuple[list[float], str]] = []
-
-    def on_line(rank: int, line: str) -> None:
-        if line.startswith("found "):
-            found.extend(json.loads(line.removeprefix("found ")))
-
-    command = [sys.executable, "-m", "benchmarks.server_placement", "--rank"]
-    command += ["--steps", str(options.steps), "--megabytes", str(options.megabytes)]
-    with VirtualHosts(cluster) as hosts:
-        run_ranks(command, places_on(hosts), timeout_s=900, on_line=on_line)
+    arguments = ["--rank", "--steps", str(options.steps), "--megabytes", str(options.megabytes)]
+    found: list[tuple[list[float], str]] = found_by_ranks("benchmarks.server_placement", arguments, cluster)[0]
     print(f"\n{name}: {cluster.describe()}; N = {options.megabytes:g} MB")
     before_s, said_before_s = statistics.median(found[0][0]), predicted_s(CONTENDERS[0], cluster, options.megabytes)
     for strategy, (times_s, shares) in zip(CONTENDERS, found, strict=True):
