@@ -280,6 +280,7 @@ def in_two_halves() -> dict[str, object]:
                     mlp_loss(model, step, rank).backward()
                     optimizer.step()
                     optimizer.zero_grad()
+        dist.barrier()  # rank 0, which hosts the store, must not end while the other half trains
         return {"state": snapshot(model), "sizes": sizes}
 
 
