@@ -11,11 +11,14 @@ from torch import nn
 from torch.nn import functional
 
 import laconic
+from laconic.core.clock import VirtualClock
 from laconic.core.in_process import InProcessTransport
+from laconic.core.plan import Plan
 from laconic.errors import CommunicationError
 from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.job import Job
 from laconic.scheduling import SCHEDULES
+from laconic.scheduling.dear import Dear
 from tests.runtime.replicas import (
     Loss,
     MakeOptimizer,
@@ -31,7 +34,7 @@ from tests.runtime.replicas import (
 
 pytestmark = pytest.mark.timeout(60)
 
-SETTLED = 22
+SETTLED = 28
 """Steps after which every schedule has found its plan and has followed it for a while."""
 FINE = {
     "priority": "priority(partition_bytes=1024, credit_bytes=2048)",
@@ -378,6 +381,31 @@ def test_bytes_are_as_predicted(schedule: str) -> None:
                 assert session.traffic.sent_bytes("payload") - before == predicted
 
     trained(schedule, steps, world_size=3)
+
+
+@pytest.mark.parametrize("fastest", range(Dear.candidates))
+def test_dear_keeps_the_plan_with_the_shortest_steps_and_splits_no_sums_where_that_is_faster(fastest: int) -> None:
+    model = awkward()
+    expected = reference(model, loss=awkward_loss, make_optimizer=adam, world_size=2, steps=SETTLED + 4)
+
+    def one_rank(transport: InProcessTransport) -> tuple[list[Plan], dict[str, torch.Tensor]]:
+        replica, clock = copy.deepcopy(model), VirtualClock()
+        optimizer = adam(replica)
+        plans = []
+        with laconic.attach(replica, optimizer, strategy("dear"), transport=transport, clock=clock) as session:
+            for step in range(SETTLED + 4):
+                plans.append(session.plan)
+                clock.advance_to(clock.now() + (1.0 if (step - 1) // 6 == fastest else 2.0))
+                awkward_loss(replica, step, transport.rank).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return plans, snapshot(replica)
+
+    for plans, state in laconic.InProcessCluster(2, timeout_s=10).run(one_rank):
+        tried = plans[1 : 1 + 6 * Dear.candidates]
+        assert [plan.decoupled for plan in tried] == [True] * 18 + [False] * 6
+        assert all(plan == tried[6 * fastest] for plan in plans[1 + 6 * Dear.candidates :])
+        assert_equal(state, expected)
 
 
 def test_detaching_leaves_no_hook_and_no_lazy_gradient() -> None:

@@ -45,7 +45,7 @@ def test_latency_has_a_name_of_its_own_and_algorithms_have_theirs() -> None:
     [
         ("bsp / all_reduce / int8(route=scatter) / sequential", "the all-to-all (network)"),
         ("bsp / all_reduce / int8(route=gather) / sequential", "the all-gather (network)"),
-        ("bsp / all_reduce / none / dear", "the reduce-scatter (network)"),
+        ("bsp / all_reduce / none / dear(bytes=1MiB)", "the reduce-scatter (network)"),
         ("bsp / gossip / none", "the exchange with neighbours (network)"),
         ("bsp / parameter_server / none / sequential", "the way to the server and back (network)"),
         ("bsp / all_reduce / gtopk / sequential", "the exchange with a partner (network)"),

@@ -191,13 +191,18 @@ def test_dear_gathers_during_the_next_forward_pass() -> None:
     assert found.step_s == pytest.approx(8.0)
 
 
-def test_dear_tries_a_few_sizes_and_keeps_the_best() -> None:
+@pytest.mark.parametrize(
+    ("network", "splits"), [(Line(startup_s=1e-2), False), (None, True)], ids=["on a line", "on links"]
+)
+def test_dear_tries_a_few_sizes_and_unsplit_sums_and_keeps_the_best(network: Network | None, *, splits: bool) -> None:
     workload = job((0.01, 0.02, 30 << 20), (0.01, 0.02, 30 << 20), (0.01, 0.02, 30 << 20))
-    network = Line(byte_s=1e-9, startup_s=1e-3)
-    tried = [
-        on_line(f"bsp / all_reduce / none / dear(bytes={size}MiB)", workload, network).step_s for size in (25, 4, 1)
-    ]
-    assert on_line("bsp / all_reduce / none / dear", workload, network).step_s == pytest.approx(min(tried))
+    sizes = [f"dear(bytes={size}MiB)" for size in (25, 4, 1)]
+    found, unsplit, *split = (
+        simulate(f"bsp / all_reduce / none / {name}", workload, hosts(4), network=network).prediction.step_s
+        for name in ("dear", "fusion", *sizes)
+    )
+    assert found == pytest.approx(min(unsplit, *split))
+    assert (found < unsplit) is splits
 
 
 # -- what else a step consists of --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ for good        with find_unused_parameters=True, for schedules that follow DDP 
 then            in the order in which rank 0's gradients became ready
 after pass 4    with times, for schedules that use them: when gradients were ready, and the cost of an exchange
 every 100       with new times, if rank 0 sees that they have drifted
-passes 2 - 19   one plan after another, for schedules that try candidates; the one with the shortest steps stays
+passes 2 - 25   one plan after another, for schedules that try candidates; the one with the shortest steps stays
 """
 
 from __future__ import annotations
