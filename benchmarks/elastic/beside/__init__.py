@@ -1,0 +1,1 @@
+"""What a killed worker costs under laconic, under torchrun's restarts, and under torchft."""
