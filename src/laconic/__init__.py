@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Chain,
         Cocktail,
         Compressor,
+        DctCyclic,
         DctTopK,
         Dgc,
         Diana,
@@ -144,8 +145,8 @@ else:
             "AllReduce Architecture BoundedLoss Choco Gossip InNetwork ParameterServer PowerGossip PushSum Sharded"
         ),
         "laconic.compression": (
-            "AcpSgd AdaComp Adaptive Atomo Bf16 Chain Cocktail Compressor DctTopK Dgc Diana Ef21 EfSignSgd Elias "
-            "ErrorFeedback Fp16 Fp8 GTopK Int4 Int8 IntSgd MomentumCorrection Natural NoCompression "
+            "AcpSgd AdaComp Adaptive Atomo Bf16 Chain Cocktail Compressor DctCyclic DctTopK Dgc Diana Ef21 EfSignSgd "
+            "Elias ErrorFeedback Fp16 Fp8 GTopK Int4 Int8 IntSgd MomentumCorrection Natural NoCompression "
             "NuqSgd OkTopK OneBit Packed PerLayer PowerSgd Qsgd RandomK ScaleCom Sidco SignSgd Sketch "
             "TernGrad Thc Threshold TopK TwoBit Warmup Wrapper"
         ),
@@ -213,6 +214,7 @@ __all__ = [
     "CommunicationError",
     "Compressor",
     "ConfigurationError",
+    "DctCyclic",
     "DctTopK",
     "Dear",
     "DecoupledMomentum",

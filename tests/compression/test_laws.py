@@ -58,11 +58,12 @@ def exchange(
     transport: Transport,
     *,
     step: int = 0,
+    own: torch.Tensor | None = None,
 ) -> None:
     group = Everyone(transport, "a bucket")
     state.moment = Moment(step, transport.rank, transport.world_size, round=step)
     waits = 0
-    for work in compressor.exchange(flat, state, group):
+    for work in compressor.exchange(flat, state, group, own):
         work.wait()
         waits += 1
     declared = compressor.num_waits(state.bucket, state.moment)

@@ -8,6 +8,7 @@ from laconic.compression.cast import Bf16, Fp16
 from laconic.compression.chain import Chain
 from laconic.compression.cocktail import Cocktail
 from laconic.compression.contract import Compressor, Wrapper
+from laconic.compression.dct_cyclic import DctCyclic
 from laconic.compression.dct_topk import DctTopK
 from laconic.compression.dgc import Dgc
 from laconic.compression.diana import Diana
@@ -79,6 +80,7 @@ COMPRESSORS: Registry[Compressor] = Registry(
         GTopK,
         OkTopK,
         DctTopK,
+        DctCyclic,
         ErrorFeedback,
         Ef21,
         Diana,
@@ -102,6 +104,7 @@ __all__ = [
     "Chain",
     "Cocktail",
     "Compressor",
+    "DctCyclic",
     "DctTopK",
     "Dgc",
     "Diana",

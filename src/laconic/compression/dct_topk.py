@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,13 +9,8 @@ import torch
 
 from laconic.compression.families.sparsifier import Sparsifier
 from laconic.compression.traits import Traits, computed_once
-from laconic.compression.wire.entries import (
-    Entries,
-    entries_of_chunks,
-    largest_of_chunks,
-    num_kept_of_chunks,
-    rows_of_chunks,
-)
+from laconic.compression.wire.cosine import cosine_transform
+from laconic.compression.wire.entries import Entries, entries_of_chunks, largest_of_chunks, num_kept_of_chunks
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.settings import count, share
@@ -51,7 +45,7 @@ class DctTopK(Sparsifier):
 
     def select(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest coefficients of each chunk."""
-        coefficients = self._transform(flat, state)
+        coefficients = cosine_transform(flat, state, self.chunk)
         chosen = largest_of_chunks(coefficients, state.bucket, self.chunk, self.density)
         return chosen, coefficients[chosen]
 
@@ -65,28 +59,4 @@ class DctTopK(Sparsifier):
 
     def dense(self, values: torch.Tensor, state: BucketState) -> torch.Tensor:
         """Transform back."""
-        return self._transform(values, state, inverse=True)
-
-    def _transform(self, flat: torch.Tensor, state: BucketState, *, inverse: bool = False) -> torch.Tensor:
-        """Every chunk by itself, tensor by tensor: the last bits of a product may depend on its number of rows."""
-        result = torch.empty(flat.numel(), dtype=torch.promote_types(flat.dtype, torch.float32), device=flat.device)
-        for rows, place in rows_of_chunks(state.bucket, self.chunk):
-            # A copy: they may also depend on the alignment of the input.
-            chunks = flat[place].to(result.dtype, copy=True).view(rows)
-            result[place] = (chunks @ _dct(rows[1], state, chunks.dtype, inverse=inverse).T).view(-1)
-        return result
-
-
-def _dct(size: int, state: BucketState, dtype: torch.dtype, *, inverse: bool = False) -> torch.Tensor:
-    """The transform as a matrix, made once."""
-    key = ("dct", size, dtype, inverse)
-    if key not in state.tables:
-        # In float64, and rounded once, so that it is the same on every device.
-        order = torch.arange(size, dtype=torch.float64)
-        matrix = torch.cos(math.pi * torch.outer(order, 2 * order + 1) / (2 * size)) * math.sqrt(2 / size)
-        matrix[0] /= math.sqrt(2)
-        # A transposed copy: with a view the product takes three times as long on a CPU.
-        matrix = matrix.T.contiguous() if inverse else matrix
-        state.tables[key] = matrix.to(state.bucket.device, dtype)
-    table: torch.Tensor = state.tables[key]
-    return table
+        return cosine_transform(values, state, self.chunk, inverse=True)

@@ -10,7 +10,10 @@ from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
 from laconic.settings import Method
+from laconic.units import MIB
 
+FIRST_BYTES, LATER_BYTES = 1 * MIB, 25 * MIB
+"""The limits of the first bucket and of later ones in torch's DDP."""
 _EVEN = 256
 """The elements of a piece are rounded up to a multiple of this where possible."""
 
@@ -66,6 +69,35 @@ def one_bucket_per_kind(tensors: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return tuple(Bucket(tuple(group)) for group in kinds.values())
+
+
+def filled(tensors: Sequence[TensorSpec], first_bytes: int, later_bytes: int) -> tuple[Bucket, ...]:
+    """Buckets as torch's DDP forms them: each is closed by the tensor that makes its size reach the limit.
+
+    Limits hold per dtype and device, the first one for the first bucket of each. Of a model sharded by FSDP, buckets
+    also end with each part whose gradients arrive together. Unfinished buckets come last.
+    """
+    closed: list[Bucket] = []
+    open_buckets: dict[object, list[TensorSpec]] = {}
+    limits: dict[object, int] = {}
+    held: dict[object, int] = {}
+    ready_with = ""
+    for tensor in tensors:
+        if tensor.ready_with != ready_with:
+            # Those before are all there now: a bucket that went on would wait for those that follow.
+            closed += [Bucket(tuple(members)) for members in open_buckets.values()]
+            limits |= dict.fromkeys(open_buckets, later_bytes)
+            open_buckets, held, ready_with = {}, {}, tensor.ready_with
+        kind = (tensor.dtype, tensor.device)
+        members = open_buckets.setdefault(kind, [])
+        members.append(tensor)
+        held[kind] = held.get(kind, 0) + tensor.nbytes
+        if held[kind] >= limits.get(kind, first_bytes):
+            closed.append(Bucket(tuple(open_buckets.pop(kind))))
+            limits[kind] = later_bytes
+            held[kind] = 0
+    closed += [Bucket(tuple(members)) for members in open_buckets.values()]
+    return tuple(closed)
 
 
 def partitions(tensors: Sequence[TensorSpec], nbytes: int, *, merged_bytes: int) -> list[Bucket]:

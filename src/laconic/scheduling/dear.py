@@ -9,12 +9,11 @@ from typing import ClassVar
 from laconic.core.plan import Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
-from laconic.scheduling.contract import Schedule, one_bucket_per_kind, partitions
-from laconic.scheduling.fusion import Fusion
+from laconic.scheduling.contract import FIRST_BYTES, LATER_BYTES, Schedule, filled, one_bucket_per_kind, partitions
 from laconic.settings import size
 from laconic.units import MIB
 
-_TRIED = (25 * MIB, 4 * MIB, 1 * MIB)
+_TRIED = (LATER_BYTES, 4 * MIB, 1 * MIB)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ class Dear(Schedule):
         if not observed:
             return Plan(one_bucket_per_kind(tensors))
         if candidate == len(_TRIED):
-            return Fusion().plan(tensors, observed=True)
+            return Plan(filled(tensors, FIRST_BYTES, LATER_BYTES))
         limit = self.bytes or _TRIED[candidate]
         layout = tuple(tensor.name for tensor in tensors)
         return Plan(

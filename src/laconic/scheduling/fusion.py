@@ -10,11 +10,8 @@ from laconic.core.plan import Bucket, Plan
 from laconic.core.tensor import TensorSpec
 from laconic.core.timing import Timing
 from laconic.errors import InvalidSetting
-from laconic.scheduling.contract import Schedule, one_bucket_per_kind
+from laconic.scheduling.contract import FIRST_BYTES, LATER_BYTES, Schedule, filled, one_bucket_per_kind
 from laconic.settings import size
-from laconic.units import MIB
-
-_FIRST_BYTES = 1 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +28,9 @@ class Fusion(Schedule):
     """
 
     name: ClassVar[str] = "fusion"
-    bytes: int = size(25 * MIB)
+    bytes: int = size(LATER_BYTES)
     """A bucket is exchanged when it holds this many bytes."""
-    first_bytes: int = size(_FIRST_BYTES)
+    first_bytes: int = size(FIRST_BYTES)
     """The limit of the first bucket: small, so that the link starts working early. The default is at most `bytes`."""
 
     def __post_init__(self) -> None:
@@ -41,7 +38,7 @@ class Fusion(Schedule):
         if "first_bytes" not in self.changed_settings() or self.first_bytes < self.bytes:
             return
         # The default is never more than `bytes`: whoever asks for small buckets need not ask twice.
-        usual = min(_FIRST_BYTES, self.bytes)
+        usual = min(FIRST_BYTES, self.bytes)
         if self.first_bytes > self.bytes or self.first_bytes == usual:
             shown = {key: setting.show(getattr(self, key)) for key, setting in self.declared().items()}
             most = "less than that" if usual == self.bytes else "at most that"
@@ -53,7 +50,7 @@ class Fusion(Schedule):
     @classmethod
     def with_limits(cls, first_bytes: int, limit: int) -> Fusion:
         """Buckets with these limits; a limit that is the default anyway is left out."""
-        if first_bytes == min(_FIRST_BYTES, limit):
+        if first_bytes == min(FIRST_BYTES, limit):
             return cls(bytes=limit)
         return cls(bytes=limit, first_bytes=first_bytes)
 
@@ -76,24 +73,4 @@ class Fusion(Schedule):
         return Plan(tuple(reversed(by_first)))
 
     def _filled(self, tensors: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
-        closed: list[Bucket] = []
-        open_buckets: dict[object, list[TensorSpec]] = {}
-        limits: dict[object, int] = {}
-        filled: dict[object, int] = {}
-        ready_with = ""
-        for tensor in tensors:
-            if tensor.ready_with != ready_with:
-                # Those before are all there now: a bucket that went on would wait for those that follow.
-                closed += [Bucket(tuple(members)) for members in open_buckets.values()]
-                limits |= dict.fromkeys(open_buckets, self.bytes)
-                open_buckets, filled, ready_with = {}, {}, tensor.ready_with
-            kind = (tensor.dtype, tensor.device)
-            members = open_buckets.setdefault(kind, [])
-            members.append(tensor)
-            filled[kind] = filled.get(kind, 0) + tensor.nbytes
-            if filled[kind] >= limits.get(kind, min(self.first_bytes, self.bytes)):
-                closed.append(Bucket(tuple(open_buckets.pop(kind))))
-                limits[kind] = self.bytes
-                filled[kind] = 0
-        closed += [Bucket(tuple(members)) for members in open_buckets.values()]
-        return tuple(closed)
+        return filled(tensors, *self.bucket_limits)

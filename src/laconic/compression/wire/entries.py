@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 
 from laconic.compression.kernels.topk import topk_indices, topk_of_rows
-from laconic.compression.wire.bits import bits_of, write_bits
+from laconic.compression.wire.bits import numbers_of, write_numbers
 from laconic.compression.wire.indices import decode_indices, encode_indices, indices_bytes
 from laconic.core.plan import Bucket
 
@@ -109,17 +109,12 @@ class EntriesOfChunks(Entries):
 
     def encode(self, indices: torch.Tensor) -> torch.Tensor:
         packed = torch.zeros(self.indices_bytes, dtype=torch.uint8, device=indices.device)
-        inside = (indices - self._begins(indices.device)).to(torch.int16)
-        write_bits((inside.unsqueeze(1) >> self._each_bit(indices.device) & 1).view(-1), packed)
+        write_numbers((indices - self._begins(indices.device)).to(torch.int16), self._bits, packed)
         return packed
 
     def decode(self, packed: torch.Tensor) -> torch.Tensor:
         assert packed.numel() == self.indices_bytes, f"{packed.numel()} bytes for {self.num_values} entries"
-        bits = bits_of(packed)[: self.num_values * self._bits].view(-1, self._bits).to(torch.int16)
-        return (bits << self._each_bit(packed.device)).sum(1, dtype=torch.int64) + self._begins(packed.device)
-
-    def _each_bit(self, device: torch.device) -> torch.Tensor:
-        return torch.arange(self._bits, dtype=torch.int16, device=device)
+        return numbers_of(packed, self._bits, self.num_values, torch.int16) + self._begins(packed.device)
 
     def _begins(self, device: torch.device) -> torch.Tensor:
         """The start of the chunk of each entry."""
