@@ -56,7 +56,7 @@ class DctCyclic(Compressor):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """Those of the values, of which only a share is sent."""
+        """Those of the values, of which only a share is sent; `loss_gap` was measured with default settings."""
         values = self.values.traits
         return replace(
             super().traits,
@@ -69,6 +69,8 @@ class DctCyclic(Compressor):
             amplifies=values.amplifies,
             at_random=values.at_random,
             exact_bytes=values.exact_bytes,
+            loss_gap=0.189,
+            loss_deviation=0.013,
         )
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:
