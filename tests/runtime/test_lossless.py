@@ -27,7 +27,7 @@ from tests.runtime.servers.ranks import servers_in_threads
 pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(120)]
 
 STEPS = 30
-"""All schedules have found their plan by then: dear, which tries several, after 19."""
+"""All schedules have found their plan by then: dear, which tries several, after 25."""
 ARCHITECTURES = {
     "native": "all_reduce",
     "ring": "all_reduce(algorithm=ring)",

@@ -34,9 +34,10 @@ class DctCyclic(Compressor):
         decoded = D^T (C(sum_i C(c_i[I])) at I, zero elsewhere)
 
     D is the cosine transform of dct_topk, and C is the compressor of the values. As in CLT-k, ranks that send the same
-    coefficients need not each send positions, and a coefficient arrives with the share of every rank: the bytes do not
-    grow with the number of ranks. The error of a sum that is sent back stays with the rank that has formed the sum, as
-    if it had sent less itself. A value that is not finite makes its whole chunk not finite.
+    coefficients need not each send positions, and a coefficient arrives with the share of every rank. So bytes do not
+    grow with the number of ranks, as long as tensors have more chunks than there are ranks. The error of a sum that is
+    sent back stays with the rank that has formed the sum, as if it had sent less itself. A value that is not finite
+    makes its whole chunk not finite, and with it all chunks whose values share a block of C.
 
     Reference: Chen et al. 2020 (ScaleCom), arXiv:2104.11125; Peng et al. 2024 (DeMo), arXiv:2411.19870.
     """

@@ -306,7 +306,8 @@ class DeferredUpdates:
         self._stale = set(self._pending)
         self.flush()
         self.wait_all()
-        self._tasks = {}
+        # Also the views: with a plan that defers nothing, the memory of the last one that did would be kept for good.
+        self._tasks, self._views = {}, {}
 
     def check(self, name: str) -> None:
         """Raise if the gradient of this parameter was computed with an outdated value."""

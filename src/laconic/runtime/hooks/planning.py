@@ -63,7 +63,8 @@ class Planning:
         self._busy: list[_Busy] = []
         self._timing: Timing | None = None
         self._ended_s: float | None = None
-        self._tried: list[list[float]] = [[] for _ in range(self._schedule.candidates)]
+        self._tried: list[list[float]] = []
+        self._begin_trial()
 
     def first_plan(self) -> Plan:
         """The plan before the first gradient."""
@@ -77,6 +78,8 @@ class Planning:
             return self._lasting
         self.order = list(order)
         self._passes = max(self._passes, _WARM_PASSES)
+        if self._schedule.candidates > 1:
+            self._begin_trial()
         return self._plan()
 
     def _plan(self, candidate: int = 0) -> Plan:
@@ -217,6 +220,11 @@ class Planning:
         return job.clock.now() - began_s
 
     # -- trying ------------------------------------------------------------------------------------------------
+
+    def _begin_trial(self) -> None:
+        self._passes = min(self._passes, _WARM_PASSES)
+        self._tried = [[] for _ in range(self._schedule.candidates)]
+        self._ended_s = None
 
     def _try_next(self) -> Plan | None:
         """Note how long the step took; after a few steps, return the next candidate, and in the end the best one."""

@@ -36,11 +36,13 @@ def sends_directions(compression: Compressor) -> Compressor | None:
 
 def with_sizes(compression: Compressor) -> Compressor:
     """The same stack with scaled signs in the place of a method that sends only directions."""
-    if not isinstance(compression, Wrapper):
-        return compression if compression.traits.keeps_scale else EfSignSgd()
     defaults = {field.name: field.default for field in dataclasses.fields(compression)}
     usual = {key: defaults[key] for key, held in _held(compression).items() if not held.traits.keeps_scale}
-    return dataclasses.replace(compression, inner=with_sizes(compression.inner), **usual)
+    if isinstance(compression, Wrapper):
+        return dataclasses.replace(compression, inner=with_sizes(compression.inner), **usual)
+    if usual:
+        return dataclasses.replace(compression, **usual)
+    return compression if compression.traits.keeps_scale else EfSignSgd()
 
 
 def _held(layer: Compressor) -> dict[str, Compressor]:
