@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from laconic.architecture.all_reduce import round_sent
-from laconic.compression import DctCyclic, DctTopK, ErrorFeedback, Int8, TwoBit
+from laconic.compression import Chain, Compressor, DctCyclic, DctTopK, ErrorFeedback, Int4, Int8, TwoBit
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
@@ -114,14 +114,38 @@ def test_a_value_that_is_not_finite_reaches_all_ranks_whoever_leads() -> None:
     assert InProcessCluster(3).run(rank) == [[False] * 3] * 3
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_momenta_of_demo_keep_what_was_not_applied(world_size: int) -> None:
+    """After three steps, momenta and applied sums add up to all gradients; 4 ranks send sums back, 2 do not."""
+    method = DctCyclic(density=0.2, chunk=16)
+
+    def rank(transport: InProcessTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        state, applied = method.init(BUCKET), torch.zeros(BUCKET.numel)
+        momentum = torch.zeros(BUCKET.numel)
+        for step in range(3):
+            flat, own = momentum + values(transport.rank, step, BUCKET.numel, BUCKET.dtype), torch.empty(BUCKET.numel)
+            momentum = flat.clone()
+            exchange(method, flat, state, transport, step=step, own=own)
+            momentum -= own
+            applied += flat
+        return applied, momentum
+
+    found = InProcessCluster(world_size).run(rank)
+    put_in = sum(values(rank, step, BUCKET.numel, BUCKET.dtype) for rank in range(world_size) for step in range(3))
+    assert torch.allclose(found[0][0] + sum(momentum for _, momentum in found), put_in, atol=1e-4)
+
+
 def test_bytes_do_not_grow_with_ranks() -> None:
     bucket = Bucket((TensorSpec("weight", (1000, 640)),))
 
-    def sent(method: DctCyclic | DctTopK, world_size: int) -> int:
+    def sent(method: Compressor, world_size: int) -> int:
         return sum(round_sent(round, world_size) for round in method.rounds(bucket, Moment.steady(world_size)))
 
     assert sent(DctCyclic(), 64) < 2.2 * sent(DctCyclic(), 2)
     assert sent(DctTopK(), 64) > 30 * sent(DctTopK(), 2)
+    # On four ranks, three coefficients of each chunk cost what one coefficient of each rank costs.
+    one_each = Chain(DctTopK(density=0.0156), second=Int4())
+    assert sent(DctCyclic(), 4) == pytest.approx(sent(one_each, 4), rel=0.02)
     # Of 10,000 chunks on four ranks: two bytes to choose three coefficients, and 4 bits for each of them, twice; a
     # block of 512 has a scale of 4 bytes.
     chosen, coded = 2 * 10_000, 30_000 * (4 + 32 / 512) / 8

@@ -385,6 +385,7 @@ def test_gossip_with_local_steps_keeps_no_anchor() -> None:
         f"des_loc(period={PERIOD}) / all_reduce / int8 + error_feedback",
         f"zero_one_adam(total_steps={3 * PERIOD})",
         "demo / all_reduce / dct_topk",
+        "demo / all_reduce / dct_cyclic",
         "dion / all_reduce / powersgd(rank=2)",
         "bsp / push_sum(random_targets)",
         "bsp / choco / int8",

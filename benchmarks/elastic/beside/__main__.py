@@ -57,7 +57,7 @@ def main() -> int:
             skipped = torchft.seconds_lost(
                 folder / "torchft", options.kills, options.step, options.seed, heartbeat_s=options.heartbeat
             )
-            _show(f"torchft, heartbeats of {options.heartbeat:g} s", skipped)
+            _show(f"torchft, dead after {options.heartbeat:g} s without a heartbeat", skipped)
             complete = complete and len(skipped) == options.kills
         outcome = run_job(
             FAMILIES["fusion"],

@@ -19,8 +19,9 @@ _PATIENCE_S = 120.0
 
 
 def note_process(folder: Path, rank: int) -> None:
-    """Called by a worker when it begins: whom to kill."""
-    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    """Called by a worker that takes part in training: whom to kill."""
+    (folder / f"new-{rank}").write_text(str(os.getpid()))
+    (folder / f"new-{rank}").rename(folder / f"pid-{rank}")
 
 
 def note_step(folder: Path, step: int) -> None:
@@ -41,17 +42,18 @@ def seconds_lost(
 ) -> list[float]:
     """Seconds from each kill of a worker to the next step; fewer than `kills` if the job did not go on.
 
-    Between two kills the job makes 1 to 2 `every` steps. A kill comes at any moment of a step of `step_s`; `after` is
-    called after it.
+    A kill comes at any moment of a step of `step_s`, after 1 to 2 `every` new steps; `after` is called after it.
     """
     chance, lost = random.Random(seed), list[float]()
     while len(lost) < kills:
         if not _reaches(folder, _last_step(folder) + chance.randint(1, 2 * every)):
             break
         time.sleep(chance.uniform(0.0, step_s))
-        pids = [int(path.read_text()) for path in sorted(folder.glob("pid-*"))]
+        victim = chance.choice(sorted(folder.glob("pid-*")))
+        pid = int(victim.read_text())
+        victim.unlink()
         made, killed_s = _last_step(folder), time.monotonic()
-        os.kill(chance.choice(pids), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         after()
         if not _reaches(folder, made + 1):
             break

@@ -1,7 +1,8 @@
-"""torchft's DDP: after a death, the others leave out the step, and a new worker copies the state of one of them.
+"""torchft: after a death, the others leave out the step, and a new worker copies the state of one of them.
 
-Each of the four replica groups is one worker, as in torchft's example for DDP, with the timeouts given there: 5 s for
-an all-reduce, 30 s for everything else.
+Each of the four replica groups is one worker. The timeouts are those of torchft's example for DDP: 5 s for an
+all-reduce, 30 s for other operations of a step. Gradients are exchanged as one tensor after the backward pass: in
+torchft 0.2.0, an all-reduce that fails inside the backward pass of torchft's DDP ends the worker.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ def seconds_lost(folder: Path, num_kills: int, step_s: float, seed: int, *, hear
     with (folder / "torchft.log").open("wb") as output:
 
         def start_those_that_ended() -> None:
+            until_s = time.monotonic() + 1.0
+            while workers and all(worker.poll() is None for worker in workers.values()) and time.monotonic() < until_s:
+                time.sleep(0.001)  # SIGKILL has been sent
             for rank in range(kills.RANKS):
-                if rank in workers:
-                    try:
-                        workers[rank].wait(timeout=0.2)
-                    except subprocess.TimeoutExpired:
-                        continue
+                if rank in workers and workers[rank].poll() is None:
+                    continue
                 command = [sys.executable, "-m", "benchmarks.elastic.beside.torchft", str(folder), str(step_s)]
                 environment = {**os.environ, "TORCHFT_LIGHTHOUSE": lighthouse.address(), "REPLICA": str(rank)}
                 workers[rank] = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
@@ -63,23 +64,22 @@ def seconds_lost(folder: Path, num_kills: int, step_s: float, seed: int, *, hear
 
 def train(folder: Path, step_s: float) -> None:
     """What a worker does, until it is ended."""
-    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # pyrefly: ignore[missing-import]
+    from torchft import Manager, ProcessGroupGloo  # pyrefly: ignore[missing-import]
 
     torch.set_num_threads(1)
     rank = int(os.environ["REPLICA"])
-    kills.note_process(folder, rank)
-    model, inner = make_model()
+    model, optimizer = make_model()
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
     def load(state: dict[str, dict[str, object]]) -> None:
         model.load_state_dict(state["model"])
-        inner.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(state["optimizer"])
 
     manager = Manager(
         pg=ProcessGroupGloo(timeout=_ALL_REDUCE),
         min_replica_size=2,
         load_state_dict=load,
-        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         replica_id=f"replica-{rank}",
         timeout=_OTHERS,
         store_addr="localhost",
@@ -87,17 +87,24 @@ def train(folder: Path, step_s: float) -> None:
         rank=0,
         world_size=1,
     )
-    wrapped = DistributedDataParallel(manager, model)
-    optimizer = Optimizer(manager, inner)
-    samples = Samples()
+    samples, noted = Samples(), False
     while True:
-        step = manager.current_step()
-        optimizer.zero_grad()  # also asks who takes part
+        manager.start_quorum()
+        optimizer.zero_grad()
         time.sleep(step_s)
-        kills.loss_of(wrapped, samples, step, rank).backward()
+        kills.loss_of(model, samples, manager.current_step(), rank).backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        flat = torch.cat([gradient.view(-1) for gradient in gradients])
+        manager.allreduce(flat).wait()
+        for gradient, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+        if not manager.should_commit():
+            continue
         optimizer.step()
-        if manager.current_step() > step:
-            kills.note_step(folder, manager.current_step())
+        kills.note_step(folder, manager.current_step())
+        if not noted:
+            kills.note_process(folder, rank)
+            noted = True
 
 
 if __name__ == "__main__":
