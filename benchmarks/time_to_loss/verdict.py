@@ -30,6 +30,11 @@ class Line:
     sooner: tuple[float, ...]
     """By how much sooner each seed had DDP's final loss of that seed; empty where one never had."""
 
+    @property
+    def change(self) -> str:
+        """The gap, with its spread where there are several seeds."""
+        return f"{self.gap:+7.2%} {f'(+-{self.gap_spread:.2%})' if len(self.final) > 1 else '':10}"
+
     def text(self) -> str:
         """One row of the table."""
         sooner = "not within these steps"
@@ -37,7 +42,7 @@ class Line:
             sooner = f"{statistics.median(self.sooner):5.2f}x ({min(self.sooner):.2f}..{max(self.sooner):.2f})"
         return (
             f"{self.link:9} {self.strategy:62} {self.rate:7.4f} {self.steps:6} "
-            f"{statistics.fmean(self.final):8.4f} {self.gap:+7.2%} (+-{self.gap_spread:.2%}) "
+            f"{statistics.fmean(self.final):8.4f} {self.change} "
             f"{1e3 * self.step_s:9.1f} {self.fewer_bytes:8.1f}x  {sooner}"
         )
 
@@ -151,13 +156,13 @@ def loss_lines(question: Question, kept: Kept, strategies: Sequence[str]) -> lis
     """Final losses alone, DDP's first: what each strategy costs, whatever the link."""
     plain = question.best(kept, "ddp", 1.0)
     found: list[str] = []
-    for strategy in ("ddp", *strategies):
+    for strategy in dict.fromkeys(("ddp", *strategies)):
         curves = question.best(kept, strategy, question.lengths[0])
         line = _line("", strategy, curves, plain, step_s=0.0, needed_s=[], ddp_s=0.0)
         by_seed = " ".join(f"{loss:.4f}" for loss in line.final)
         found.append(
-            f"{line.strategy:62} {line.rate:7.4f} {line.steps:6} {statistics.fmean(line.final):8.4f} {line.gap:+7.2%} "
-            f"(+-{line.gap_spread:.2%}) {line.fewer_bytes:8.1f}x  {by_seed}"
+            f"{line.strategy:62} {line.rate:7.4f} {line.steps:6} {statistics.fmean(line.final):8.4f} {line.change} "
+            f"{line.fewer_bytes:8.1f}x  {by_seed}"
         )
     return found
 
