@@ -54,8 +54,15 @@ class Result:
         ratio = self.plain.sent_bytes / sent if sent else math.inf  # a run may be over before its first round
         return (
             f"{self.task:6} {self.row.title:58} {self.outcome.loss:7.4f} {change:>8} {'*' if self.misses else ' '}"
-            f" {_accuracy(self.outcome)} {ratio:7.1f}x  {self.recipe}{_seeds(self.outcomes)}"
+            f" {_accuracy(self.outcome)} {ratio:7.1f}x  {self.recipe}{_seeds(self.outcomes)}{self._of_changes()}"
         )
+
+    def _of_changes(self) -> str:
+        """The standard deviation of the changes of single seeds, where every seed was trained."""
+        if len(self.outcomes) < 2 or len(self.outcomes) != len(self.plains):
+            return ""
+        changes = [one.loss / plain.loss for one, plain in zip(self.outcomes, self.plains, strict=True)]
+        return f", of changes {statistics.stdev(changes):.1%}" if all(map(math.isfinite, changes)) else ""
 
     def as_json(self) -> dict[str, object]:
         """Everything, with null for what is not finite."""
