@@ -26,6 +26,7 @@ import torch
 
 from laconic.architecture.all_reduce import Everyone
 from laconic.compression import (
+    AdaComp,
     Bf16,
     Compressor,
     EfSignSgd,
@@ -40,12 +41,14 @@ from laconic.compression import (
     PowerSgd,
     Qsgd,
     SignSgd,
+    Sketch,
     TernGrad,
 )
 from laconic.compression.families.quantizer import Quantizer
-from laconic.compression.kernels import shared_grid
+from laconic.compression.kernels import count_sketch, shared_grid
 from laconic.compression.kernels.approximate_topk import approximate_topk
-from laconic.compression.kernels.lanes import pack, unpack
+from laconic.compression.kernels.bins import take_reaching
+from laconic.compression.kernels.lanes import new_numbers, pack, unpack
 from laconic.compression.kernels.loader import has_faster
 from laconic.compression.kernels.quantizers import decode, encode
 from laconic.compression.kernels.reference import approximate_topk as approximate_topk_reference
@@ -124,8 +127,8 @@ def on_grid(method: IntSgd) -> Case:
         grid = Grid(units, torch.zeros_like(units), -method.largest, 2 * method.largest)
 
         def coded(*, reference: bool = False) -> torch.Tensor:
-            numbers = torch.empty(flat.numel(), dtype=grid.dtype, device=flat.device)
-            shared_grid.encode(flat, chunks, grid, 1, numbers, reference=reference)
+            numbers = new_numbers(lanes, grid.dtype, flat.device)
+            shared_grid.encode(flat, chunks, grid, 1, numbers[: flat.numel()], reference=reference)
             return pack(lanes, numbers, reference=reference)
 
         def decoded(words: torch.Tensor, *, reference: bool = False) -> None:
@@ -252,21 +255,36 @@ def row(case: Case, flat: torch.Tensor, copy_s: float, options: argparse.Namespa
 
 
 def print_largest(flat: torch.Tensor, device: str) -> None:
-    """The k largest magnitudes, exactly and about, beside torch.topk on the magnitudes."""
+    """The k largest magnitudes, exactly and about, and other selections, beside torch.topk on the magnitudes."""
     k = math.ceil(0.01 * flat.numel())
     assert torch.equal(topk_indices(flat, k), topk_reference.topk_indices(flat, k))
     theirs_s = median_s(lambda: torch.topk(flat.abs(), k), device, 15)
-    print(f"\n{'1% largest magnitudes':28}        ms with host  x torch.topk")
-    runs = {
+    print(f"\n{'1% largest magnitudes':30}        ms with host  x torch.topk")
+    runs: dict[str, Callable[[], object]] = {
         "torch.topk(values.abs(), k)": lambda: torch.topk(flat.abs(), k),
         "exact (topk, gtopk, dgc)": lambda: topk_indices(flat, k),
         "exact, plain torch": lambda: topk_reference.topk_indices(flat, k),
         "estimated (sidco)": lambda: approximate_topk(flat, k, 1),
         "estimated, plain torch": lambda: approximate_topk_reference.approximate_topk(flat, k, 1),
+        **selections(flat, "", reference=False),
+        **selections(flat, ", plain torch", reference=True),
     }
     for label, run in runs.items():
         taken_s = median_s(run, device, 15)
-        print(f"{label:28} {taken_s * 1e3:9.4f} {with_host_s(run, device) * 1e3:9.4f} {theirs_s / taken_s:13.1f}")
+        taken_ms, by_clock_ms = taken_s * 1e3, with_host_s(run, device) * 1e3
+        print(f"{label:30} {taken_ms:9.4f} {by_clock_ms:9.4f} {theirs_s / taken_s:13.1f}", flush=True)
+
+
+def selections(flat: torch.Tensor, suffix: str, *, reference: bool) -> dict[str, Callable[[], object]]:
+    """What `adacomp` and `sketch` do before entries are sent."""
+    bins, residual = Chunks(Bucket((TensorSpec.of("weight", flat),)), AdaComp().bin, 8, 0), torch.randn_like(flat)
+    columns, seeds = round(Sketch().width * flat.numel()), torch.arange(Sketch().rows, device=flat.device)
+    cells = count_sketch.sketched(flat, seeds, columns, reference=reference)
+    return {
+        f"adacomp{suffix}": lambda: take_reaching(flat, residual, bins, reference=reference),
+        f"sketch, cells{suffix}": lambda: count_sketch.sketched(flat, seeds, columns, reference=reference),
+        f"sketch, estimates{suffix}": lambda: count_sketch.estimated(cells, seeds, len(flat), reference=reference),
+    }
 
 
 class _Alone(Everyone):
@@ -327,7 +345,7 @@ def main() -> None:
     for case in CASES:
         if options.only in case.label:
             print(row(case, flat, copy_s, options), flush=True)
-    if options.only in "topk sidco":
+    if options.only in "topk sidco adacomp sketch":
         print_largest(flat, options.device)
     if options.only in "powersgd":
         print_powersgd(flat, options.device)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from laconic.compression import ErrorFeedback, IntSgd
-from laconic.compression.kernels.lanes import pack, unpack
+from laconic.compression.kernels.lanes import new_numbers, pack, unpack
 from laconic.compression.wire.lanes import Lanes
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
@@ -28,7 +28,11 @@ def test_sums_of_words_hold_sums_of_numbers(world_size: int, largest: int, num_v
     lanes = Lanes(num_values, largest, world_size)
     drawn = np.random.default_rng(0).integers(0, largest, (world_size, num_values), endpoint=True)
     drawn[:, : num_values // 2] = largest  # the worst case of a carry
-    words = [pack(lanes, torch.from_numpy(row)) for row in drawn]
+    words = []
+    for row in drawn:
+        numbers = new_numbers(lanes, torch.int64, torch.device("cpu"))
+        numbers[:num_values] = torch.from_numpy(row)
+        words.append(pack(lanes, numbers))
     total = torch.zeros(lanes.num_words, dtype=torch.int64)
     for row in reversed(words):
         total += row

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.counted import CountedEntries
+from laconic.compression.kernels.bins import take_reaching
 from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.chunks import chunks_of
 from laconic.core.plan import Bucket
@@ -27,8 +28,7 @@ class AdaComp(CountedEntries):
     The largest entry of each bin is sent if it still grows, with others of about the same size; so the number of
     entries adapts to the gradient, and no density has to be chosen. The method keeps its own residual, so
     error_feedback is refused. The paper sends signs and one scale per layer; here values are sent as float32. A bin of
-    zeros sends nothing. A bin with a value that is not finite is sent whole, and that value is not kept in the
-    residual.
+    zeros sends nothing, and a bin with a NaN is sent whole. An infinity is sent, not kept in the residual.
 
     Reference: Chen et al. 2017, arXiv:1712.02679.
     """
@@ -57,14 +57,5 @@ class AdaComp(CountedEntries):
 
     def choose(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """The selected entries; the rest becomes the residual."""
-        residual = state.flat[_RESIDUAL]
-        residual += flat
         bins = chunks_of(state, block=self.bin, bits=8, num_scales=0)
-        which = bins.chunk_of_element()
-        largest = residual.new_zeros(bins.num_chunks).scatter_reduce_(0, which, residual.abs(), "amax")[which]
-        # Not ">=", so that NaN is among them.
-        indices = (~((residual + flat).abs() < largest) & (largest != 0)).nonzero().view(-1)
-        values = residual[indices]
-        residual[indices] = 0
-        residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        return indices, values
+        return take_reaching(flat, state.flat[_RESIDUAL], bins)

@@ -11,7 +11,7 @@ import torch
 
 from laconic.compression.contract import Compressor, uncompressed, uncompressed_rounds
 from laconic.compression.kernels import shared_grid
-from laconic.compression.kernels.lanes import pack, unpack
+from laconic.compression.kernels.lanes import new_numbers, pack, unpack
 from laconic.compression.kernels.shared_grid import Grid
 from laconic.compression.traits import Traits, computed_once
 from laconic.compression.wire.chunks import Chunks, chunks_of
@@ -104,11 +104,12 @@ class IntSgd(Compressor):
         else:
             units, lanes = self._units(state, group.size), self._lanes(state.bucket, group.size)
             grid, chunks, numel = self._grid(units, state), _chunks(state), flat.numel()
-            numbers = torch.empty(lanes.num_values, dtype=grid.dtype, device=flat.device)
+            numbers = new_numbers(lanes, grid.dtype, flat.device)
             finite = shared_grid.encode(flat, chunks, grid, moment_seed(state.moment), numbers[:numel])
-            numbers[numel:] = _of_parameters((~finite).long(), state) > 0
+            broken = numbers[numel : lanes.num_values]
+            broken.copy_(_of_parameters((~finite).long(), state) > 0)
             if own is not None:
-                known = torch.where(numbers[numel:] > 0, torch.nan, units)
+                known = torch.where(broken > 0, torch.nan, units)
                 shared_grid.decode(numbers[:numel], 1, chunks, self._grid(known, state), own)
             words = pack(lanes, numbers)
             yield group.sum((words,))

@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 
 from laconic.compression.families.common_places import Agreement, CommonPlaces
+from laconic.compression.kernels import count_sketch
 from laconic.compression.traits import Traits, computed_once
-from laconic.compression.wire.seeds import base_seed, mix, mix_tensor, moment_seed
+from laconic.compression.wire.seeds import base_seed, mix, moment_seed
 from laconic.core.exchange import Group, Round
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
@@ -53,13 +54,10 @@ class Sketch(CommonPlaces):
         plan = self._plan(state.bucket)
         wide = flat.to(torch.float32)
         seed = moment_seed(state.moment, shared=True)
-        tables = [part.hashed(seed) for part in plan]
-        cells = torch.cat([part.sketched(wide, table) for part, table in zip(plan, tables, strict=True)])
+        cells = torch.cat([part.sketched(wide[part.place], seed) for part in plan])
         yield group.sum((cells,))
-        begins = cells.split([part.num_cells for part in plan])
-        estimates = torch.cat(
-            [part.estimated(own, table) for part, own, table in zip(plan, begins, tables, strict=True)]
-        )
+        sketches = cells.split([part.num_cells for part in plan])
+        estimates = torch.cat([part.estimated(own, seed) for part, own in zip(plan, sketches, strict=True)])
         return self.entries(state.bucket).largest(estimates)
 
     def agreement_rounds(self, bucket: Bucket) -> tuple[Round, ...]:
@@ -68,10 +66,6 @@ class Sketch(CommonPlaces):
 
     def _plan(self, bucket: Bucket) -> list[_Part]:
         return [_Part(tensor, place, self.rows, self.width) for tensor, place in bucket.segments()]
-
-
-_Table = tuple[torch.Tensor, torch.Tensor] | None
-"""For each row and value, its cell and its sign; None where values are summed directly."""
 
 
 @dataclass(frozen=True)
@@ -98,25 +92,15 @@ class _Part:
         """The cells of all rows."""
         return self.tensor.numel if self.is_plain else self.rows * self.columns
 
-    def hashed(self, seed: int) -> _Table:
-        if self.is_plain:
-            return None
-        device = self.tensor.device
-        seeds = torch.tensor([mix(base_seed(self.tensor.name, row) ^ seed) for row in range(self.rows)], device=device)
-        numbers = mix_tensor(torch.arange(self.tensor.numel, device=device) + seeds[:, None])
-        # The lowest bit is the sign; the others are the cell.
-        cells = ((numbers >> 1) * self.columns >> 31) + torch.arange(self.rows, device=device)[:, None] * self.columns
-        return cells, (1 - 2 * (numbers & 1)).float()
+    def sketched(self, values: torch.Tensor, seed: int) -> torch.Tensor:
+        """The cells of the tensor's values."""
+        return values if self.is_plain else count_sketch.sketched(values, self._seeds(seed), self.columns)
 
-    def sketched(self, wide: torch.Tensor, table: _Table) -> torch.Tensor:
-        values = wide[self.place]
-        if table is None:
-            return values
-        cells, signs = table
-        return wide.new_zeros(self.num_cells).index_add_(0, cells.view(-1), (signs * values).view(-1))
+    def estimated(self, cells: torch.Tensor, seed: int) -> torch.Tensor:
+        """An estimate of every value."""
+        return cells if self.is_plain else count_sketch.estimated(cells, self._seeds(seed), self.tensor.numel)
 
-    def estimated(self, cells: torch.Tensor, table: _Table) -> torch.Tensor:
-        if table is None:
-            return cells
-        places, signs = table
-        return (signs * cells[places]).median(0).values
+    def _seeds(self, seed: int) -> torch.Tensor:
+        """The seed of each row."""
+        seeds = [mix(base_seed(self.tensor.name, row) ^ seed) for row in range(self.rows)]
+        return torch.tensor(seeds, device=self.tensor.device)

@@ -9,7 +9,7 @@ import torch
 
 from laconic.compression.contract import Compressor
 from laconic.compression.kernels import shared_grid
-from laconic.compression.kernels.lanes import pack, unpack
+from laconic.compression.kernels.lanes import new_numbers, pack, unpack
 from laconic.compression.kernels.reference.quantizers import SMALLEST_SCALE
 from laconic.compression.kernels.rotation import backward, forward
 from laconic.compression.kernels.shared_grid import Grid
@@ -90,11 +90,11 @@ class Thc(Compressor):
         reach = torch.where(reach < SMALLEST_SCALE * self.levels, 0.0, reach)
         grid = Grid(2 * reach / self.levels, reach, 0, self.levels)
         lanes = self._lanes(state.bucket, group.size)
-        codes = torch.empty(flat.numel(), dtype=grid.dtype, device=flat.device)
-        shared_grid.encode(rotated, rotation, grid, moment_seed(state.moment), codes)
+        codes = new_numbers(lanes, grid.dtype, flat.device)
+        shared_grid.encode(rotated, rotation, grid, moment_seed(state.moment), codes[: flat.numel()])
         words = pack(lanes, codes)
         if own is not None:
-            shared_grid.decode(codes, 1, rotation, grid, rotated)
+            shared_grid.decode(codes[: flat.numel()], 1, rotation, grid, rotated)
             backward(rotated, rotation, shared, own)
         yield group.sum((words,))
         shared_grid.decode(unpack(lanes, words), group.size, rotation, grid, rotated)

@@ -8,8 +8,17 @@ from laconic.compression.kernels.loader import load_kernels
 from laconic.compression.wire.lanes import Lanes
 
 
+def new_numbers(lanes: Lanes, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number for every lane, to be filled and packed: the first `num_values` are uninitialized, the others zero."""
+    numbers = torch.empty(lanes.per_word * lanes.num_words, dtype=dtype, device=device)
+    numbers[lanes.num_values :].zero_()
+    return numbers
+
+
 def pack(lanes: Lanes, numbers: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
-    """The words of numbers from 0 to `lanes.largest`, in any dtype of integers."""
+    """The words of `new_numbers` that are now from 0 to `lanes.largest`; they may share memory with the numbers."""
+    if lanes.are_bytes:
+        return numbers.to(torch.uint8).view(torch.int64)
     words = torch.empty(lanes.num_words, dtype=torch.int64, device=numbers.device)
     if lanes.num_words:
         load_kernels("lanes", numbers.device.type, reference=reference).pack(numbers, words, lanes.bits)
@@ -17,8 +26,13 @@ def pack(lanes: Lanes, numbers: torch.Tensor, *, reference: bool = False) -> tor
 
 
 def unpack(lanes: Lanes, words: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
-    """The numbers in words, in the smallest dtype that holds them; for sums of words, the sums of the numbers."""
-    dtype = torch.uint8 if lanes.bits <= 8 else torch.int32 if lanes.bits < 32 else torch.int64
+    """The numbers in words, in the smallest dtype that holds them; for sums of words, the sums of the numbers.
+
+    They may share memory with the words.
+    """
+    if lanes.are_bytes:
+        return words.view(torch.uint8)[: lanes.num_values]
+    dtype = torch.uint8 if lanes.bits < 8 else torch.int32 if lanes.bits < 32 else torch.int64
     # All lanes are written, also those that hold nothing: a kernel need not look where the numbers end.
     numbers = torch.empty(lanes.per_word * lanes.num_words, dtype=dtype, device=words.device)
     if lanes.num_words:

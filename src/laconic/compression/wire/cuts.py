@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,9 +53,14 @@ class Cuts:
         return len(self.starts) - 1
 
     @cached_property
+    def alignment(self) -> int:
+        """The largest power of two, up to 16, such that every chunk begins and ends at a multiple of so many values."""
+        return math.gcd(int(np.gcd.reduce(self.starts)), 16)
+
+    @property
     def aligned(self) -> bool:
         """Whether every chunk begins and ends at a multiple of sixteen values."""
-        return not (self.starts % 16).any()
+        return self.alignment == 16
 
     @cached_property
     def lengths(self) -> torch.Tensor:

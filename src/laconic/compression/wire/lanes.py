@@ -1,9 +1,11 @@
 """The layout of integers in 64-bit words, so that one sum of words adds up all of them; kernels/lanes.py packs them.
 
     word w = sum over lanes j of  number[j W + w] * 2^(bits j),   W words,   bits = those of world_size * largest
+    word w = sum over lanes j of  number[8 w + j] * 2^(8 j)       where bits = 8
 
 A lane is wide enough for the sum over all ranks, so nothing is carried into the next one, and the sum of words holds
-the sum of every number, in whatever order ranks are added. Words wrap around, so all 64 bits can be used.
+the sum of every number, in whatever order ranks are added. Words wrap around, so all 64 bits can be used. With 8 bits,
+the bytes of the words are the numbers, and nothing has to be packed.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ class Lanes:
     def bits(self) -> int:
         """Bits of one lane."""
         return (self.world_size * self.largest).bit_length()
+
+    @property
+    def are_bytes(self) -> bool:
+        """Whether the bytes of the words are the numbers."""
+        return self.bits == 8
 
     @property
     def per_word(self) -> int:

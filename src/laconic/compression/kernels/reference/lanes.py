@@ -9,11 +9,11 @@ def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:
     """Fill `words` with all numbers."""
     words.zero_()
     for lane, run in enumerate(numbers.split(len(words))):
-        words[: len(run)] += run.long() << (bits * lane)
+        words += run.long() << (bits * lane)
 
 
 def unpack(words: torch.Tensor, numbers: torch.Tensor, bits: int) -> None:
     """Fill `numbers` with the contents of all lanes."""
     mask = (1 << bits) - 1
     for lane, run in enumerate(numbers.split(len(words))):
-        run.copy_((words[: len(run)] >> (bits * lane)) & mask)
+        run.copy_((words >> (bits * lane)) & mask)

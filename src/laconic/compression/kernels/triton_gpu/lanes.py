@@ -11,12 +11,11 @@ _TILE = 1024
 
 
 @triton.jit
-def _pack(numbers, num_values, words, num_words, BITS: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr):
+def _pack(numbers, words, num_words, BITS: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     word = tl.zeros([TILE], tl.int64)
     for lane in tl.static_range(LANES):
-        place = at + lane * num_words
-        number = tl.load(numbers + place, mask=(at < num_words) & (place < num_values), other=0)
+        number = tl.load(numbers + at + lane * num_words, mask=at < num_words, other=0)
         word |= number.to(tl.int64) << (BITS * lane)
     tl.store(words + at, word, mask=at < num_words)
 
@@ -32,7 +31,7 @@ def _unpack(words, num_words, numbers, BITS: tl.constexpr, LANES: tl.constexpr, 
 
 def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:
     """Fill `words` with all numbers."""
-    _pack[(-(-len(words) // _TILE),)](numbers, len(numbers), words, len(words), BITS=bits, LANES=64 // bits, TILE=_TILE)
+    _pack[(-(-len(words) // _TILE),)](numbers, words, len(words), BITS=bits, LANES=64 // bits, TILE=_TILE)
 
 
 def unpack(words: torch.Tensor, numbers: torch.Tensor, bits: int) -> None:
