@@ -28,6 +28,7 @@ _EVERY = 25
 
 def seconds_lost(folder: Path, num_kills: int, step_s: float, seed: int, *, heartbeat_s: float) -> list[float]:
     """Seconds from each kill of a worker to the next step; a replacement starts at once."""
+    os.environ.setdefault("RUST_LOG", "warn")  # else the lighthouse prints several lines per step
     from torchft.coordination import LighthouseServer  # pyrefly: ignore[missing-import]
 
     folder.mkdir()

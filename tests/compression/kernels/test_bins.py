@@ -41,7 +41,7 @@ def assert_both_take_the_same(sizes: tuple[int, ...], block: int, dtype: torch.d
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("block", [50, 64, 500])
+@pytest.mark.parametrize("block", [4, 50, 64, 500])
 def test_on_a_cpu(sizes: tuple[int, ...], block: int) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         assert_both_take_the_same(sizes, block, dtype, "cpu")
@@ -49,7 +49,7 @@ def test_on_a_cpu(sizes: tuple[int, ...], block: int) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("block", [50, 64, 500, 1000, 65536])
+@pytest.mark.parametrize("block", [4, 50, 64, 500, 1000, 65536])
 def test_on_a_gpu(block: int) -> None:
     assert has_faster("bins", "cuda")
     for sizes in SIZES:

@@ -5,6 +5,8 @@ Imported only where Triton is installed.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton  # pyrefly: ignore - absent where there is no GPU
 import triton.language as tl  # pyrefly: ignore
@@ -14,6 +16,10 @@ from laconic.compression.wire.cuts import Cuts
 
 _LONGEST = 8192
 """Elements of the longest bin that one program keeps in registers."""
+_PER_WARP = 512
+"""Elements."""
+_EXPECTED = 1 / 16
+"""The share of entries for which memory is taken before their number is known."""
 
 
 @triton.jit
@@ -37,7 +43,20 @@ def _mark(flat, residual, starts, marks, counts, BLOCK: tl.constexpr, ALIGNMENT:
 
 
 @triton.jit
-def _take(residual, starts, marks, ends, counts, indices, values, BLOCK: tl.constexpr, ALIGNMENT: tl.constexpr):
+def _take(
+    residual,
+    starts,
+    marks,
+    ends,
+    counts,
+    indices,
+    values,
+    first,
+    last,
+    BLOCK: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):
+    """Of all marked entries, those numbered from `first` to `last` - 1."""
     chunk = tl.program_id(0)
     count = tl.load(counts + chunk)
     if count > 0:
@@ -46,7 +65,7 @@ def _take(residual, starts, marks, ends, counts, indices, values, BLOCK: tl.cons
         column = tl.arange(0, BLOCK)
         marked = tl.load(marks + start + column, mask=column < length, other=0).to(tl.int32)
         place = tl.load(ends + chunk) - count + tl.cumsum(marked, axis=0) - 1
-        taken = marked != 0
+        taken = (marked != 0) & (place >= first) & (place < last)
         value = tl.load(residual + start + column, mask=taken, other=0.0)
         tl.store(indices + place, start + column, mask=taken)
         tl.store(values + place, value, mask=taken)
@@ -60,11 +79,15 @@ def take_reaching(flat: torch.Tensor, residual: torch.Tensor, bins: Cuts) -> tup
     flat, starts, grid = flat.contiguous(), bins.starts_tensor, (bins.num_chunks,)
     marks = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)
     counts = torch.empty(bins.num_chunks, dtype=torch.int64, device=flat.device)
-    shape = {"BLOCK": block, "ALIGNMENT": bins.alignment, "num_warps": 1 if block <= 512 else 4}
+    shape = {"BLOCK": block, "ALIGNMENT": bins.alignment, "num_warps": max(1, block // _PER_WARP)}
     _mark[grid](flat, residual, starts, marks, counts, **shape)
     ends = counts.cumsum(0)
-    total = int(ends[-1])  # the host waits here: it must know how much memory to take
-    indices = torch.empty(total, dtype=torch.int64, device=flat.device)
-    values = torch.empty(total, dtype=residual.dtype, device=flat.device)
-    _take[grid](residual, starts, marks, ends, counts, indices, values, **shape)
-    return indices, values
+    room = math.ceil(_EXPECTED * flat.numel())
+    indices = torch.empty(room, dtype=torch.int64, device=flat.device)
+    values = torch.empty(room, dtype=residual.dtype, device=flat.device)
+    _take[grid](residual, starts, marks, ends, counts, indices, values, 0, room, **shape)
+    total = int(ends[-1])  # the host waits here
+    if total > room:
+        indices, values = (torch.cat((each, each.new_empty(total - room))) for each in (indices, values))
+        _take[grid](residual, starts, marks, ends, counts, indices, values, room, total, **shape)
+    return indices[:total], values[:total]
