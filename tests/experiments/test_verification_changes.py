@@ -32,6 +32,12 @@ def test_every_chosen_setting_is_found_however_deep() -> None:
     assert not changes(Strategy())
 
 
+def test_settings_of_a_default_method_are_not_chosen() -> None:
+    assert not changes(Strategy.parse("demo / all_reduce / dct_cyclic"))
+    found = changes(Strategy.parse("demo / all_reduce / dct_cyclic(values=int4(block=64))"))
+    assert [(change.path[-1], change.key) for change in found] == [("compression", "values"), ("values", "block")]
+
+
 @pytest.mark.parametrize(
     ("text", "key", "pairs"),
     [

@@ -44,6 +44,10 @@ PRESETS: dict[str, tuple[str, str]] = {
         "demo / all_reduce / dct_topk(density=0.03125) + chain(second=int4) / fusion",
         "DeMo: 1 of 32 components of the momentum in 4 bits, and steps along signs; for SGD without momentum",
     ),
+    "demo-cyclic": (
+        "demo / all_reduce / dct_cyclic / fusion",
+        "the same with half the bytes: ranks take turns to choose the components for all; for SGD without momentum",
+    ),
     "d-psgd": ("bsp / gossip / none / fusion", "each replica mixes with its two neighbours on a ring"),
     "sgp": ("bsp / push_sum / none / fusion", "stochastic gradient push: one peer in turn, 1, 2, 4, ... places on"),
     "ad-psgd": ("asp / gossip / none / fusion", "pairs average in the background, without waiting"),

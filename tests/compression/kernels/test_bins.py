@@ -22,6 +22,8 @@ def assert_both_take_the_same(sizes: tuple[int, ...], block: int, dtype: torch.d
     numel = bins.bucket.numel
     generator = torch.Generator().manual_seed(numel)
     fused, plain = (torch.zeros(numel, dtype=dtype, device=device) for _ in range(2))
+    places, values = take_reaching(torch.zeros_like(fused), fused, bins)
+    assert len(places) == len(values) == len(values.view(torch.uint8)) == 0, "of zeros nothing is taken"
     for step in range(4):
         flat = torch.randn(numel, generator=generator)
         flat[: numel // 10] = 0.0

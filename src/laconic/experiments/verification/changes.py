@@ -82,7 +82,8 @@ def _of(method: Method, path: tuple[str, ...]) -> Iterator[Change]:
         yield Change(path, key)
     for field in dataclasses.fields(method):
         held = getattr(method, field.name)
-        if isinstance(held, Method):
+        # A default that is a method may have settings of its own; nobody chose them.
+        if isinstance(held, Method) and held != field.default:
             yield from _of(held, (*path, field.name))
 
 

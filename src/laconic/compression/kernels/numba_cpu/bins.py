@@ -46,6 +46,7 @@ def take_reaching(flat: torch.Tensor, residual: torch.Tensor, bins: Cuts) -> tup
     if flat.dtype != torch.float32:
         return reference.take_reaching(flat, residual, bins)
     # All entries may be taken, but memory that is never written is never used.
-    places, values = np.empty(flat.numel(), np.int64), np.empty(flat.numel(), np.float32)
-    taken = _take(flat.detach().contiguous().numpy(), residual.numpy(), bins.starts, places, values)
-    return torch.from_numpy(places[:taken].copy()), torch.from_numpy(values[:taken].copy())
+    places, values = torch.empty(flat.numel(), dtype=torch.int64), torch.empty_like(residual)
+    given = flat.detach().contiguous().numpy()
+    taken = _take(given, residual.numpy(), bins.starts, places.numpy(), values.numpy())
+    return places[:taken].clone(), values[:taken].clone()

@@ -18,7 +18,7 @@ _LONGEST = 8192
 """Elements of the longest bin that one program keeps in registers."""
 _PER_WARP = 512
 """Elements."""
-_EXPECTED = 1 / 16
+_EXPECTED = 1 / 8
 """The share of entries for which memory is taken before their number is known."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton  # pyrefly: ignore - absent where there is no GPU
@@ -33,12 +34,20 @@ from laconic.compression.kernels.triton_gpu.codes import (
 )
 from laconic.compression.wire.chunks import Chunks
 
-_TILE = 1024
-"""Elements of one program, if chunks are not longer."""
 _MOST = 2048
 """Elements of one program at most."""
-_PER_WARP = 512
-"""Elements; these three were chosen by measurement on an H200, for all kernels together."""
+
+
+class _Tile(NamedTuple):
+    """Elements of one program, if chunks are not longer, and of one warp; chosen by measurement on an H200."""
+
+    elements: int
+    per_warp: int
+
+
+_ONE_ROW = _Tile(512, 1024)
+_MORE_ROWS = _Tile(1024, 512)
+"""For programs that also read a residual, or add up several payloads."""
 
 
 @triton.jit
@@ -299,15 +308,15 @@ def _decode(
     tl.store(at, total, mask=inside)
 
 
-def _shape(chunks: Chunks) -> tuple[tuple[int], dict[str, int]]:
+def _shape(chunks: Chunks, wanted: _Tile = _ONE_ROW) -> tuple[tuple[int], dict[str, int]]:
     """How many programs, and the constants they are compiled for: several chunks a program, or several for a chunk."""
     # Without the functions of Triton for this: they take as long as a launch.
     longest = max(8, 1 << (min(chunks.block, chunks.bucket.numel) - 1).bit_length())
-    tile = min(max(_TILE, longest), _MOST)
+    tile = min(max(wanted.elements, longest), _MOST)
     block, parts = min(longest, tile), max(1, longest // tile)
     rows = tile // block
     constants = {"BITS": chunks.bits, "ROWS": rows, "BLOCK": block, "PARTS": parts, "ALIGNED": chunks.aligned}
-    return (-(-chunks.num_chunks // rows) * parts,), constants | {"num_warps": max(1, tile // _PER_WARP)}
+    return (-(-chunks.num_chunks // rows) * parts,), constants | {"num_warps": max(1, tile // wanted.per_warp)}
 
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -370,7 +379,7 @@ class _Encoder:
         first = chunks[0]
         if not first.num_chunks:
             return
-        (programs,), constants = _shape(first)
+        (programs,), constants = _shape(first, _MORE_ROWS if residuals else _ONE_ROW)
         if self._kind == "sign":
             packed[:, : first.scale_bytes].view(torch.float32).fill_(1.0)
         random = self._always_random or bool(settings.get("stochastic", False))
@@ -411,7 +420,7 @@ def _row_decoder(kind: str, into: str) -> Callable[..., None]:
     def decode(rows: torch.Tensor, chunks: Chunks, out: torch.Tensor, **settings: float) -> None:
         if not chunks.num_chunks:
             return
-        (programs,), constants = _shape(chunks)
+        (programs,), constants = _shape(chunks, _MORE_ROWS if into == "sum" else _ONE_ROW)
         each = into == "each"
         # Zero is a multiple of sixteen: the compiler may move sixteen bytes of a single payload at a time.
         strides = (rows.stride(0), out.stride(0) if each else 0) if len(rows) > 1 else (0, 0)
