@@ -13,6 +13,7 @@ its input, payload included, as a share of the input.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import subprocess
@@ -277,11 +278,13 @@ def print_largest(flat: torch.Tensor, device: str) -> None:
 
 def selections(flat: torch.Tensor, suffix: str, *, reference: bool) -> dict[str, Callable[[], object]]:
     """What `adacomp` and `sketch` do before entries are sent."""
-    bins, residual = Chunks(Bucket((TensorSpec.of("weight", flat),)), AdaComp().bin, 8, 0), torch.randn_like(flat)
+    bins, residual = Chunks(Bucket((TensorSpec.of("weight", flat),)), AdaComp().bin, 8, 0), torch.zeros_like(flat)
+    # Not the same gradient again and again, under which all residuals would grow and many entries be sent.
+    gradients = itertools.cycle([flat.roll(997 * turn) for turn in range(8)])
     columns, seeds = round(Sketch().width * flat.numel()), torch.arange(Sketch().rows, device=flat.device)
     cells = count_sketch.sketched(flat, seeds, columns, reference=reference)
     return {
-        f"adacomp{suffix}": lambda: take_reaching(flat, residual, bins, reference=reference),
+        f"adacomp{suffix}": lambda: take_reaching(next(gradients), residual, bins, reference=reference),
         f"sketch, cells{suffix}": lambda: count_sketch.sketched(flat, seeds, columns, reference=reference),
         f"sketch, estimates{suffix}": lambda: count_sketch.estimated(cells, seeds, len(flat), reference=reference),
     }
