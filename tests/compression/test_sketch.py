@@ -48,7 +48,8 @@ def test_the_sketch_is_a_count_sketch() -> None:
     """Every value is in one cell of each row, with a sign; a single entry is therefore recovered exactly."""
     method = Sketch(width=0.05, rows=3)
     part = method._plan(BUCKET)[0]
-    cells, signs = table(part._seeds(99), 4000, part.columns)
+    seeds = torch.tensor(part.seeds(99))
+    cells, signs = table(seeds, 4000, part.columns)
     assert cells.shape == signs.shape == (3, 4000)
     assert {-1.0, 1.0} == set(signs.unique().tolist())
     for row in range(3):
@@ -57,7 +58,7 @@ def test_the_sketch_is_a_count_sketch() -> None:
         assert counts.max() < 20 + 8 * np.sqrt(20), "4000 values fall evenly into 200 cells"
     flat = torch.zeros(4000)
     flat[1234] = -2.5
-    estimate = part.estimated(part.sketched(flat, 99), 99)
+    estimate = part.estimated(part.sketched(flat, seeds), seeds)
     assert estimate[1234] == -2.5
     # Elsewhere a median of three is not zero only where two rows collide.
     assert (estimate != 0).sum() < 4000 * 3 / 200**2 + 10

@@ -44,6 +44,12 @@ def test_kernels_are_those_of_the_page(page: str, kernels: dict, selections: dic
     assert exact is not None
     assert estimated is not None
     assert (selections["topk"], selections["sidco"]) == (float(exact[1]), float(estimated[1]))
+    if page is GPU_PAGE:
+        labels = ("adacomp", "sketch, cells", "sketch, estimates")
+        found = [re.search(rf"^{label}  +([0-9.]+)", page, re.MULTILINE) for label in labels]
+        adacomp, cells, estimates = (float(each[1]) for each in found if each is not None)
+        assert selections["adacomp"] == adacomp
+        assert selections["sketch"] == pytest.approx(cells + estimates + float(exact[1]))
 
 
 def test_a_line_through_what_was_measured_with_wrappers_as_copies() -> None:

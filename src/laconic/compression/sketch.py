@@ -54,10 +54,13 @@ class Sketch(CommonPlaces):
         plan = self._plan(state.bucket)
         wide = flat.to(torch.float32)
         seed = moment_seed(state.moment, shared=True)
-        cells = torch.cat([part.sketched(wide[part.place], seed) for part in plan])
+        # All in one copy and before the sum: on a GPU the host waits for such a copy.
+        seeds = torch.tensor([part.seeds(seed) for part in plan], device=flat.device)
+        cells = torch.cat([part.sketched(wide[part.place], own) for part, own in zip(plan, seeds, strict=True)])
         yield group.sum((cells,))
         sketches = cells.split([part.num_cells for part in plan])
-        estimates = torch.cat([part.estimated(own, seed) for part, own in zip(plan, sketches, strict=True)])
+        both = zip(sketches, seeds, strict=True)
+        estimates = torch.cat([part.estimated(*own) for part, own in zip(plan, both, strict=True)])
         return self.entries(state.bucket).largest(estimates)
 
     def agreement_rounds(self, bucket: Bucket) -> tuple[Round, ...]:
@@ -92,15 +95,14 @@ class _Part:
         """The cells of all rows."""
         return self.tensor.numel if self.is_plain else self.rows * self.columns
 
-    def sketched(self, values: torch.Tensor, seed: int) -> torch.Tensor:
-        """The cells of the tensor's values."""
-        return values if self.is_plain else count_sketch.sketched(values, self._seeds(seed), self.columns)
-
-    def estimated(self, cells: torch.Tensor, seed: int) -> torch.Tensor:
-        """An estimate of every value."""
-        return cells if self.is_plain else count_sketch.estimated(cells, self._seeds(seed), self.tensor.numel)
-
-    def _seeds(self, seed: int) -> torch.Tensor:
+    def seeds(self, seed: int) -> list[int]:
         """The seed of each row."""
-        seeds = [mix(base_seed(self.tensor.name, row) ^ seed) for row in range(self.rows)]
-        return torch.tensor(seeds, device=self.tensor.device)
+        return [mix(base_seed(self.tensor.name, row) ^ seed) for row in range(self.rows)]
+
+    def sketched(self, values: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+        """The cells of the tensor's values."""
+        return values if self.is_plain else count_sketch.sketched(values, seeds, self.columns)
+
+    def estimated(self, cells: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+        """An estimate of every value."""
+        return cells if self.is_plain else count_sketch.estimated(cells, seeds, self.tensor.numel)

@@ -109,7 +109,7 @@ CELLS: tuple[Measured, ...] = (
     Measured("demo / all_reduce / dct_cyclic", 1500, 0.0058, deviation=0.0148, num_parameters=SMALL),
 )
 """Synchronizations and architectures, some with a compressor; all but the first lines of the tables for text, and of
-the tables of losses in docs/results/time_to_loss.md that have several seeds."""
+the tables of docs/results/time_to_loss.md in which demo has several seeds."""
 
 LATER_CELLS: tuple[Measured, ...] = tuple(
     Measured(text, 384, gap, deviation=deviation)

@@ -39,7 +39,8 @@ _COMPRESSIONS = (
     "int4 + ef21",
 )
 """Of methods that send the same number of bytes, only the one that was measured to lose least: bf16 instead of fp16,
-int8 instead of fp8 and natural, topk instead of sidco."""
+int8 instead of fp8 and natural, topk instead of sidco. What it takes dct_cyclic to encode is not known, so dct_topk
+remains."""
 _BETWEEN_HOSTS = ("bf16", "int8", "qsgd", "int4", "terngrad")
 _WITH_WARMUP = ("powersgd + error_feedback", "onebit + error_feedback", "topk(density=0.1) + error_feedback")
 _LOCAL = (

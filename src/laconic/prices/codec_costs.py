@@ -38,7 +38,8 @@ H200_KERNELS: dict[str, tuple[float, float]] = {
     "ef_signsgd": (0.0301, 0.0306),
     "onebit": (0.0399, 0.0309),
 }
-"""Milliseconds for 25 million values, encode and decode, with default settings; bf16 as fp16, both are casts."""
+"""Milliseconds for 25 million values, encode and decode, with default settings; bf16 as fp16, both are casts; intsgd
+with four ranks."""
 CPU_KERNELS: dict[str, tuple[float, float]] = {
     "fp16": (37.5356, 13.7830),
     "bf16": (6.1645, 1.8373),
@@ -55,10 +56,18 @@ CPU_KERNELS: dict[str, tuple[float, float]] = {
     "onebit": (9.9779, 4.0721),
 }
 """Milliseconds for 5 million values; bf16 with stochastic rounding."""
-H200_SELECTIONS = {"topk": 0.0840, "gtopk": 0.0840, "dgc": 0.0840, "threshold": 0.0840, "sidco": 0.0726}
+H200_SELECTIONS = {
+    "topk": 0.0840,
+    "gtopk": 0.0840,
+    "dgc": 0.0840,
+    "threshold": 0.0840,
+    "sidco": 0.0726,
+    "adacomp": 0.2201,
+    "sketch": 0.7230 + 0.4770 + 0.0840,
+}
 CPU_SELECTIONS = {"topk": 6.5146, "gtopk": 6.5146, "dgc": 6.5146, "threshold": 6.5146, "sidco": 7.4566}
-"""Milliseconds to find the largest 1% of the same number of values; decoding writes zeros and a few values, half a
-copy."""
+"""Milliseconds to find the largest 1% of the same number of values, or what a method sends instead; sketch: cells,
+estimates and the largest of them. Decoding writes zeros and a few values, half a copy."""
 _POWERSGD_MS, _POWERSGD_HOST_MS, _POWERSGD_RANK = (0.1408, 0.5043 - 0.1408, 4)
 _POWERSGD_CPU_MS = 12.6455
 _DEMO_MS, _DEMO_BYTES = (222.8 - 112.5) / 4, 497_759_232

@@ -46,7 +46,8 @@ PRESETS: dict[str, tuple[str, str]] = {
     ),
     "demo-cyclic": (
         "demo / all_reduce / dct_cyclic / fusion",
-        "the same with half the bytes: ranks take turns to choose the components for all; for SGD without momentum",
+        "DeMo with components that ranks choose for all in turn: half the bytes of demo-int4 with 4 workers, less with "
+        "more; for SGD without momentum",
     ),
     "d-psgd": ("bsp / gossip / none / fusion", "each replica mixes with its two neighbours on a ring"),
     "sgp": ("bsp / push_sum / none / fusion", "stochastic gradient push: one peer in turn, 1, 2, 4, ... places on"),

@@ -42,6 +42,18 @@ def assert_both_take_the_same(sizes: tuple[int, ...], block: int, dtype: torch.d
             assert 0 < len(places) < numel
 
 
+def test_what_is_taken_of_a_bin() -> None:
+    bins = Chunks(Bucket((TensorSpec("weight", (12,)),)), 4, 8, 0)
+    residual = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    flat = torch.tensor([0.0, torch.inf, 2.0, 3.0, 1.0, 1.0, -0.5, 0.0, 0.0, torch.nan, 2.0, 3.0])
+    places, values = take_reaching(flat, residual, bins)
+    # 1 + 1 + 1 reaches 2.5 in the second bin, whose largest entry shrinks.
+    assert places.tolist() == [1, 4, 8, 9, 10, 11]
+    assert values[3].isnan()
+    assert values[[0, 1, 2, 4, 5]].tolist() == [torch.inf, 2.0, 0.0, 2.0, 3.0]
+    assert residual.tolist() == [0.0, 0.0, 2.0, 3.0, 0.0, 1.0, 2.5, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("block", [4, 50, 64, 500])
 def test_on_a_cpu(sizes: tuple[int, ...], block: int) -> None:

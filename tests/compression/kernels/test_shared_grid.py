@@ -18,7 +18,7 @@ from tests.compression.test_laws import bits
 SIZES = [(1,), (37, 0, 5000, 64), (4096, 300_000)]
 COUNT = 3
 GRIDS = [(-31, 62), (0, 30), (-1, 2), (-500, 1000)]
-"""Lowest number and levels; with three ranks, sums of the first need 8 bits, so that words are bytes."""
+"""Lowest number and levels; with three ranks, sums of the first need 8 bits: the bytes of words are the numbers."""
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -52,8 +52,11 @@ def assert_grids_agree(sizes: tuple[int, ...], low: int, levels: int, dtype: tor
     lanes = Lanes(flat.numel(), levels, COUNT)
     numbers = new_numbers(lanes, grid.dtype, flat.device)
     numbers[: len(codes)] = codes
+    assert not numbers[len(codes) :].any()
     words = pack(lanes, numbers)
     assert torch.equal(words, pack(lanes, numbers, reference=True))
+    first = sum(int(code) << 8 * lane for lane, code in enumerate(codes[:8]))
+    assert not lanes.are_bytes or int(words[0]) & (2**64 - 1) == first
     sums = unpack(lanes, COUNT * words)
     assert torch.equal(sums, unpack(lanes, COUNT * words, reference=True))
     assert torch.equal(sums.int(), COUNT * codes.int())

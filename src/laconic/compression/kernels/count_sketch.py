@@ -11,8 +11,12 @@ from laconic.compression.kernels.loader import load_kernels
 
 
 def sketched(values: torch.Tensor, seeds: torch.Tensor, columns: int, *, reference: bool = False) -> torch.Tensor:
-    """The cells of float32 values, row after row; `seeds` has a whole number of 32 bits, as int64, for each row."""
+    """The cells of float32 values, row after row; `seeds` has a whole number of 32 bits, as int64, for each row.
+
+    On a GPU sums are formed in any order, unless torch.use_deterministic_algorithms() forbids it.
+    """
     cells = torch.zeros(len(seeds) * columns, dtype=torch.float32, device=values.device)
+    reference = reference or (values.is_cuda and torch.are_deterministic_algorithms_enabled())
     if values.numel():
         load_kernels("count_sketch", values.device.type, reference=reference).sketch(values, seeds, cells)
     return cells

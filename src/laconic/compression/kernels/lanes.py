@@ -16,7 +16,8 @@ def new_numbers(lanes: Lanes, dtype: torch.dtype, device: torch.device) -> torch
 
 
 def pack(lanes: Lanes, numbers: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
-    """The words of `new_numbers` that are now from 0 to `lanes.largest`; they may share memory with the numbers."""
+    """The words of numbers from 0 to `lanes.largest`, in a tensor from `new_numbers`; they may share its memory."""
+    assert len(numbers) == lanes.per_word * lanes.num_words, "not from new_numbers"
     if lanes.are_bytes:
         return numbers.to(torch.uint8).view(torch.int64)
     words = torch.empty(lanes.num_words, dtype=torch.int64, device=numbers.device)

@@ -29,13 +29,14 @@ def _sketch(values, numel, seeds, columns, cells, ROWS: tl.constexpr, TILE: tl.c
     value = tl.load(values + place, mask=place < numel, other=0.0)
     for row in tl.static_range(ROWS):
         cell, sign = _hashed(place, tl.load(seeds + row), columns)
-        tl.atomic_add(cells + row * columns + cell, sign * value, mask=place < numel, sem="relaxed")
+        tl.atomic_add(cells + cell, sign * value, mask=place < numel, sem="relaxed")
+        cells += columns
 
 
 @triton.jit
 def _estimate(cells, seeds, columns, values, numel, ROWS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    row = tl.arange(0, WIDE)[None, :]
+    row = tl.arange(0, WIDE)[None, :].to(tl.int64)
     inside = (place < numel)[:, None] & (row < ROWS)
     cell, sign = _hashed(place[:, None], tl.load(seeds + row, mask=row < ROWS, other=0), columns)
     found = sign * tl.load(cells + row * columns + cell, mask=inside, other=0.0)

@@ -15,7 +15,8 @@ def _pack(numbers, words, num_words, BITS: tl.constexpr, LANES: tl.constexpr, TI
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     word = tl.zeros([TILE], tl.int64)
     for lane in tl.static_range(LANES):
-        number = tl.load(numbers + at + lane * num_words, mask=at < num_words, other=0)
+        number = tl.load(numbers + at, mask=at < num_words, other=0)
+        numbers += num_words
         word |= number.to(tl.int64) << (BITS * lane)
     tl.store(words + at, word, mask=at < num_words)
 
@@ -26,7 +27,8 @@ def _unpack(words, num_words, numbers, BITS: tl.constexpr, LANES: tl.constexpr, 
     word = tl.load(words + at, mask=at < num_words, other=0)
     for lane in tl.static_range(LANES):
         number = (word >> (BITS * lane)) & ((1 << BITS) - 1)
-        tl.store(numbers + at + lane * num_words, number.to(numbers.dtype.element_ty), mask=at < num_words)
+        tl.store(numbers + at, number.to(numbers.dtype.element_ty), mask=at < num_words)
+        numbers += num_words
 
 
 def pack(numbers: torch.Tensor, words: torch.Tensor, bits: int) -> None:

@@ -39,15 +39,18 @@ _MOST = 2048
 
 
 class _Tile(NamedTuple):
-    """Elements of one program, if chunks are not longer, and of one warp; chosen by measurement on an H200."""
+    """How values are divided among programs; chosen by measurement on an H200."""
 
     elements: int
+    """Elements of one program, if chunks are not longer."""
     per_warp: int
+    """Elements of one warp."""
 
 
-_ONE_ROW = _Tile(512, 1024)
-_MORE_ROWS = _Tile(1024, 512)
-"""For programs that also read a residual, or add up several payloads."""
+_READS_ONE = _Tile(512, 1024)
+"""For programs that read a gradient or a payload."""
+_READS_MORE = _Tile(1024, 512)
+"""For programs that also read a residual, or several payloads."""
 
 
 @triton.jit
@@ -308,7 +311,7 @@ def _decode(
     tl.store(at, total, mask=inside)
 
 
-def _shape(chunks: Chunks, wanted: _Tile = _ONE_ROW) -> tuple[tuple[int], dict[str, int]]:
+def _shape(chunks: Chunks, wanted: _Tile = _READS_ONE) -> tuple[tuple[int], dict[str, int]]:
     """How many programs, and the constants they are compiled for: several chunks a program, or several for a chunk."""
     # Without the functions of Triton for this: they take as long as a launch.
     longest = max(8, 1 << (min(chunks.block, chunks.bucket.numel) - 1).bit_length())
@@ -379,7 +382,7 @@ class _Encoder:
         first = chunks[0]
         if not first.num_chunks:
             return
-        (programs,), constants = _shape(first, _MORE_ROWS if residuals else _ONE_ROW)
+        (programs,), constants = _shape(first, _READS_MORE if residuals else _READS_ONE)
         if self._kind == "sign":
             packed[:, : first.scale_bytes].view(torch.float32).fill_(1.0)
         random = self._always_random or bool(settings.get("stochastic", False))
@@ -420,7 +423,7 @@ def _row_decoder(kind: str, into: str) -> Callable[..., None]:
     def decode(rows: torch.Tensor, chunks: Chunks, out: torch.Tensor, **settings: float) -> None:
         if not chunks.num_chunks:
             return
-        (programs,), constants = _shape(chunks, _MORE_ROWS if into == "sum" else _ONE_ROW)
+        (programs,), constants = _shape(chunks, _READS_MORE if into == "sum" else _READS_ONE)
         each = into == "each"
         # Zero is a multiple of sixteen: the compiler may move sixteen bytes of a single payload at a time.
         strides = (rows.stride(0), out.stride(0) if each else 0) if len(rows) > 1 else (0, 0)
