@@ -57,6 +57,7 @@ def test_what_is_taken_of_a_bin() -> None:
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("block", [4, 50, 64, 500])
 def test_on_a_cpu(sizes: tuple[int, ...], block: int) -> None:
+    # The kernel is for float32; other dtypes are left to plain torch.
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         assert_both_take_the_same(sizes, block, dtype, "cpu")
 
