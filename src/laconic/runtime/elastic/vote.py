@@ -1,4 +1,4 @@
-"""The vote that ends every unit: one small all-to-all, which completes when all members have prepared the unit."""
+"""The vote that ends every unit: one small all-gather, which completes when all members have prepared the unit."""
 
 from __future__ import annotations
 
@@ -46,12 +46,10 @@ def vote(
     """
     numbers = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, _rates(job)], dtype=torch.int64)
     own = torch.cat([numbers, torch.from_numpy(_words(flags))])
-    # Every rank sends its row to all others at once: an all-gather would pass rows on from rank to rank.
-    mine_for_all = own.repeat(transport.world_size, 1)
-    rows = torch.empty_like(mine_for_all)
+    rows = torch.empty((transport.world_size, len(own)), dtype=torch.int64)
     job.engine.call(
         WHAT,
-        lambda: one_round(transport.all_to_all(rows, mine_for_all, purpose="control", what=WHAT)),
+        lambda: one_round(transport.all_gather(rows, own, purpose="control", what=WHAT)),
         step=job.step,
         device=own.device,
     )
