@@ -3,8 +3,10 @@
 For one strategy of each kind that can be elastic, 4 Gloo ranks train a small model while workers are killed (sometimes
 two at once, sometimes one that is just joining) and told to end; each is replaced. Then, from the logs of all workers:
 do replicas have the same bits after every step or round; does a replay in one process come to the same bits; was a
-sample used twice; did anything hang; how long from SIGKILL to the next step or round. With --device cuda the ranks
-share a GPU and use NCCL; a replay in one process would add up in another order than NCCL does, and is left out.
+sample used twice; did anything hang; how long from SIGKILL to the next step or round. In the "sharded" families, 6
+ranks hold 3 copies of the model, each sharded over 2 ranks (FSDP2); sharded-diloco has no replay. With --device cuda
+the ranks share a GPU and use NCCL; a replay in one process would add up in another order than NCCL does, and is left
+out, as are the "sharded" families.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.elastic.families import FAMILIES
+from benchmarks.elastic.families import FAMILIES, SHARDED_FAMILIES
 from benchmarks.elastic.job import Outcome, run_job
 from benchmarks.elastic.replay import Replayed, replay
+from benchmarks.elastic.replay_sharded import replay_sharded
+from benchmarks.elastic.sharded_worker import RANKS_PER_REPLICA
+from laconic.strategy import Strategy
 
 _COLUMNS = ("family", "kills", "leaves", "views", "units", "redone", "hung", "conflicts", "differ", "replay", "twice",
             "missing", "median s", "worst s")  # fmt: skip
@@ -36,28 +41,36 @@ def main() -> int:
     parser.add_argument("--leaves", type=int, default=1, help="SIGTERMs for each family")
     parser.add_argument("--gap", type=float, default=1.0, help="mean seconds between two of them")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
+    every = FAMILIES | SHARDED_FAMILIES
+    parser.add_argument("--families", nargs="*", default=list(every), choices=list(every))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--keep", type=Path, default=None, help="keep the logs in this folder")
     arguments = parser.parse_args()
     failed = False
     lost: list[float] = []
-    print("  ".join(f"{name:>10}" for name in _COLUMNS), flush=True)
+    print(f"{_COLUMNS[0]:>14}", *(f"{name:>10}" for name in _COLUMNS[1:]), flush=True)
     with tempfile.TemporaryDirectory(prefix="laconic-elastic-") as temporary:
         for number, name in enumerate(arguments.families):
-            folder = (arguments.keep or Path(temporary)) / name
+            folder, sharded = (arguments.keep or Path(temporary)) / name, name in SHARDED_FAMILIES
+            if sharded and arguments.device != "cpu":
+                continue
             outcome = run_job(
-                FAMILIES[name],
+                every[name],
                 folder,
                 kills=arguments.kills,
                 leaves=arguments.leaves,
                 gap_s=arguments.gap,
                 seed=arguments.seed + number,
-                arguments={"device": arguments.device},
+                target=f"benchmarks.elastic.{'sharded_worker' if sharded else 'worker'}:train",
+                arguments={} if sharded else {"device": arguments.device},
                 preload=("benchmarks.elastic.preloaded",),
+                ranks_per_replica=RANKS_PER_REPLICA if sharded else 1,
             )
+            exchanges = Strategy.parse(every[name]).exchanges_gradients()
             replays = arguments.device == "cpu" and not outcome.error and not outcome.hung
-            replayed = replay(FAMILIES[name], outcome.log) if replays else Replayed()
+            replays &= exchanges or not sharded
+            run = replay_sharded if sharded else replay
+            replayed = run(every[name], outcome.log) if replays else Replayed()
             failed |= _show(name, outcome, replayed, replays=replays)
             lost += outcome.seconds_lost()
     if lost:
@@ -81,7 +94,7 @@ def _show(name: str, outcome: Outcome, replayed: Replayed, *, replays: bool) -> 
     times = (f"{statistics.median(lost):.3f}", f"{max(lost):.3f}") if lost else ("-", "-")
     row = (name, kills, len(outcome.struck) - kills, len(log.views), len(log.units), log.num_redone, int(outcome.hung),
            len(log.conflicts), len(log.differing), *samples, *times)  # fmt: skip
-    print("  ".join(f"{value:>10}" for value in row), flush=True)
+    print(f"{name:>14}", *(f"{value:>10}" for value in row[1:]), flush=True)
     problems = [*log.conflicts[:3], *([outcome.error] if outcome.error else [])]
     for problem in problems:
         print(f"    {problem}", file=sys.stderr)

@@ -12,3 +12,9 @@ FAMILIES = {
     "diloco": "diloco(period=8) / all_reduce / int8 + error_feedback / fusion",
     "streaming": "streaming_diloco(period=8, fragments=2, overlap=2) / all_reduce / int4 + error_feedback / fusion",
 }
+
+SHARDED_FAMILIES = {
+    "sharded": "bsp / all_reduce / int8 + error_feedback / fusion",
+    "sharded-diloco": "diloco(period=8) / all_reduce / int8 + error_feedback / fusion",
+}
+"""The same for models of which two ranks hold one copy together."""

@@ -17,6 +17,7 @@ from laconic.errors import LaconicError
 from laconic.membership.launcher import Launch, Launcher
 
 _RANKS = 4
+_SHARDED_REPLICAS = 3
 _HANG_S = 60.0
 """Without a step for so long, a job hangs."""
 
@@ -74,8 +75,11 @@ def run_job(
     arguments: Mapping[str, object] | None = None,
     preload: Sequence[str] = (),
     until: str | None = None,
+    ranks_per_replica: int = 1,
 ) -> Outcome:
-    """Train on 4 ranks while `kills` workers are killed and `leaves` are told to end; each is replaced.
+    """Train while `kills` workers are killed and `leaves` are told to end; each is replaced.
+
+    There are 4 ranks or, with several ranks_per_replica, 3 replicas.
 
     target: what a worker calls, with the strategy, the folder and `arguments`. preload: see spawn_function. until: a
     file in the folder that must be there before the job comes to its end.
@@ -83,7 +87,17 @@ def run_job(
     folder.mkdir(parents=True, exist_ok=True)
     given = {"strategy": strategy, "folder": str(folder), **(arguments or {})}
     spawn = spawn_function(target, given, folder, preload=preload)
-    launcher = Launcher(Launch(spawn=spawn, num_workers=_RANKS, min_ranks=1, max_ranks=2 * _RANKS, max_restarts=10**6))
+    num_workers = _RANKS if ranks_per_replica == 1 else _SHARDED_REPLICAS * ranks_per_replica
+    launcher = Launcher(
+        Launch(
+            spawn=spawn,
+            num_workers=num_workers,
+            ranks_per_replica=ranks_per_replica,
+            min_ranks=1,
+            max_ranks=2 * _RANKS,
+            max_restarts=10**6,
+        )
+    )
     outcome = Outcome()
     chance = random.Random(seed)
     strikes = [False] * kills + [True] * leaves
@@ -113,7 +127,7 @@ def _strike(
         outcome.hung = True
     for polite in [] if outcome.hung else strikes:
         time.sleep(gap_s * (0.5 + chance.random()))
-        # Somebody who has the state must stay: at least two members, and no other one that is leaving.
+        # Somebody who has the state must stay: at least two replicas, and no other one that is leaving.
         until_s = time.monotonic() + _HANG_S
         while (view := launcher.view) is None or _num_alive(launcher, folder) < 3:
             if time.monotonic() > until_s:
@@ -144,10 +158,12 @@ def _strike(
 
 
 def _num_alive(launcher: Launcher, folder: Path) -> int:
-    """Members that have the state of training: they have begun to write their logs."""
-    members = () if launcher.view is None else launcher.view.members
-    logs = [folder / f"{name}.jsonl" for name in members if name in launcher.agent.workers]
-    return sum(log.exists() and log.stat().st_size > 0 for log in logs)
+    """Replicas that have the state of training: they have begun to write their logs."""
+    view = launcher.view
+    names = [name for name in (() if view is None else view.members) if name in launcher.agent.workers]
+    logs = {name: folder / f"{name}.jsonl" for name in names}
+    writing = [name for name, log in logs.items() if log.exists() and log.stat().st_size > 0]
+    return 0 if view is None else len(view.replicas_of(writing))
 
 
 class _Progress:

@@ -63,10 +63,8 @@ def read_job(folder: Path) -> JobLog:
                     log.differing.add(event.step)
                 log.commits.append((float(str(data["wall_s"])), _whole(data["view"]), event.step))
             elif event.kind == "batch":
-                sizes = list(map(int, _names(data["sizes"])))
-                mine = _names(data["split"]).index(worker)
-                begin = _whole(data["begin"]) + sum(sizes[:mine])
-                log.batches.setdefault(worker, {})[event.step] = (_whole(data["epoch"]), begin, sizes[mine])
+                mine = (_whole(data["epoch"]), _whole(data["first"]), _whole(data["samples"]))
+                log.batches.setdefault(worker, {})[event.step] = mine
             elif event.kind == "view":
                 number, members = _whole(data["view"]), _names(data["members"])
                 log.views[number] = members

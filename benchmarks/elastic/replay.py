@@ -42,13 +42,15 @@ class Replayed:
 class Replay:
     """One job, unit by unit."""
 
-    def __init__(self, strategy: str, log: JobLog) -> None:
+    def __init__(self, strategy: str, log: JobLog, specs: Sequence[TensorSpec] = ()) -> None:
+        """specs: of what each worker exchanges; default: of whole parameters."""
         self.strategy = Strategy.parse(strategy)
         self.log = log
         self.data = Samples()
-        model, _ = make_model()
-        self.names = [name for name, _ in model.named_parameters()]
-        specs = [TensorSpec.of(name, parameter) for name, parameter in model.named_parameters()]
+        if not specs:
+            model, _ = make_model()
+            specs = [TensorSpec.of(name, parameter) for name, parameter in model.named_parameters()]
+        self.names = [spec.name for spec in specs]
         self.plans = self.strategy.plans([*reversed(specs)], 1)
         self.states: dict[str, list[list[BucketState]]] = {}
         self.outcome = Replayed()

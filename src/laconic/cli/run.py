@@ -24,6 +24,11 @@ def run(arguments: Arguments) -> int:
     command = _command(arguments)
     if arguments.nproc < 1:
         raise UsageError(f"run: --nproc must be >= 1, got {arguments.nproc}.")
+    if arguments.ranks_per_replica < 1 or arguments.nproc % arguments.ranks_per_replica:
+        raise UsageError(
+            f"run: --ranks-per-replica must divide --nproc {arguments.nproc}, got {arguments.ranks_per_replica}: the "
+            "processes of a replica are on one host."
+        )
     if arguments.min < 1 or (arguments.max is not None and arguments.max < arguments.min):
         raise UsageError(f"run: --min must be >= 1 and --max >= --min, got {arguments.min} and {arguments.max}.")
     silent_s = parse_quantity(arguments.silent, "time", "--silent")
@@ -42,6 +47,7 @@ def run(arguments: Arguments) -> int:
     launch = Launch(
         spawn=spawn_command(command),
         num_workers=arguments.nproc,
+        ranks_per_replica=arguments.ranks_per_replica,
         first=arguments.wait_for or 0,
         min_ranks=arguments.min,
         max_ranks=arguments.max if arguments.max is not None else 2**31,
@@ -74,17 +80,19 @@ def _join(arguments: Arguments, command: list[str], environment: dict[str, str])
             )
     address = _address(arguments.join or "", "--join")
     store = dist.TCPStore(*address, is_master=False, wait_for_workers=False)
-    agent = Agent(address, str(store.add("agents", 1) - 1), spawn_command(command), environment, _say)
+    name, count = str(store.add("agents", 1) - 1), arguments.ranks_per_replica
+    agent = Agent(address, name, spawn_command(command), environment, _say, ranks_per_replica=count)
     launch = Launch(
         spawn=agent.spawn,
         num_workers=arguments.nproc,
+        ranks_per_replica=count,
         max_restarts=arguments.max_restarts,
         on_error=arguments.on_error,
     )
     state = UnknownState(agent)
     _on_sigterm(state.leave)
     try:
-        for slot in range(arguments.nproc):
+        for slot in range(launch.num_replicas):
             agent.start(slot)
         run_workers(agent, launch, state)
     finally:

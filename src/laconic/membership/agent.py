@@ -3,6 +3,9 @@
 A process that ends is announced at once (waitpid). One that is stopped (SIGSTOP, a debugger) neither ends nor goes on,
 and all ranks would wait for it: after a moment it is killed. The agent itself sends a heartbeat four times a second, so
 that a host that is cut off or frozen is noticed.
+
+If a replica has several ranks, these are processes of one host. Where one of them dies, the others are killed, because
+they hold only parts of the model, and all of them are replaced.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -25,9 +29,11 @@ import torch.distributed as dist
 from laconic.core.child_process import die_with_parent
 from laconic.errors import UsageError
 from laconic.membership.limits import BEAT_S, STOPPED_S
-from laconic.membership.member import STORE_VARIABLE, WORKER_VARIABLE
+from laconic.membership.member import REPLICA_VARIABLE, STORE_VARIABLE, WORKER_VARIABLE
 from laconic.membership.view import KEEPER, Beat, Ended, Message, to_text
 
+_NOTICED_S = 1.0
+"""How long after the error of a worker it may be noticed that another worker of its replica was killed before."""
 _STOPPED = ("T", "t")
 """States of a stopped process in /proc."""
 
@@ -53,9 +59,13 @@ class Worker:
     """One process."""
 
     name: str
+    replica: str
+    """The name of its replica: that of the first worker of it."""
     slot: int
-    """Its slot on this host, LOCAL_RANK, which its replacement takes over."""
+    """The slot of its replica on this host, which a replacement takes over."""
     process: Process
+    after_others: bool = False
+    """Whether it ended because another worker of its replica had ended."""
     stopped_s: float | None = None
     """The time since which the process has been stopped."""
     used_ticks: int = 0
@@ -78,11 +88,19 @@ class Agent:
     spawn: Spawn
     environment: Mapping[str, str] = field(default_factory=dict)
     on_event: Callable[[str], None] = lambda text: None
+    ranks_per_replica: int = 1
+    own_address: str = "127.0.0.1"
+    """The address at which the workers of this host reach this process."""
 
     def __post_init__(self) -> None:
         self.ended: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self.workers: dict[str, Worker] = {}
         self.num_started = 0
+        """Replicas started so far."""
+        self._stores: dict[str, dist.TCPStore] = {}
+        """For each replica of several ranks, the store in which these meet."""
+        self._failed: set[str] = set()
+        """Replicas of which a worker has ended with an error, or by a signal."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self.frozen = False
@@ -93,32 +111,98 @@ class Agent:
         threading.Thread(target=self._beat, name="laconic-agent", daemon=True).start()
 
     def start(self, slot: int) -> Worker:
-        """Start a worker in a slot that is free."""
-        name = f"{self.name}.{self.num_started}"
+        """Start a replica in a slot that is free; returns its first worker."""
+        first, count = self.num_started * self.ranks_per_replica, self.ranks_per_replica
         self.num_started += 1
-        variables = {
-            **os.environ,
-            **self.environment,
-            STORE_VARIABLE: f"{self.address[0]}:{self.address[1]}",
-            WORKER_VARIABLE: name,
-            "LOCAL_RANK": str(slot),
-            "PYTHONUNBUFFERED": "1",
-        }
-        for fixed in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # a worker has no rank before it is a member
-            variables.pop(fixed, None)
-        worker = Worker(name, slot, self.spawn(variables))
+        replica = f"{self.name}.{first}"
+        meeting = self._meeting(replica) if count > 1 else {}
+        workers = []
+        for position in range(count):
+            name = f"{self.name}.{first + position}"
+            variables = {
+                **os.environ,
+                **self.environment,
+                STORE_VARIABLE: f"{self.address[0]}:{self.address[1]}",
+                WORKER_VARIABLE: name,
+                "LOCAL_RANK": str(slot * count + position),
+                "PYTHONUNBUFFERED": "1",
+            }
+            # A worker has no rank before it is a member, but one inside its replica.
+            for fixed in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", REPLICA_VARIABLE):
+                variables.pop(fixed, None)
+            if meeting:
+                variables |= {**meeting, "RANK": str(position)}
+            workers.append(Worker(name, replica, slot, self.spawn(variables)))
         with self._lock:
-            self.workers[name] = worker
-        threading.Thread(target=self._see_off, args=(worker,), name=f"laconic-wait-{name}", daemon=True).start()
-        return worker
+            self.workers |= {worker.name: worker for worker in workers}
+        for worker in workers:
+            thread = threading.Thread(
+                target=self._see_off, args=(worker,), name=f"laconic-wait-{worker.name}", daemon=True
+            )
+            thread.start()
+        return workers[0]
+
+    def _meeting(self, replica: str) -> dict[str, str]:
+        """A store for the ranks of a replica, and the variables by which init_process_group() finds it."""
+        with socket.socket() as listening:
+            listening.bind((self.own_address, 0))
+            listening.listen()
+            port = listening.getsockname()[1]
+            self._stores[replica] = dist.TCPStore(
+                self.own_address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            )
+        return {
+            REPLICA_VARIABLE: replica,
+            "WORLD_SIZE": str(self.ranks_per_replica),
+            "MASTER_ADDR": self.own_address,
+            "MASTER_PORT": str(port),
+            # As torchrun sets them: no rank starts a store of its own.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+
+    def is_free(self, slot: int) -> bool:
+        """Whether no process of a replica in this slot is left."""
+        with self._lock:
+            return all(worker.slot != slot for worker in self.workers.values())
 
     def _see_off(self, worker: Worker) -> None:
-        worker.process.wait()
+        code = worker.process.wait()
+        worker.after_others = code > 0 and self._another_was_killed(worker)
+        with self._lock:
+            if code != 0 and not worker.after_others:
+                worker.after_others = worker.replica in self._failed
+                self._failed.add(worker.replica)
         # First of all: others may be waiting for this one.
         self._say(Ended(worker=worker.name, how=worker.how))
         with self._lock:
             self.workers.pop(worker.name, None)
+            if not self._others(worker):
+                self._stores.pop(worker.replica, None)
+        if code < 0:
+            self.kill_others(worker)
         self.ended.put(worker)
+
+    def _another_was_killed(self, worker: Worker) -> bool:
+        """Whether this error comes from the death of another worker of the replica, noticed a little later."""
+        with self._lock:
+            others = self._others(worker)
+        until_s = time.monotonic() + _NOTICED_S
+        for other in others:
+            with suppress(subprocess.TimeoutExpired):
+                if other.process.wait(max(0.0, until_s - time.monotonic())) < 0:
+                    return True
+        return False
+
+    def _others(self, worker: Worker) -> list[Worker]:
+        return [one for one in self.workers.values() if one.replica == worker.replica and one is not worker]
+
+    def kill_others(self, worker: Worker) -> None:
+        """Kill the other workers of a replica, which cannot go on without this one."""
+        with self._lock:
+            others = self._others(worker)
+        for other in others:
+            send_signal(other.process, signal.SIGKILL)
 
     def _beat(self) -> None:
         while not self._stopping.wait(BEAT_S):

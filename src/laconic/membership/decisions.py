@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
-from laconic.membership.view import Ask, News, Ready, View
+from laconic.membership.view import Ask, News, Ready, Seat, View
 
 _MOST_BARREN = 5
 """Consecutive views of the same members without a finished unit, after which the job is given up."""
@@ -35,22 +35,38 @@ class Give:
 
 
 @dataclass(frozen=True)
+class Refuse:
+    """A worker that waits is not admitted."""
+
+    worker: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Over:
     """Training is complete: no further worker is admitted."""
 
 
-Action = Publish | News | Give | Over
+Action = Publish | News | Give | Refuse | Over
 
 
 class Decisions:
     """The state of all workers, and the decisions that follow. Every method returns the actions to take now."""
 
     def __init__(self, *, first: int, min_ranks: int, max_ranks: int) -> None:
-        """first: the number of workers in the first view."""
+        """first: the number of replicas in the first view. min_ranks, max_ranks: limits of the number of replicas."""
         self._first = first
         self._min = min_ranks
         self._max = max_ranks
         self.view: View | None = None
+        self._seats: dict[str, Seat] = {}
+        """The seat of every worker that has ever been ready."""
+        self._per_replica = 1
+        """Workers of one replica, the same number in all of them."""
+        self._gone: set[str] = set()
+        """Replicas of which a worker is gone; the others of such a replica are no longer listened to."""
+        self._left: set[str] = set()
+        """Workers that have left in an orderly way."""
         self._waiting: dict[str, int] = {}
         """Workers that are ready, in order of arrival, with their turns."""
         self._alive: list[str] = []
@@ -76,6 +92,19 @@ class Decisions:
 
     def ready(self, ready: Ready) -> list[Action]:
         """A worker wants to be a member."""
+        if not self._seats:
+            self._per_replica = ready.ranks_per_replica
+        elif ready.ranks_per_replica != self._per_replica:
+            return [
+                Refuse(
+                    ready.worker,
+                    f"its replica has {ready.ranks_per_replica} ranks, those of this job have {self._per_replica}. "
+                    f"Start it with laconic run --ranks-per-replica {self._per_replica}",
+                )
+            ]
+        seat = self._seats[ready.worker] = Seat(ready.replica or ready.worker, ready.position)
+        if seat.replica in self._gone:
+            return []
         self._min, self._max = max(self._min, ready.min_ranks), min(self._max, ready.max_ranks)
         self._waiting[ready.worker] = ready.turn
         return self._next()
@@ -89,20 +118,40 @@ class Decisions:
         return actions + self._next()
 
     def gone(self, worker: str, how: str) -> list[Action]:
-        """The process of a worker has ended, or its host is silent."""
-        self._waiting.pop(worker, None)
-        if worker not in self._alive:
+        """The process of a worker has ended, or its host is silent; its replica is gone with it."""
+        if worker in self._left:
             return self._next()
-        self._alive.remove(worker)
-        self._asks.pop(worker, None)
-        self._lost.append(worker)
+        replica = self._seat(worker).replica
+        self._gone.add(replica)
+        for name in [name for name in self._waiting if self._seat(name).replica == replica]:
+            del self._waiting[name]
+        lost = [name for name in self._alive if self._seat(name).replica == replica]
+        if not lost:
+            return self._next()
+        self._alive = [name for name in self._alive if name not in lost]
+        for name in lost:
+            self._asks.pop(name, None)
+        self._lost += lost
         actions = self._take_down(f"worker {worker} {how}")
         # The cause; its symptom, a broken connection, may have been reported before.
-        self._why = f"worker {worker} {how}" if len(self._lost) == 1 else f"{self._why}, worker {worker} {how}"
+        first = len(self._lost) == len(lost)
+        self._why = f"worker {worker} {how}" if first else f"{self._why}, worker {worker} {how}"
         return actions + self._next()
+
+    def is_gone(self, worker: str) -> bool:
+        """Whether the replica of this worker is no longer listened to."""
+        return self._seat(worker).replica in self._gone
+
+    def shares_a_replica(self, worker: str) -> bool:
+        """Whether there are other workers of this one's replica."""
+        return self._per_replica > 1 and worker in self._seats
+
+    def _seat(self, worker: str) -> Seat:
+        return self._seats.get(worker, Seat(worker, 0))
 
     def left(self, worker: str, *, finished: bool) -> list[Action]:
         """A worker has left in an orderly way."""
+        self._left.add(worker)
         # Also once all have left because they were asked to end.
         self._finished |= finished or self._alive == [worker]
         self._waiting.pop(worker, None)
@@ -115,8 +164,8 @@ class Decisions:
         return actions + self._next()
 
     def raised(self, worker: str, error: str) -> list[Action]:
-        """The script of a worker has raised an error, which ends the job."""
-        return self._give(f"worker {worker} raised {error}")
+        """The script of a worker has raised an error, which ends the job unless the worker does not count any more."""
+        return [] if self.is_gone(worker) else self._give(f"worker {worker} raised {error}")
 
     def give(self, why: str) -> list[Action]:
         """End the job for another reason."""
@@ -140,7 +189,8 @@ class Decisions:
         if self._over:
             return [Over()] if self._finished and self._waiting else []
         if self.view is None:
-            return self._publish([], list(self._waiting), 0, boundary=True) if self._enough_to_begin() else []
+            begins = self._num_replicas(self._ready_to_join()) >= self._first
+            return self._publish([], self._ready_to_join(), 0, boundary=True) if begins else []
         if not self._alive:
             if self._finished:
                 self._over = True
@@ -150,14 +200,26 @@ class Decisions:
             return self._let_join()
         return self._decide(self.view)
 
-    def _enough_to_begin(self) -> bool:
-        return len(self._waiting) >= self._first
+    @property
+    def _noun(self) -> str:
+        return "replicas" if self._per_replica > 1 else "ranks"
+
+    def _num_replicas(self, workers: Sequence[str]) -> int:
+        return len({self._seat(name).replica for name in workers})
+
+    def _ready_to_join(self, most: int | None = None) -> list[str]:
+        """The waiting workers of whole replicas, replica by replica; `most`: the number of replicas, if limited."""
+        waiting: dict[str, list[str]] = {}
+        for name in self._waiting:
+            waiting.setdefault(self._seat(name).replica, []).append(name)
+        whole = [names for names in waiting.values() if len(names) == self._per_replica][:most]
+        return [name for names in whole for name in sorted(names, key=lambda one: self._seat(one).position)]
 
     def _let_join(self) -> list[Action]:
         """Announce to members, once, that others want to join, if there is room and no change is in progress."""
-        if not self._waiting or self._down or self._changing or self._asks or self._finished or self.view is None:
+        if self._down or self._changing or self._asks or self._finished or self.view is None:
             return []
-        if len(self._alive) >= self._max:
+        if not self._ready_to_join() or self._num_replicas(self._alive) >= self._max:
             return []
         self._changing = True
         return [News(view=self.view.number, kind="change", why="others want to join")]
@@ -173,16 +235,19 @@ class Decisions:
             if not set(view.members) <= set(view.fresh):
                 return self._give(f"every rank that had the state of training is gone; {self._why}")
             # The first view broke before training had begun: start again with the remaining workers.
-            return self._publish([], list(self._waiting), 0, boundary=True)
+            return self._publish([], self._ready_to_join(), 0, boundary=True)
         units = units_done(held)
         boundary = all(ask.boundary and ask.unit == units for ask in held)
-        leaving = [ask.worker for ask in held if ask.leaving] if boundary else []
-        joining = list(self._waiting)[: max(0, self._max - len(held))] if boundary and not leaving else []
         names = [ask.worker for ask in held]
-        if len(names) + len(joining) < self._min and not self._finished:
+        going = {self._seat(ask.worker).replica for ask in held if ask.leaving} if boundary else set[str]()
+        leaving = [name for name in names if self._seat(name).replica in going]
+        room = max(0, self._max - self._num_replicas(names))
+        joining = self._ready_to_join(room) if boundary and not leaving else []
+        left = self._num_replicas(names)
+        if left + self._num_replicas(joining) < self._min and not self._finished:
             return self._give(
-                f"{len(names)} of at least {self._min} ranks are left ({self._why}). Start it again from a checkpoint, "
-                "or allow fewer with min_ranks"
+                f"{left} of at least {self._min} {self._noun} are left ({self._why}). Start it again from a "
+                "checkpoint, or allow fewer with min_ranks"
             )
         same = names == list(view.members) and not joining and not leaving
         self._barren = self._barren + 1 if same and units == view.units else 0
@@ -206,13 +271,16 @@ class Decisions:
         leaving: Sequence[str] = (),
         flags: str = "0",
     ) -> list[Action]:
-        members = [*names, *joining][: self._max]
-        if len(members) < self._min and not self._finished:
-            return self._give(f"{len(members)} of at least {self._min} ranks are there ({self._why})")
-        fresh = [name for name in members if name not in names]
+        room = max(0, self._max - self._num_replicas(names))
+        fresh = [name for name in joining if name in self._ready_to_join(room)]
+        members = [*names, *fresh]
+        count = self._num_replicas(members)
+        if count < self._min and not self._finished:
+            return self._give(f"{count} of at least {self._min} {self._noun} are there ({self._why})")
         self.view = View(
             number=0 if self.view is None else self.view.number + 1,
             members=tuple(members),
+            seats=tuple(map(self._seat, members)) if self._per_replica > 1 else (),
             fresh=tuple(fresh),
             units=units,
             boundary=boundary,

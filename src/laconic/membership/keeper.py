@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from laconic.errors import LaconicError, one_line
-from laconic.membership.decisions import Action, Decisions, Over, Publish
+from laconic.membership.decisions import Action, Decisions, Over, Publish, Refuse
 from laconic.membership.view import (
     KEEPER,
     Ask,
@@ -29,6 +29,8 @@ from laconic.membership.view import (
 )
 
 _FOREVER = timedelta(days=365)
+_RAISED_S = 5.0
+"""How long the error of a rank waits until its process has ended, or another one of its replica, its cause."""
 
 
 class Keeper:
@@ -56,6 +58,8 @@ class Keeper:
         self._agents: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._silent: set[str] = set()
         self._looked_s = time.monotonic()
+        self._raised: dict[str, tuple[float, Raised]] = {}
+        """Errors of ranks that share a replica with others, each with the time at which it counts."""
         self._thread = threading.Thread(target=self._run, name="laconic-keeper", daemon=True)
         self._thread.start()
 
@@ -88,6 +92,7 @@ class Keeper:
                 return
             self._carry_out(self._take(message))
             self._carry_out(self._look_for_silence())
+            self._carry_out(self._look_for_errors())
             if self._decisions.view is not None:
                 missing = ", ".join(self._decisions.missing())
                 self._store.set(f"missing/{self._decisions.view.number + 1}", missing)
@@ -105,10 +110,15 @@ class Keeper:
             case Left():
                 actions = rules.left(message.worker, finished=message.finished)
             case Raised():
+                if rules.shares_a_replica(message.worker):
+                    self._raised[message.worker] = (time.monotonic() + _RAISED_S, message)
+                    return []
                 actions = rules.raised(message.worker, message.error)
             case Ended():
                 self._waiting.pop(message.worker, None)
-                actions = rules.gone(message.worker, message.how)
+                _, raised = self._raised.pop(message.worker, (0.0, None))
+                actions = [] if raised is None else rules.raised(message.worker, raised.error)
+                actions += rules.gone(message.worker, message.how)
             case Beat():
                 self._agents[message.agent] = (time.monotonic(), message.workers)
                 actions = []
@@ -132,6 +142,15 @@ class Keeper:
                     actions += self._decisions.gone(worker, f"is on a host that said nothing for {self._silent_s:g} s")
         return actions
 
+    def _look_for_errors(self) -> list[Action]:
+        """The errors that were not caused by the death of another rank of the replica."""
+        now_s, actions = time.monotonic(), list[Action]()
+        for worker, (due_s, raised) in list(self._raised.items()):
+            if now_s >= due_s:
+                del self._raised[worker]
+                actions += self._decisions.raised(worker, raised.error)
+        return actions
+
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
@@ -144,6 +163,10 @@ class Keeper:
                         self._store.set(f"admitted/{worker}/{turn}", to_text(view))
                     self._store.set(f"view/{view.number}", to_text(view))
                     self._on_view(view)
+                case Refuse():
+                    turn = self._waiting.pop(action.worker, 0)
+                    news = News(view=-1, kind="refused", why=action.why)
+                    self._store.set(f"admitted/{action.worker}/{turn}", to_text(news))
                 case Over():
                     self._answer_waiting(News(view=-1, kind="over"))
                     self._on_over()

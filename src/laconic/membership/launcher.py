@@ -34,21 +34,28 @@ class Launch:
     """The command that starts a worker."""
     num_workers: int
     """Processes on this host."""
+    ranks_per_replica: int = 1
+    """Processes that hold one copy of the model together. All numbers below are numbers of replicas."""
     first: int = 0
-    """The number of workers, on all hosts, in the first view; 0: those of this host."""
+    """The number in the first view, on all hosts; 0: those of this host."""
     min_ranks: int = 1
     max_ranks: int = 2**31
     max_restarts: int = 100
-    """The total number of killed workers that are replaced."""
+    """The total number of killed ones that are replaced."""
     on_error: Literal["end", "replace"] = "end"
-    """What becomes of the job when the script of a worker raises: it ends, or the worker is replaced."""
+    """What becomes of the job when the script of a worker raises: it ends, or the replica is replaced."""
     replace_after_s: float = 0.0
-    """How long after its death a worker is replaced."""
+    """How long after its death a replica is replaced."""
     silent_s: float = SILENT_S
     """A host that sends no heartbeat for this long counts as dead."""
     environment: Mapping[str, str] = field(default_factory=dict)
     bind: tuple[str, int] = ("127.0.0.1", 0)
     """The address of the store; port 0: any free port."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas on this host."""
+        return self.num_workers // self.ranks_per_replica
 
 
 class Launcher:
@@ -66,7 +73,7 @@ class Launcher:
         except RuntimeError as exc:
             raise LaconicError(f"the job's store cannot listen on {host}:{port}: {one_line(exc, 120)}.") from exc
         self.address = (host, self._store.port)
-        first = launch.first or launch.num_workers
+        first = launch.first or launch.num_replicas
         rules = Decisions(first=first, min_ranks=launch.min_ranks, max_ranks=launch.max_ranks)
         self._keeper = Keeper(
             self.address,
@@ -77,7 +84,9 @@ class Launcher:
             on_over=self._note_over,
         )
         name = str(self._store.add("agents", 1) - 1)
-        self.agent = Agent(self.address, name, launch.spawn, launch.environment, on_event)
+        self.agent = Agent(
+            self.address, name, launch.spawn, launch.environment, on_event, ranks_per_replica=launch.ranks_per_replica
+        )
 
     def why_ended(self) -> str | None:
         return self._why
@@ -98,7 +107,8 @@ class Launcher:
 
     def _show_view(self, view: View) -> None:
         why = f" ({view.why})" if view.why else ""
-        self._on_event(f"view {view.number}: {len(view.members)} ranks: {', '.join(view.members)}{why}")
+        split = f" in {len(view.replicas)} replicas" if view.seats else ""
+        self._on_event(f"view {view.number}: {len(view.members)} ranks{split}: {', '.join(view.members)}{why}")
 
     def _note_end(self, why: str) -> None:
         self._why = why
@@ -114,7 +124,7 @@ class Launcher:
     def run(self) -> None:
         """Return when every worker has ended; raises LaconicError if the job was given up."""
         try:
-            for slot in range(self._launch.num_workers):
+            for slot in range(self._launch.num_replicas):
                 self.agent.start(slot)
             run_workers(self.agent, self._launch, self)
         except KeyboardInterrupt:
@@ -181,8 +191,9 @@ def run_workers(agent: Agent, launch: Launch, job: JobState) -> None:
     num_restarts = 0
     failed: Worker | None = None
     given_up_s: float | None = None
+    noun = "worker" if launch.ranks_per_replica == 1 else "replica"
     free: list[tuple[float, int]] = []
-    """Slots of workers that are to be replaced, each with its time."""
+    """Slots of replicas that are to be replaced, each with its time."""
     while agent.workers or not agent.ended.empty() or free:
         if job.is_over() or job.why_ended() is not None:
             given_up_s = given_up_s or time.monotonic()
@@ -190,23 +201,24 @@ def run_workers(agent: Agent, launch: Launch, job: JobState) -> None:
             break  # they have had the time to say it themselves
         if given_up_s is not None or job.is_ending():
             free.clear()
-        while free and free[0][0] <= time.monotonic():
-            agent.on_event(f"worker {agent.start(free.pop(0)[1]).name} takes its place")
+        while free and free[0][0] <= time.monotonic() and agent.is_free(free[0][1]):
+            agent.on_event(f"{noun} {agent.start(free.pop(0)[1]).name} takes its place")
         try:
             worker = agent.ended.get(timeout=_POLL_S)
         except queue.Empty:
             continue
         code = worker.process.returncode
         assert code is not None, "only workers that have ended are in this queue"
-        if code == 0:
+        if code == 0 or worker.after_others:
             continue
         agent.on_event(f"worker {worker.name} {worker.how}")
         if code > 0 and launch.on_error == "end" and not job.was_given_up(worker.name):
             failed = failed or worker
             given_up_s = given_up_s or time.monotonic()
         elif job.why_ended() is None and not job.is_ending() and failed is None:
+            agent.kill_others(worker)
             if num_restarts >= launch.max_restarts:
-                agent.on_event(f"worker {worker.name} is not replaced: {num_restarts} have been (max restarts)")
+                agent.on_event(f"{noun} {worker.replica} is not replaced: {num_restarts} have been (max restarts)")
             else:
                 num_restarts += 1
                 free.append((time.monotonic() + launch.replace_after_s, worker.slot))

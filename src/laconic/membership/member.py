@@ -27,6 +27,8 @@ from laconic.membership.view import (
 
 STORE_VARIABLE, WORKER_VARIABLE = "LACONIC_STORE", "LACONIC_WORKER"
 """Environment variables that `laconic run` sets for a worker: the address of the store, host:port, and its own name."""
+REPLICA_VARIABLE = "LACONIC_REPLICA"
+"""The name of the worker's replica, if that has several ranks: RANK and WORLD_SIZE are then those inside it."""
 _FOREVER_S = 365 * 86400.0
 _CONNECT_S = 30.0
 
@@ -34,6 +36,18 @@ _CONNECT_S = 30.0
 def is_started_by_laconic(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is a worker of `laconic run`."""
     return STORE_VARIABLE in environment and WORKER_VARIABLE in environment
+
+
+def ranks_per_replica(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of ranks that hold one copy of the model together, in an elastic job."""
+    return _replica(environment)[2]
+
+
+def _replica(environment: Mapping[str, str]) -> tuple[str, int, int]:
+    """The name of this worker's replica, the worker's position there and the number of workers."""
+    if REPLICA_VARIABLE not in environment:
+        return environment[WORKER_VARIABLE], 0, 1
+    return environment[REPLICA_VARIABLE], int(environment["RANK"]), int(environment["WORLD_SIZE"])
 
 
 class Member:
@@ -44,6 +58,7 @@ class Member:
         if not host or not port.isdigit():
             raise AttachError(f"{STORE_VARIABLE} must be host:port, got {environment[STORE_VARIABLE]!r}.")
         self.name = environment[WORKER_VARIABLE]
+        self._replica, self._position, self.ranks_per_replica = _replica(environment)
         self.address = (host, int(port))
         self.timeout_s = timeout_s
         self.lost: CommunicationError | None = None
@@ -69,7 +84,17 @@ class Member:
 
     def ready(self, *, min_ranks: int, max_ranks: int) -> View:
         """Announce that this worker is ready; returns when it is a member."""
-        self._say(Ready(worker=self.name, turn=self._turn, min_ranks=min_ranks, max_ranks=max_ranks))
+        self._say(
+            Ready(
+                worker=self.name,
+                turn=self._turn,
+                replica=self._replica,
+                position=self._position,
+                ranks_per_replica=self.ranks_per_replica,
+                min_ranks=min_ranks,
+                max_ranks=max_ranks,
+            )
+        )
         return self._admitted()
 
     def next_view(self, ask: Ask) -> View:
@@ -100,6 +125,8 @@ class Member:
         if isinstance(found, News) and found.kind == "over":
             self.close()
             raise SystemExit(0)  # training was complete before this worker could join
+        if isinstance(found, News) and found.kind == "refused":
+            raise AttachError(f"this worker is not admitted: {found.why}.")
         if isinstance(found, News):
             self.lost = PeerLost(f"the job has ended: {found.why}.")
             raise self.lost

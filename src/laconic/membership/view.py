@@ -2,17 +2,20 @@
 
 queue "keeper"             workers and agents -> keeper: Ready, Ask, Left, Raised, Ended, Beat
 view/<number>              keeper -> members of the previous view: the next View, or why there is none
-admitted/<worker>/<turn>   keeper -> a worker that is ready: the number of the view it is in
+admitted/<worker>/<turn>   keeper -> a worker that is ready: the first view it is in, or why it is not admitted
 queue "news/<worker>"      keeper -> a member: News
 missing/<number>           keeper -> workers waiting for that view: the workers that have not asked for it yet
+
+A worker is one rank. A replica, one copy of the model, is on one worker or, if the model is sharded, on several workers
+of one host, which are members together or not at all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from laconic.errors import CommunicationError, LaconicError, one_line
 
@@ -29,13 +32,22 @@ class ViewBroken(CommunicationError):
     """The view is over: a member died or left, or a connection between two members broke."""
 
 
+class Seat(NamedTuple):
+    """The place of a worker in a replica."""
+
+    replica: str
+    position: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """The ranks that train together between two changes."""
 
     number: int
     members: tuple[str, ...]
-    """Names of the workers in the order of their ranks."""
+    """Names of the workers, those of a replica one after the other."""
+    seats: tuple[Seat, ...] = ()
+    """The seat of each member; empty: every member is a replica of its own."""
     fresh: tuple[str, ...] = ()
     """Members that do not have the state of training yet; all of them in the first view."""
     units: int = 0
@@ -58,6 +70,26 @@ class View:
         """The member whose state the fresh ones take over."""
         return next((name for name in self.members if name not in self.fresh), self.members[0])
 
+    def seat_of(self, worker: str) -> Seat:
+        """The replica of a member, and its position there."""
+        return self.seats[self.members.index(worker)] if self.seats else Seat(worker, 0)
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Names of the replicas, in the order of their ranks in exchanges."""
+        return tuple(dict.fromkeys(seat.replica for seat in self.seats)) or self.members
+
+    def replicas_of(self, workers: Sequence[str]) -> tuple[str, ...]:
+        """The replicas of some members."""
+        return tuple(dict.fromkeys(self.seat_of(name).replica for name in workers))
+
+    def with_shards_of(self, worker: str) -> tuple[str, ...]:
+        """The members that hold the same shards as this one, itself included: one of each replica."""
+        if not self.seats:
+            return self.members
+        position = self.seat_of(worker).position
+        return tuple(name for name, seat in zip(self.members, self.seats, strict=True) if seat.position == position)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
@@ -66,7 +98,13 @@ class Ready:
     worker: str
     turn: int
     """How often it has been ready before: a view may break before the worker has the state of training."""
+    replica: str = ""
+    """The replica that the worker belongs to; empty: one of its own."""
+    position: int = 0
+    """The position of the worker among those of its replica."""
+    ranks_per_replica: int = 1
     min_ranks: int = 1
+    """The job ends with fewer replicas; the job takes no more than `max_ranks`."""
     max_ranks: int = 2**31
 
 
@@ -149,11 +187,12 @@ class News:
     change: the view will be over after the next unit, because others want to join.
     end: there will be no further view.
     over: no further view is needed, because training is complete.
+    refused: this worker is not admitted, as it does not fit the job.
     closed: a member sends this to itself to stop listening.
     """
 
     view: int
-    kind: Literal["down", "change", "end", "over", "closed"]
+    kind: Literal["down", "change", "end", "over", "refused", "closed"]
     why: str = ""
 
 
@@ -174,7 +213,13 @@ def message_of(text: bytes | str) -> Message:
 def view_of(text: bytes | str) -> View | News:
     """Read a view, or why there is none."""
     record = _loaded(text)
-    return _made(News if record.get("record") == News.__name__ else View, record, text)
+    if record.get("record") == News.__name__:
+        return _made(News, record, text)
+    try:
+        record["seats"] = [Seat(*seat) for seat in record.get("seats", ())]
+    except TypeError as exc:
+        raise LaconicError(f"not a View record: {one_line(text, 80)} ({one_line(exc, 80)}).") from exc
+    return _made(View, record, text)
 
 
 def news_of(text: bytes | str) -> News:

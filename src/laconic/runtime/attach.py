@@ -22,6 +22,7 @@ from laconic.core.tensor import TensorSpec
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
 from laconic.errors import AttachError, UnsupportedGradient, warn_user
+from laconic.membership.member import is_started_by_laconic
 from laconic.membership.view import ViewBroken
 from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
 from laconic.runtime.bounded_loss.group import DatagramGroup
@@ -116,7 +117,8 @@ def attach(
     process_group = _group_of(process_group)
     reshard(model)
     parameters = trainable_parameters(model)
-    check_shards(model, parameters, chosen, None if transport is not None else _ranks_of(process_group))
+    ranks = None if transport is not None else _ranks_of(process_group, elastic)
+    check_shards(model, parameters, chosen, ranks)
     _check_model(model, optimizers, parameters, chosen)
     if isinstance(model, DistributedDataParallel):
         check_schedule(model, chosen.scheduling)
@@ -238,10 +240,12 @@ def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup
     return group.get_group()
 
 
-def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
+def _ranks_of(group: dist.ProcessGroup | None, elastic: Elastic | None) -> list[int]:
     """The global ranks of a group, as in a device mesh; empty if there is no group, which the transport will report."""
     if not dist.is_available() or not dist.is_initialized():
         return []
+    if elastic is not None and is_started_by_laconic():
+        return [dist.get_rank()]  # the default group has the ranks of one replica; exchanges are with other replicas
     return dist.get_process_group_ranks(group)
 
 

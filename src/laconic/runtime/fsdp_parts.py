@@ -79,8 +79,7 @@ def fsdp_parts(model: nn.Module) -> list[FsdpPart]:
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     found: dict[int, FsdpPart] = {}
     for path, module in fsdp_modules(model):
-        state = module._get_fsdp_state()
-        groups: list[Any] = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        state, groups = module._get_fsdp_state(), _groups(module)
         name = plain_name(path).removesuffix("._orig_mod") or OUTERMOST
         if len(groups) > 1:
             raise AttachError(
@@ -91,6 +90,33 @@ def fsdp_parts(model: nn.Module) -> list[FsdpPart]:
             if group is not None and id(group) not in found:
                 found[id(group)] = _part(name, module, group, state._mp_policy, names)
     return list(found.values())
+
+
+def place_among_averaged(model: nn.Module) -> tuple[int, int]:
+    """This rank's place among the ranks over which FSDP averages gradients, and their number; 0 and 1 without FSDP.
+
+    These ranks train on different samples; ranks of tensor parallelism train on the same.
+    """
+    modules = [module for _, module in fsdp_modules(model)]
+    found = {_place(group.mesh_info) for module in modules for group in _groups(module) if group is not None}
+    if len(found) > 1:
+        raise AttachError(
+            "parts of the model are sharded over meshes of different sizes, so it is unclear which ranks train on "
+            "which samples. Give all calls of fully_shard() one mesh."
+        )
+    return next(iter(found), (0, 1))
+
+
+def _groups(module: Any) -> list[Any]:
+    """FSDP2's own objects for a part: one for each mesh, None where it has no parameters of its own."""
+    state = module._get_fsdp_state()
+    return getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+
+
+def _place(mesh: Any) -> tuple[int, int]:
+    rank, size = mesh.shard_mesh_rank, mesh.shard_mesh_size
+    replicas = getattr(mesh, "replicate_mesh_size", 1)
+    return getattr(mesh, "replicate_mesh_rank", 0) * size + rank, replicas * size
 
 
 def _part(name: str, module: Any, group: Any, policy: Any, names: dict[int, str]) -> FsdpPart:

@@ -16,6 +16,9 @@ class Arguments:
     """The script and its arguments: train.py --epochs 3; or any command after --."""
     nproc: int = 1
     """Processes on this host."""
+    ranks_per_replica: int = 1
+    """For sharded models: so many processes of a host hold one copy of the model. They are replaced together, and
+    --min, --max, --wait-for and --max-restarts count copies."""
     min: int = 1
     """The job ends if fewer ranks than this are left."""
     max: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from laconic.core.event import Event
 from laconic.errors import AttachError
-from laconic.runtime.elastic.division import Split
+from laconic.runtime.elastic.division import Reader, Split
 from laconic.runtime.elastic.settings import Elastic
 from laconic.runtime.job import Job
 
@@ -28,11 +28,16 @@ class Division(Protocol):
     position: tuple[int, int]
     """The epoch and the position in it from which to continue."""
     weights: dict[str, int] | None
-    """The number of samples of each rank in the current step."""
+    """The number of samples of each replica in the current step."""
+
+    @property
+    def reader(self) -> Reader:
+        """The samples of a replica that this rank uses."""
+        ...
 
     @property
     def split(self) -> Split:
-        """The ranks among which the samples of the next step are divided, and how."""
+        """The replicas among which the samples of the next step are divided, and how."""
         ...
 
     def handed_out(self) -> None:
@@ -41,7 +46,7 @@ class Division(Protocol):
 
     @property
     def name(self) -> str:
-        """The index of this rank."""
+        """The replica of this rank."""
         ...
 
 
@@ -54,6 +59,7 @@ class FixedDivision:
     world_size: int
     position: tuple[int, int] = (0, 0)
     weights: dict[str, int] | None = None
+    reader: Reader = Reader()
 
     @property
     def split(self) -> Split:
@@ -82,11 +88,19 @@ class Batches:
                 "divides the samples among the ranks itself. Leave DistributedSampler and batch_sampler out."
             )
         self._size = len(loader.dataset)  # pyrefly: ignore[bad-argument-type]
-        most = division.elastic.max_ranks or len(division.split.members)
-        if division.elastic.batch == "global" and loader.batch_size < most:
+        if division.elastic.batch == "local":
+            return
+        alike = division.reader.count
+        most = alike * (division.elastic.max_ranks or len(division.split.members))
+        if loader.batch_size < most:
             raise AttachError(
                 f"the global batch of {loader.batch_size} samples is too small for {most} ranks: some would have none. "
                 'Give the DataLoader a larger batch_size, or use Elastic(batch="local").'
+            )
+        if loader.batch_size % alike:
+            raise AttachError(
+                f"the global batch of {loader.batch_size} samples is no multiple of {alike}: the {alike} ranks over "
+                "which FSDP averages gradients need equal parts. Give the DataLoader another batch_size."
             )
 
     def __iter__(self) -> Iterator[Any]:
@@ -99,7 +113,8 @@ class Batches:
                 division.position = (epoch + 1, 0)
                 continue
             mine = split.members.index(division.name)
-            for part, batch in zip(parts, self._loaded([part[mine] for part in parts]), strict=True):
+            own = [division.reader.own(part[mine]) for part in parts]
+            for part, batch in zip(parts, self._loaded(own), strict=True):
                 self._note(epoch, split, part)
                 division.handed_out()
                 yield batch
@@ -113,18 +128,20 @@ class Batches:
         before = division.weights or {}
         counts = dict(zip(split.members, map(len, part), strict=True))
         division.weights = {name: before.get(name, 0) + count for name, count in counts.items()}
-        data = {"epoch": epoch, "begin": begin, "samples": counts[division.name], "split": ",".join(counts)}
-        data["sizes"] = ",".join(map(str, counts.values()))
+        mine, reader = split.members.index(division.name), division.reader
+        sizes = list(counts.values())
+        data = {"epoch": epoch, "begin": begin, "samples": reader.share(sizes[mine]), "split": ",".join(counts)}
+        data |= {"first": begin + sum(sizes[:mine]) + reader.first(sizes[mine]), "sizes": ",".join(map(str, sizes))}
         job.events.write(Event("batch", job.clock.now(), job.transport.rank, job.step, 0.0, {**data}))
 
     def _parts(self, epoch: int, begin: int, split: Split) -> list[list[list[int]]]:
         """For each remaining step of the epoch, the samples of each rank."""
         size, loader = self._loader.batch_size or 1, self._loader
         order = order_of(self._size, epoch, seed=self._seed, shuffled=isinstance(loader.sampler, RandomSampler))
-        together = size if self._division.elastic.batch == "global" else size * len(split.members)
+        together = size if self._division.elastic.batch == "global" else size * split.least
         steps = [order[first : first + together] for first in range(begin, self._size, together)]
         # A step with fewer samples than ranks is skipped: a rank without a sample could not take part.
-        least = together if loader.drop_last else len(split.members)
+        least = together if loader.drop_last else split.least
         return [split.parts(step) for step in steps if len(step) >= least]
 
     def _loaded(self, indices: list[list[int]]) -> DataLoader[Any]:

@@ -1,4 +1,7 @@
-"""Divides the samples of a step: equally, or so that all ranks finish at about the same time.
+"""Divides the samples of a step among replicas: equally, or so that all finish at about the same time.
+
+A replica is on one rank, or on several if the model is sharded. Ranks that FSDP averages gradients over divide the part
+of their replica equally, as FSDP gives all of them the same weight; ranks of tensor parallelism use the same samples.
 
 Speeds, in samples per second, are exchanged in the vote that ends every unit. The speeds of one vote are used after the
 next unit, so that a rank that has missed the last vote divides as all others do. When the set of ranks changes, the
@@ -22,16 +25,46 @@ _LATEST = 0.5
 
 
 @dataclass(frozen=True)
+class Reader:
+    """One rank of a replica, and the part of the replica's samples that it uses."""
+
+    index: int = 0
+    count: int = 1
+    """The number of parts."""
+
+    def first(self, number: int) -> int:
+        """The position of this rank's first sample among so many of its replica."""
+        return self.index * self.share(number)
+
+    def share(self, number: int) -> int:
+        """This rank's number of samples, out of so many of its replica."""
+        return number // self.count
+
+    def own(self, samples: list[int]) -> list[int]:
+        """This rank's samples, out of those of its replica."""
+        begin = self.first(len(samples))
+        return samples[begin : begin + self.share(len(samples))]
+
+
+@dataclass(frozen=True)
 class Split:
-    """The ranks among which the samples of a step are divided."""
+    """The replicas among which the samples of a step are divided."""
 
     members: tuple[str, ...]
     speeds: tuple[int, ...] = ()
     """Speeds in thousandths of a sample per second; empty: all are equal."""
+    unit: int = 1
+    """Every replica gets a multiple of this number of samples."""
+
+    @property
+    def least(self) -> int:
+        """The samples of a step are a multiple of `unit`, and at least so many: with fewer, a rank would have none."""
+        return self.unit * len(self.members)
 
     def parts(self, samples: list[int]) -> list[list[int]]:
-        """The samples of each rank, in order."""
-        bounds = [0, *accumulate(sizes(len(samples), len(self.members), self.speeds))]
+        """The samples of each replica, in order; those above a multiple of `unit` are left out."""
+        found = sizes(len(samples) // self.unit, len(self.members), self.speeds)
+        bounds = [0, *accumulate(self.unit * size for size in found)]
         return [samples[begin:end] for begin, end in pairwise(bounds)]
 
 
@@ -55,9 +88,11 @@ def sizes(count: int, num_ranks: int, speeds: tuple[int, ...] = ()) -> tuple[int
 
 
 class Speeds:
-    """The speeds of all ranks: the same on all ranks that divide samples together."""
+    """The speeds of all replicas: the same on all ranks that divide samples together."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unit: int = 1) -> None:
+        """unit: as in Split."""
+        self._unit = unit
         self.used: dict[str, int] = {}
         """The speeds by which samples are divided."""
         self._said: dict[str, int] = {}
@@ -95,9 +130,9 @@ class Speeds:
         """The division among these ranks; ranks of unknown speed count as fast as the others."""
         known = [self.used[name] for name in members if name in self.used]
         if not known:
-            return Split(tuple(members))
+            return Split(tuple(members), unit=self._unit)
         mean = max(1, sum(known) // len(known))
-        return Split(tuple(members), tuple(self.used.get(name, mean) for name in members))
+        return Split(tuple(members), tuple(self.used.get(name, mean) for name in members), self._unit)
 
 
 def _differ(before: Mapping[str, int], now: Mapping[str, int]) -> bool:

@@ -6,13 +6,17 @@ prepared the unit, and applies it. If the view breaks before, every survivor ask
 reports its progress. The unit is done if all survivors have prepared it (membership/decisions.py). Otherwise all of
 them restore gradients and their state, bit for bit, and repeat the exchange in the new view. The training loop waits
 inside backward() or step() meanwhile.
+
+If the model is sharded, exchanges are between ranks that hold the same shards, one of each replica, and the vote is one
+of all ranks. The ranks of a replica leave each of these operations together (elastic/replica.py).
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -27,9 +31,10 @@ from laconic.membership.transport import ViewTransport
 from laconic.membership.view import Ask, View, ViewBroken
 from laconic.runtime.collective_costs import settle
 from laconic.runtime.consensus import average
-from laconic.runtime.elastic.division import Speeds
+from laconic.runtime.elastic.division import Reader, Speeds
 from laconic.runtime.elastic.handover import HandOver
 from laconic.runtime.elastic.open_exchanges import OpenExchanges
+from laconic.runtime.elastic.replica import ReplicaRanks
 from laconic.runtime.elastic.settings import Carried, Elastic
 from laconic.runtime.elastic.state_transfer import Facts, share_state
 from laconic.runtime.elastic.view_history import ViewChange, tell_view
@@ -38,6 +43,7 @@ from laconic.runtime.engine import Engine, Task
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.job import Job
+from laconic.runtime.shards import local
 from laconic.strategy import Strategy
 
 _T = TypeVar("_T")
@@ -55,12 +61,17 @@ class ElasticRecovery:
         *,
         cuda: bool,
         knows_scaler: bool,
+        replica: ReplicaRanks,
+        reader: Reader,
     ) -> None:
         """Returns when this worker is a member of a view.
 
         carried: objects whose state ranks that join take over. knows_scaler: the loop's GradScaler is one of them.
+        replica: the ranks of this rank's replica. reader: the samples of a replica that this rank uses.
         """
         self.member = member
+        self.reader = reader
+        self._replica = replica
         self._carried = carried
         self._knows_scaler = knows_scaler
         self.elastic = elastic
@@ -70,7 +81,7 @@ class ElasticRecovery:
         self.position = (0, 0)
         """The epoch and the position in it from which session.batches() continues."""
         self.weights: dict[str, int] | None = None
-        """The number of samples of each member in the current unit; None: all have the same number."""
+        """The number of samples of each replica in the current unit; None: all have the same number."""
         self.raised: tuple[bool, ...] = ()
         self._flags: tuple[bool, ...] = ()
         self._strategy = strategy
@@ -88,27 +99,45 @@ class ElasticRecovery:
         self._handler_before: Any = None
         most = elastic.max_ranks if elastic.max_ranks is not None else 2**31
         self.view = member.ready(min_ranks=elastic.min_ranks, max_ranks=most)
-        self._speeds = Speeds()
-        self.split = self._speeds.split(self.view.members)
+        self._speeds = Speeds(unit=reader.count)
+        self.split = self._speeds.split(self.view.replicas)
         """How the samples of the next step are divided."""
-        self.transport = self._first_transport()
+        self.transport, self._everyone = self._first_transports()
 
     @property
     def name(self) -> str:
-        """The name of this worker, the same in all views."""
-        return self.member.name
+        """The name of this worker's replica, the same in all views."""
+        return self.view.seat_of(self.member.name).replica
 
     # -- becoming a member -----------------------------------------------------------------------------------------
 
-    def _first_transport(self) -> ViewTransport:
+    def _first_transports(self) -> tuple[ViewTransport, ViewTransport]:
         while True:
+            problem, transports = None, None
             try:
-                return self._connected(self.view)
+                transports = self._connected(self.view)
             except ViewBroken as broken:
-                self.view = self._admitted_again(broken)
+                problem = broken
+            problem = self._replica.common(problem)
+            if transports is not None and problem is None:
+                return transports
+            _close(transports or ())
+            assert problem is not None, "without transports there is one"
+            self.view = self._admitted_again(problem)
 
-    def _connected(self, view: View) -> ViewTransport:
-        return ViewTransport(self.member, view, self._traffic, cuda=self._cuda)
+    def _connected(self, view: View) -> tuple[ViewTransport, ViewTransport]:
+        """The transport among the ranks with the same shards, and the one among all members: often the same."""
+        alike = view.with_shards_of(self.member.name)
+        if alike == view.members:
+            transport = ViewTransport(self.member, view, self._traffic, cuda=self._cuda)
+            return transport, transport
+        part = f"shards {view.seat_of(self.member.name).position}"
+        transport = ViewTransport(self.member, view, self._traffic, cuda=self._cuda, members=alike, part=part)
+        try:
+            return transport, ViewTransport(self.member, view, self._traffic, cuda=False)
+        except BaseException:
+            transport.close()
+            raise
 
     def _admitted_again(self, broken: ViewBroken) -> View:
         """Join the next view as a worker without any state of training."""
@@ -120,13 +149,18 @@ class ElasticRecovery:
         """Receive the state of training, or send it to the others."""
         self._job, self._hooks, self._buffers = job, hooks, buffers
         while self._fresh:
+            problem = None
             try:
                 self._share_state()
-                self._fresh = False
             except ViewBroken as broken:
+                problem = broken
+            problem = self._replica.common(problem)
+            if problem is None:
+                self._fresh = False
+            else:
                 self._close_transport()
-                self.view = self._admitted_again(broken)
-                self.transport = self._first_transport()
+                self.view = self._admitted_again(problem)
+                self.transport, self._everyone = self._first_transports()
                 self._move_job()
         self._listen_for_sigterm()
         self._note_view(0.0, redone=False)
@@ -134,19 +168,23 @@ class ElasticRecovery:
     def _share_state(self) -> None:
         """Fresh members receive the state of the source; the other members continue."""
         view, job = self.view, self._the_job
-        part = [view.source, *(name for name in view.fresh if name != view.source)]
-        if not view.fresh or self.member.name not in part:
+        alike = view.with_shards_of(self.member.name)
+        fresh = [name for name in alike if name in view.fresh]
+        source = next((name for name in alike if name not in fresh), alike[0])
+        members = [source, *(name for name in fresh if name != source)]
+        if not fresh or self.member.name not in members:
             return
-        transport = ViewTransport(self.member, view, self._traffic, cuda=self._cuda, members=part, part="state")
+        part = f"state {view.seat_of(self.member.name).position}"
+        transport = ViewTransport(self.member, view, self._traffic, cuda=self._cuda, members=members, part=part)
         try:
             facts = Facts(self.unit, job.step, self.position, self._speeds.used, job.loss_scale.unit)
             facts = share_state(transport, job, self._the_hooks, facts, self._carried)
         finally:
             transport.close()
-        if self.member.name != view.source:
+        if self.member.name != source:
             self.unit, job.step, self.position, self._speeds.used, loss_scale = facts
             job.loss_scale.adopt(loss_scale)
-        self.split = self._speeds.split(view.members)
+        self.split = self._speeds.split(view.replicas)
 
     @property
     def _the_job(self) -> Job:
@@ -168,17 +206,17 @@ class ElasticRecovery:
         self._speeds.handed_out(self._the_job.clock.now())
 
     def share(self) -> float:
-        """This rank's weight in a mean over the members of the current view: by samples or steps, if they are known."""
-        members, rule = self.view.members, self._the_job.strategy.synchronization
+        """This replica's weight in a mean over those of the current view: by samples or steps, if they are known."""
+        replicas, rule = self.view.replicas, self._the_job.strategy.synchronization
         # Local updates of a fixed number of steps count alike, however the samples of each step were divided.
         if self.weights is None or (rule.quantity == "change" and rule.deadline_s is None):
-            return 1.0 / len(members)
-        return self.weights[self.member.name] / sum(self.weights.get(name, 0) for name in members)
+            return 1.0 / len(replicas)
+        return self.weights[self.name] / sum(self.weights.get(name, 0) for name in replicas)
 
     def weigh(self, count: int, what: str) -> None:
         """Exchange counts in a unit of their own: if a member dies in the next mean, the others know all counts."""
         job = self._the_job
-        gathered = lambda: dict(zip(self.view.members, job.gather_counts(count, what), strict=True))  # noqa: E731
+        gathered = lambda: dict(zip(self.view.replicas, job.gather_counts(count, what), strict=True))  # noqa: E731
         self.weights = weights = self.together(what, gathered, ())
         data = {"members": ",".join(weights), "counts": ",".join(map(str, weights.values()))}
         job.events.write(Event("weights", job.clock.now(), self.transport.rank, job.step, 0.0, {**data}))
@@ -193,21 +231,25 @@ class ElasticRecovery:
         if self.weights is not None:
             if self._cuda and self.elastic.balance:
                 torch.cuda.current_stream().synchronize()  # backward() returns before the device has finished
-            self._speeds.came(job.clock.now(), self.weights[self.member.name])
+            self._speeds.came(job.clock.now(), self.reader.share(self.weights[self.name]))
         while True:
             made_in, heard = self.view, dict[str, int]()
+            problem, done = None, False
             try:
                 outcome = [attempt()]
                 self._arrived(tasks)
                 self._prepared = True
                 heard = self._vote(what)
+                done = True
             except ViewBroken as broken:
-                if not self._recover(broken, tasks):
-                    continue
-            else:
+                problem = broken
+            problem = self._replica.common(problem)
+            if problem is None:
                 self._speeds.unit_done(self.unit, heard)
-                self.split = self._speeds.split(self.view.members)
-            break
+                self.split = self._speeds.split(self.view.replicas)
+                break
+            if self._recover(problem, tasks, done=done):
+                break
         self._prepared = False
         self._open.count(tasks)
         data = {"unit": self.unit, "what": what, "view": made_in.number, "members": ",".join(made_in.members)}
@@ -230,10 +272,15 @@ class ElasticRecovery:
         """Return when all members have prepared the unit, with their speeds; notes whether one wants another view."""
         wants = self._leaving.is_set() or self.member.wants_change(self.view.number)
         mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0)
-        said = vote(self._the_job, self.transport, self.view.members, mine, flags=self._flags, what=what)
+        said = vote(self._the_job, self._everyone, self.view.members, mine, flags=self._flags, what=what)
         self._change |= any(ballot.wants_change for ballot in said.ballots.values())
         self.raised = said.raised
-        return {name: ballot.speed for name, ballot in said.ballots.items()}
+        # A replica is as fast as its slowest rank, which all others wait for.
+        speeds: dict[str, int] = {}
+        for name, ballot in said.ballots.items():
+            replica = self.view.seat_of(name).replica
+            speeds[replica] = min(speeds.get(replica, ballot.speed), ballot.speed)
+        return speeds
 
     def rest(self) -> None:
         """Return when nothing is in flight on any rank; every rank calls it."""
@@ -243,7 +290,7 @@ class ElasticRecovery:
     def average(self) -> None:
         """Replace all replicas by their mean; every rank calls it."""
         job = self._the_job
-        tensors = [*job.model.parameters(), *job.model.buffers()]
+        tensors = [local(tensor) for tensor in (*job.model.parameters(), *job.model.buffers())]
         before = [tensor.detach().clone() for tensor in tensors]
 
         def attempt() -> None:
@@ -254,25 +301,32 @@ class ElasticRecovery:
 
         self.together("the mean of replicas", attempt, ())
 
-    def _recover(self, broken: ViewBroken, tasks: Sequence[Task]) -> bool:
-        """Continue in the next view; return whether the interrupted unit is done."""
+    def _recover(self, broken: ViewBroken, tasks: Sequence[Task], *, done: bool) -> bool:
+        """Continue in the next view; return whether the interrupted unit is done.
+
+        done: it is done on this rank, and another rank of the replica does not know that.
+        """
         job = self._the_job
-        began_s, old, done = job.clock.now(), self.view, False
+        began_s, old, told = job.clock.now(), self.view, False
         while True:
+            problem = None
             try:
                 self._close_transport()
                 self.view = view = self.member.next_view(self._ask(done=done, boundary=False, why=str(broken)))
-                if view.units > self.unit and not done:
-                    done = True
-                    self.raised = of_text(view.flags, len(self._flags))
+                if view.units > self.unit and not told:
+                    self.raised = self.raised if done else of_text(view.flags, len(self._flags))
+                    done = told = True
                     self._speeds.unit_done(self.unit, {})
                     # A member that is ahead has already divided the next samples, among the old members.
-                    self.split = self._speeds.split(old.members if view.ahead else view.members)
+                    self.split = self._speeds.split(old.replicas if view.ahead else view.replicas)
                 self._prepared = False
-                self.transport = self._connected(view)
-                break
+                self.transport, self._everyone = self._connected(view)
             except ViewBroken as again:
-                broken = again
+                problem = again
+            problem = self._replica.common(problem)
+            if problem is None:
+                break
+            broken = problem
         self._speeds.view_changed()
         self._move_job()
         counted = tasks if done else ()
@@ -300,7 +354,7 @@ class ElasticRecovery:
         self.member.give_up(self.view.number, "left by this rank")
         if self._job is not None:
             self._job.engine.stop()
-        self.transport.close()
+        _close((self.transport, self._everyone))
 
     def stop_engine(self) -> None:
         """End the communication thread of the current view."""
@@ -343,31 +397,35 @@ class ElasticRecovery:
         job = self._the_job
         began_s, why = job.clock.now(), "others want to join or to leave"
         while True:
+            problem = None
+            view = self.member.next_view(self._ask(done=False, boundary=True, why=why))
             try:
-                view = self.member.next_view(self._ask(done=False, boundary=True, why=why))
                 # Only now: a rank that still waits for the last vote has received everything.
                 self._close_transport()
                 self.view = view
-                self.transport = self._connected(view)
+                self.transport, self._everyone = self._connected(view)
                 self._move_job()
                 self._start_anew()
                 self._speeds.view_changed()
                 if view.boundary:
-                    self.split = self._speeds.split(view.members)
+                    self.split = self._speeds.split(view.replicas)
                 self._share_state()
-                break
             except ViewBroken as broken:
-                why = str(broken)
+                problem = broken
+            problem = self._replica.common(problem)
+            if problem is None:
+                break
+            why = str(problem)
         self._note_view(job.clock.now() - began_s, redone=False)
         return view
 
     def _let_go(self, leaving: Sequence[str]) -> None:
         """Members that leave hand over their residuals, then end."""
-        job = self._the_job
-        hand_over = HandOver(self._the_hooks.bucket_states(), job.strategy.resize(), self.member.name, leaving)
-        self.together("what leaving ranks owe", lambda: hand_over.exchange(job, self.view.members), ())
+        job, me = self._the_job, self.member.name
+        hand_over = HandOver(self._the_hooks.bucket_states(), job.strategy.resize(), me, leaving)
+        self.together("what leaving ranks owe", lambda: hand_over.exchange(job, self.view.with_shards_of(me)), ())
         hand_over.apply()
-        if self.member.name in leaving:
+        if me in leaving:
             self.close(finished=False)
             raise SystemExit(0)
 
@@ -384,7 +442,7 @@ class ElasticRecovery:
     def _note_view(self, seconds: float, *, redone: bool) -> None:
         job = self._the_job
         self.views.append(ViewChange(self.view, self.transport.rank, job.step, seconds, redone))
-        tell_view(job, self.views[-1], self.unit, self._the_hooks.bucket_states())
+        tell_view(job, self.views[-1], self.member.name, self.unit, self._the_hooks.bucket_states())
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -399,7 +457,7 @@ class ElasticRecovery:
             if self.member.lost is None:
                 self.member.leave(finished=finished)
         finally:
-            self.transport.close()
+            _close((self.transport, self._everyone))
             self.member.close()
 
     def abandon(self) -> None:
@@ -408,5 +466,12 @@ class ElasticRecovery:
             self._closed = True
             if self._handler_before is not None:
                 signal.signal(signal.SIGTERM, self._handler_before)
-            self.transport.close()
+            _close((self.transport, self._everyone))
             self.member.close()
+
+
+def _close(transports: Iterable[ViewTransport]) -> None:
+    """Close all of them, also if one cannot be closed; closing twice is fine."""
+    with ExitStack() as stack:
+        for transport in transports:
+            stack.callback(transport.close)

@@ -11,12 +11,15 @@ from torch.amp.grad_scaler import GradScaler
 
 from laconic.core.paced import PACE_VARIABLE
 from laconic.errors import AttachError, warn_user
-from laconic.membership.member import Member, is_started_by_laconic
+from laconic.membership.member import Member, is_started_by_laconic, ranks_per_replica
 from laconic.runtime.elastic.carried_scaler import CarriedScaler
+from laconic.runtime.elastic.division import Reader
 from laconic.runtime.elastic.recovery import ElasticRecovery
+from laconic.runtime.elastic.replica import ReplicaRanks
 from laconic.runtime.elastic.settings import Elastic
 from laconic.runtime.elastic.support import refuse_unsupported
 from laconic.runtime.elastic.warm_up import warm_up
+from laconic.runtime.fsdp_parts import place_among_averaged
 from laconic.strategy import Strategy
 
 
@@ -35,7 +38,8 @@ def become_member(
 
     given: other arguments of attach, which must be None.
     """
-    refuse_unsupported(strategy, model, parameters, elastic)
+    count = ranks_per_replica() if is_started_by_laconic() else 1
+    refuse_unsupported(strategy, model, parameters, elastic, count)
     for name, value in given.items():
         if value is not None:
             raise AttachError(
@@ -51,16 +55,22 @@ def become_member(
     if not is_started_by_laconic():
         _use_fixed_ranks(elastic, "nccl" if device.type == "cuda" else "gloo")
         return None
-    if dist.is_initialized():
+    if dist.is_initialized() and count == 1:
         raise AttachError(
             "the script has called init_process_group(), whose ranks are fixed. Remove that call: with elastic and "
             "laconic run, attach makes a process group for each set of ranks."
         )
     warm_up(strategy, model, parameters)
     carried = [*elastic.carry, *([] if grad_scaler is None else [CarriedScaler(grad_scaler)])]
-    cuda = device.type == "cuda"
     return ElasticRecovery(
-        Member(timeout_s=timeout_s), elastic, strategy, carried, cuda=cuda, knows_scaler=grad_scaler is not None
+        Member(timeout_s=timeout_s),
+        elastic,
+        strategy,
+        carried,
+        cuda=device.type == "cuda",
+        knows_scaler=grad_scaler is not None,
+        replica=ReplicaRanks.of_this_process(count, timeout_s=timeout_s),
+        reader=Reader(*place_among_averaged(model)),
     )
 
 

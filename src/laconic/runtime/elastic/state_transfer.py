@@ -21,6 +21,7 @@ from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
 from laconic.runtime.optimizer_state import broadcast_optimizer_state
+from laconic.runtime.shards import place_of
 
 _WHAT = "the state of training"
 
@@ -94,7 +95,7 @@ def _about(job: Job) -> dict[str, str]:
     """The properties that must be the same in every process."""
     described = {"strategy": str(job.strategy), "model class": type(job.model).__name__}
     tensors = [*job.model.named_parameters(), *job.model.named_buffers()]
-    described |= {name: f"{tuple(t.shape)} {t.dtype} trained={t.requires_grad}" for name, t in tensors}
+    described |= {name: f"{tuple(t.shape)} {t.dtype} trained={t.requires_grad} {place_of(t)}" for name, t in tensors}
     return described | {"optimizers": ", ".join(type(one).__name__ for one in job.optimizers)}
 
 

@@ -10,16 +10,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import AttachError
 from laconic.runtime.elastic.settings import Elastic
-from laconic.runtime.shards import is_sharded
+from laconic.runtime.shards import is_sharded, specs_of
 from laconic.strategy import Strategy
 
 _USE = 'Use for example "bsp / all_reduce / topk(0.01) + error_feedback / fusion" or "diloco / all_reduce"'
 
 
 def refuse_unsupported(
-    strategy: Strategy, model: nn.Module, parameters: Mapping[str, torch.Tensor], elastic: Elastic
+    strategy: Strategy,
+    model: nn.Module,
+    parameters: Mapping[str, torch.Tensor],
+    elastic: Elastic,
+    ranks_per_replica: int = 1,
 ) -> None:
-    """Raise AttachError unless training under `strategy` can continue when ranks die, join or leave."""
+    """Raise AttachError unless training under `strategy` can continue when replicas die, join or leave."""
     reason = _why_not(strategy, elastic)
     if reason is not None:
         raise AttachError(f'"{strategy}" cannot be elastic: {reason}.')
@@ -29,11 +33,38 @@ def refuse_unsupported(
             "plain module (ddp.module)."
         )
     sharded = next((name for name, parameter in parameters.items() if is_sharded(parameter)), None)
-    if sharded is not None:
+    if sharded is not None and ranks_per_replica == 1:
         raise AttachError(
             f'parameter "{sharded}" is sharded, so no rank has all of the model: a part would be lost if a rank died. '
-            "Attach an unsharded model, or leave elastic out."
+            "Start the script with laconic run --ranks-per-replica N: N processes then hold one copy of the model, and "
+            "are replaced together."
         )
+    if sharded is None and ranks_per_replica > 1:
+        raise AttachError(
+            f"--ranks-per-replica is {ranks_per_replica}, and no parameter is sharded: the ranks of a replica would "
+            "train apart. Shard the model over the default process group (fully_shard or tensor parallelism), or leave "
+            "--ranks-per-replica out."
+        )
+    if sharded is not None and parameters[sharded].device.type != "cpu":
+        _refuse_overlap(strategy, model, parameters)
+
+
+def _refuse_overlap(strategy: Strategy, model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise where exchanges between replicas would run beside collectives inside them.
+
+    NCCL needs operations in the same order on all ranks of a GPU job, and elastic sessions start exchanges on a thread.
+    """
+    plans = strategy.plans([*reversed(specs_of(model, parameters).values())], 2)
+    if strategy.synchronization.delay:
+        usage = f'"{strategy.synchronization.name}" with an overlap. Use "diloco"'
+    elif strategy.exchanges_gradients() and any(plan.launch != "after_backward" for plan in plans):
+        usage = f'the schedule "{strategy.scheduling.name}". Use "sequential"'
+    else:
+        return
+    raise AttachError(
+        "on GPUs, an elastic job of sharded models cannot have exchanges between replicas during a pass, as with "
+        f"{usage}."
+    )
 
 
 def _why_not(strategy: Strategy, elastic: Elastic) -> str | None:

@@ -26,8 +26,8 @@ class ViewChange:
     """Whether an exchange that was in flight is repeated without the lost ranks' contributions."""
 
 
-def tell_view(job: Job, change: ViewChange, unit: int, states: Iterable[BucketState]) -> None:
-    """Write a new view into the event log; `states`: this rank's state of its gradients."""
+def tell_view(job: Job, change: ViewChange, worker: str, unit: int, states: Iterable[BucketState]) -> None:
+    """Write a new view into the event log; `worker`: this rank's name, `states`: the state of its gradients."""
     view = change.view
     data = {
         "view": view.number,
@@ -40,8 +40,9 @@ def tell_view(job: Job, change: ViewChange, unit: int, states: Iterable[BucketSt
         "unit": unit,
     }
     if view.lost:
-        # The residual of a dead rank is lost. Its norm is unknown, but about that of every other rank.
-        data["lost_residual_norm"] = _owed_norm(job, states) * len(view.lost) ** 0.5
+        # The residual of a dead rank is lost. Its norm is unknown, but about that of every other rank with its shards.
+        num_alike = len(view.lost) / (len(view.members) / len(view.with_shards_of(worker)))
+        data["lost_residual_norm"] = _owed_norm(job, states) * num_alike**0.5
     job.events.write(Event("view", job.clock.now(), change.rank, job.step, change.seconds, {**data}))
 
 
