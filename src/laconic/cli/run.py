@@ -69,10 +69,10 @@ def _join(arguments: Arguments, command: list[str], environment: dict[str, str])
     import torch.distributed as dist
 
     from laconic.membership.agent import Agent, spawn_command
-    from laconic.membership.launcher import Launch, UnknownState, run_workers
+    from laconic.membership.launcher import ON_ERROR, Launch, UnknownState, run_workers
 
     defaults = Arguments(command=())
-    for option in ("min", "max", "wait_for", "listen", "silent"):
+    for option in ("min", "max", "wait_for", "listen", "silent", "on_error"):
         if getattr(arguments, option) != getattr(defaults, option):
             raise UsageError(
                 f"run: --{option.replace('_', '-')} has no effect together with --join: the host that started the job "
@@ -87,7 +87,7 @@ def _join(arguments: Arguments, command: list[str], environment: dict[str, str])
         num_workers=arguments.nproc,
         ranks_per_replica=count,
         max_restarts=arguments.max_restarts,
-        on_error=arguments.on_error,
+        on_error="replace" if store.get(ON_ERROR) == b"replace" else "end",
     )
     state = UnknownState(agent)
     _on_sigterm(state.leave)

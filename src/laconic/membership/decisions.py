@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
+from typing import Literal
 
 from laconic.membership.view import Ask, News, Ready, Seat, View
 
+OnError = Literal["end", "replace"]
 _MOST_BARREN = 5
 """Consecutive views of the same members without a finished unit, after which the job is given up."""
 
@@ -53,9 +55,13 @@ Action = Publish | News | Give | Refuse | Over
 class Decisions:
     """The state of all workers, and the decisions that follow. Every method returns the actions to take now."""
 
-    def __init__(self, *, first: int, min_ranks: int, max_ranks: int) -> None:
-        """first: the number of replicas in the first view. min_ranks, max_ranks: limits of the number of replicas."""
+    def __init__(self, *, first: int, min_ranks: int, max_ranks: int, on_error: OnError = "end") -> None:
+        """first: the number of replicas in the first view. min_ranks, max_ranks: limits of the number of replicas.
+
+        on_error: what becomes of the job when the script of a worker raises an error.
+        """
         self._first = first
+        self._on_error: OnError = on_error
         self._min = min_ranks
         self._max = max_ranks
         self.view: View | None = None
@@ -164,8 +170,12 @@ class Decisions:
         return actions + self._next()
 
     def raised(self, worker: str, error: str) -> list[Action]:
-        """The script of a worker has raised an error, which ends the job unless the worker does not count any more."""
-        return [] if self.is_gone(worker) else self._give(f"worker {worker} raised {error}")
+        """The script of a worker has raised an error: the job ends, or goes on without the worker and its replica."""
+        if self.is_gone(worker):
+            return []
+        if self._on_error == "replace":
+            return self.gone(worker, f"raised {error}")
+        return self._give(f"worker {worker} raised {error}")
 
     def give(self, why: str) -> list[Action]:
         """End the job for another reason."""

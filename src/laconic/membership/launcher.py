@@ -10,17 +10,19 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch.distributed as dist
 
 from laconic.errors import LaconicError, one_line
 from laconic.membership.agent import Agent, Spawn, Worker
-from laconic.membership.decisions import Decisions
+from laconic.membership.decisions import Decisions, OnError
 from laconic.membership.keeper import Keeper
 from laconic.membership.limits import SILENT_S
 from laconic.membership.view import View
 
+ON_ERROR = "on-error"
+"""The key under which the store has Launch.on_error, for agents of other hosts."""
 _POLL_S = 0.2
 _GRACE_S = 5.0
 """Time for workers to report why they stopped before they are killed."""
@@ -42,7 +44,7 @@ class Launch:
     max_ranks: int = 2**31
     max_restarts: int = 100
     """The total number of killed ones that are replaced."""
-    on_error: Literal["end", "replace"] = "end"
+    on_error: OnError = "end"
     """What becomes of the job when the script of a worker raises: it ends, or the replica is replaced."""
     replace_after_s: float = 0.0
     """How long after its death a replica is replaced."""
@@ -74,7 +76,8 @@ class Launcher:
             raise LaconicError(f"the job's store cannot listen on {host}:{port}: {one_line(exc, 120)}.") from exc
         self.address = (host, self._store.port)
         first = launch.first or launch.num_replicas
-        rules = Decisions(first=first, min_ranks=launch.min_ranks, max_ranks=launch.max_ranks)
+        rules = Decisions(first=first, min_ranks=launch.min_ranks, max_ranks=launch.max_ranks, on_error=launch.on_error)
+        self._store.set(ON_ERROR, launch.on_error)
         self._keeper = Keeper(
             self.address,
             rules,

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -24,13 +23,13 @@ import torch
 
 from laconic.core.event import Event
 from laconic.core.stateful import BucketState
-from laconic.core.transport import Traffic
 from laconic.errors import AttachError
 from laconic.membership.member import Member
 from laconic.membership.transport import ViewTransport
 from laconic.membership.view import Ask, View, ViewBroken
 from laconic.runtime.collective_costs import settle
 from laconic.runtime.consensus import average
+from laconic.runtime.elastic.connections import Connections
 from laconic.runtime.elastic.division import Reader, Speeds
 from laconic.runtime.elastic.handover import HandOver
 from laconic.runtime.elastic.open_exchanges import OpenExchanges
@@ -86,7 +85,7 @@ class ElasticRecovery:
         self._flags: tuple[bool, ...] = ()
         self._strategy = strategy
         self._cuda = cuda
-        self._traffic = Traffic()
+        self._connections = Connections(member, cuda=cuda)
         self._fresh = True
         self._prepared = False
         self._change = False
@@ -102,7 +101,12 @@ class ElasticRecovery:
         self._speeds = Speeds(unit=reader.count)
         self.split = self._speeds.split(self.view.replicas)
         """How the samples of the next step are divided."""
-        self.transport, self._everyone = self._first_transports()
+        self._connect_first()
+
+    @property
+    def transport(self) -> ViewTransport:
+        """The ranks with which this one exchanges in the current view."""
+        return self._connections.exchanges
 
     @property
     def name(self) -> str:
@@ -111,33 +115,19 @@ class ElasticRecovery:
 
     # -- becoming a member -----------------------------------------------------------------------------------------
 
-    def _first_transports(self) -> tuple[ViewTransport, ViewTransport]:
+    def _connect_first(self) -> None:
+        """Connect to the members of the view, or of a later one if that is over before."""
         while True:
-            problem, transports = None, None
+            problem = None
             try:
-                transports = self._connected(self.view)
+                self._connections.connect(self.view)
             except ViewBroken as broken:
                 problem = broken
             problem = self._replica.common(problem)
-            if transports is not None and problem is None:
-                return transports
-            _close(transports or ())
-            assert problem is not None, "without transports there is one"
+            if problem is None:
+                return
+            self._connections.close()
             self.view = self._admitted_again(problem)
-
-    def _connected(self, view: View) -> tuple[ViewTransport, ViewTransport]:
-        """The transport among the ranks with the same shards, and the one among all members: often the same."""
-        alike = view.with_shards_of(self.member.name)
-        if alike == view.members:
-            transport = ViewTransport(self.member, view, self._traffic, cuda=self._cuda)
-            return transport, transport
-        part = f"shards {view.seat_of(self.member.name).position}"
-        transport = ViewTransport(self.member, view, self._traffic, cuda=self._cuda, members=alike, part=part)
-        try:
-            return transport, ViewTransport(self.member, view, self._traffic, cuda=False)
-        except BaseException:
-            transport.close()
-            raise
 
     def _admitted_again(self, broken: ViewBroken) -> View:
         """Join the next view as a worker without any state of training."""
@@ -160,31 +150,25 @@ class ElasticRecovery:
             else:
                 self._close_transport()
                 self.view = self._admitted_again(problem)
-                self.transport, self._everyone = self._first_transports()
+                self._connect_first()
                 self._move_job()
         self._listen_for_sigterm()
         self._note_view(0.0, redone=False)
 
     def _share_state(self) -> None:
         """Fresh members receive the state of the source; the other members continue."""
-        view, job = self.view, self._the_job
-        alike = view.with_shards_of(self.member.name)
-        fresh = [name for name in alike if name in view.fresh]
-        source = next((name for name in alike if name not in fresh), alike[0])
-        members = [source, *(name for name in fresh if name != source)]
-        if not fresh or self.member.name not in members:
+        job, transport = self._the_job, self._connections.for_state(self.view)
+        if transport is None:
             return
-        part = f"state {view.seat_of(self.member.name).position}"
-        transport = ViewTransport(self.member, view, self._traffic, cuda=self._cuda, members=members, part=part)
         try:
             facts = Facts(self.unit, job.step, self.position, self._speeds.used, job.loss_scale.unit)
             facts = share_state(transport, job, self._the_hooks, facts, self._carried)
         finally:
             transport.close()
-        if self.member.name != source:
+        if transport.rank > 0:
             self.unit, job.step, self.position, self._speeds.used, loss_scale = facts
             job.loss_scale.adopt(loss_scale)
-        self.split = self._speeds.split(view.replicas)
+        self.split = self._speeds.split(self.view.replicas)
 
     @property
     def _the_job(self) -> Job:
@@ -272,7 +256,7 @@ class ElasticRecovery:
         """Return when all members have prepared the unit, with their speeds; notes whether one wants another view."""
         wants = self._leaving.is_set() or self.member.wants_change(self.view.number)
         mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0)
-        said = vote(self._the_job, self._everyone, self.view.members, mine, flags=self._flags, what=what)
+        said = vote(self._the_job, self._connections.votes, self.view.members, mine, flags=self._flags, what=what)
         self._change |= any(ballot.wants_change for ballot in said.ballots.values())
         self.raised = said.raised
         # A replica is as fast as its slowest rank, which all others wait for.
@@ -320,7 +304,7 @@ class ElasticRecovery:
                     # A member that is ahead has already divided the next samples, among the old members.
                     self.split = self._speeds.split(old.replicas if view.ahead else view.replicas)
                 self._prepared = False
-                self.transport, self._everyone = self._connected(view)
+                self._connections.connect(view)
             except ViewBroken as again:
                 problem = again
             problem = self._replica.common(problem)
@@ -354,7 +338,7 @@ class ElasticRecovery:
         self.member.give_up(self.view.number, "left by this rank")
         if self._job is not None:
             self._job.engine.stop()
-        _close((self.transport, self._everyone))
+        self._connections.close()
 
     def stop_engine(self) -> None:
         """End the communication thread of the current view."""
@@ -403,7 +387,7 @@ class ElasticRecovery:
                 # Only now: a rank that still waits for the last vote has received everything.
                 self._close_transport()
                 self.view = view
-                self.transport, self._everyone = self._connected(view)
+                self._connections.connect(view)
                 self._move_job()
                 self._start_anew()
                 self._speeds.view_changed()
@@ -457,7 +441,7 @@ class ElasticRecovery:
             if self.member.lost is None:
                 self.member.leave(finished=finished)
         finally:
-            _close((self.transport, self._everyone))
+            self._connections.close()
             self.member.close()
 
     def abandon(self) -> None:
@@ -466,12 +450,5 @@ class ElasticRecovery:
             self._closed = True
             if self._handler_before is not None:
                 signal.signal(signal.SIGTERM, self._handler_before)
-            _close((self.transport, self._everyone))
+            self._connections.close()
             self.member.close()
-
-
-def _close(transports: Iterable[ViewTransport]) -> None:
-    """Close all of them, also if one cannot be closed; closing twice is fine."""
-    with ExitStack() as stack:
-        for transport in transports:
-            stack.callback(transport.close)
