@@ -39,7 +39,7 @@ def run(arguments: Arguments) -> int:
     capabilities = detect_capabilities()
     if faults:
         return lab_faults.run(arguments, faults, cluster, capabilities, timeout_s)
-    _refuse(arguments, ("seed", "output"), "has no effect without a fault such as --kill.")
+    _refuse(arguments, ("seed", "output", "ranks_per_replica"), "has no effect without a fault such as --kill.")
     began_s = time.monotonic()
     counters: list[HostCounter] | None = None
     if choose_links(arguments.links, capabilities) == "paced":

@@ -27,6 +27,11 @@ _USAGE = 2
 def read(arguments: Arguments, cluster: Cluster) -> list[Fault]:
     """The faults that were typed, in the order of options."""
     faults = [parse_fault(kind, text) for kind in FAULT_KINDS for text in getattr(arguments, kind.replace("-", "_"))]
+    if faults and (arguments.ranks_per_replica < 1 or arguments.ranks_per_host % arguments.ranks_per_replica):
+        raise UsageError(
+            f"--ranks-per-replica must divide --ranks-per-host {arguments.ranks_per_host}, got "
+            f"{arguments.ranks_per_replica}: the processes of a replica are on one host."
+        )
     check_faults(faults, num_hosts=cluster.num_hosts, num_ranks=cluster.num_hosts * arguments.ranks_per_host)
     return faults
 
@@ -53,6 +58,7 @@ def run(
                 {**threads, **places[host * arguments.ranks_per_host].environment} for host in range(cluster.num_hosts)
             ),
             ranks_per_host=arguments.ranks_per_host,
+            ranks_per_replica=arguments.ranks_per_replica,
             faults=tuple(faults),
             seed=arguments.seed,
             events=str(folder.events_path.resolve()),

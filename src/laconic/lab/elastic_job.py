@@ -52,6 +52,7 @@ class ElasticJob:
     environments: tuple[Mapping[str, str], ...]
     """The environment variables of the processes of each host."""
     ranks_per_host: int
+    ranks_per_replica: int
     faults: tuple[Fault, ...]
     seed: int
     events: str
@@ -112,7 +113,16 @@ class HostAgents:
             try:
                 enter_network(namespace)
                 spawn = _spawn(job.command, namespace)
-                made.append(Agent(self._launcher.address, f"host{host}", spawn, environment, on_event))
+                agent = Agent(
+                    self._launcher.address,
+                    f"host{host}",
+                    spawn,
+                    environment,
+                    on_event,
+                    ranks_per_replica=job.ranks_per_replica,
+                    own_address=job.switch,
+                )
+                made.append(agent)
             except Exception as exc:  # noqa: BLE001 - raised below, in the thread that asked
                 problems.append(exc)
 
@@ -203,11 +213,11 @@ class _Recorder:
 
 def run(job: ElasticJob) -> None:
     """Return when the job has come to its end; LaconicError if it failed, UsageError if a fault had no effect."""
-    num_ranks = len(job.namespaces) * job.ranks_per_host
+    num_replicas = len(job.namespaces) * job.ranks_per_host // job.ranks_per_replica
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(job.events))
         cables = Cables(job.namespaces)
-        launch = Launch(spawn=_nothing, num_workers=0, first=num_ranks, bind=(job.switch, _PORT))
+        launch = Launch(spawn=_nothing, num_workers=0, first=num_replicas, bind=(job.switch, _PORT))
         recorder = _Recorder(log)
         launcher = Launcher(launch, on_event=recorder.say)
         stack.callback(launcher.close)
@@ -217,9 +227,14 @@ def run(job: ElasticJob) -> None:
             job.faults, hosts, seed=job.seed, tell=lambda strike: recorder.strike(strike, hosts.members())
         )
         stack.callback(injector.undo_all)
-        on_host = Launch(spawn=_nothing, num_workers=job.ranks_per_host, replace_after_s=replaced_after_s(job.faults))
+        on_host = Launch(
+            spawn=_nothing,
+            num_workers=job.ranks_per_host,
+            ranks_per_replica=job.ranks_per_replica,
+            replace_after_s=replaced_after_s(job.faults),
+        )
         lasted_s = _watch(_HostThreads(hosts, on_host, launcher), launcher, injector)
-        num_replaced = sum(agent.num_started for agent in hosts.agents) - num_ranks - injector.num_joined
+        num_replaced = sum(agent.num_started for agent in hosts.agents) - num_replicas - injector.num_joined
     idle = injector.without_effect(lasted_s, num_replaced=num_replaced)
     if idle:
         raise UsageError(" ".join(idle))
@@ -241,7 +256,7 @@ class _HostThreads:
 
     def _run(self, agent: Agent, launch: Launch, launcher: Launcher) -> None:
         try:
-            for slot in range(launch.num_workers):
+            for slot in range(launch.num_replicas):
                 agent.start(slot)
             run_workers(agent, launch, launcher)
         except LaconicError as exc:

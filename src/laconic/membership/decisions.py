@@ -152,6 +152,10 @@ class Decisions:
         """Whether there are other workers of this one's replica."""
         return self._per_replica > 1 and worker in self._seats
 
+    def replica_of(self, worker: str) -> str:
+        """The name of this worker's replica."""
+        return self._seat(worker).replica
+
     def _seat(self, worker: str) -> Seat:
         return self._seats.get(worker, Seat(worker, 0))
 

@@ -58,8 +58,8 @@ class Keeper:
         self._agents: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._silent: set[str] = set()
         self._looked_s = time.monotonic()
-        self._raised: dict[str, tuple[float, Raised]] = {}
-        """Errors of ranks that share a replica with others, each with the time at which it counts."""
+        self._raised: dict[str, tuple[float, list[Raised]]] = {}
+        """By replica, if it has several ranks: their errors, and the time at which the first of these counts."""
         self._thread = threading.Thread(target=self._run, name="laconic-keeper", daemon=True)
         self._thread.start()
 
@@ -111,13 +111,16 @@ class Keeper:
                 actions = rules.left(message.worker, finished=message.finished)
             case Raised():
                 if rules.shares_a_replica(message.worker):
-                    self._raised[message.worker] = (time.monotonic() + _RAISED_S, message)
+                    replica, due_s = rules.replica_of(message.worker), time.monotonic() + _RAISED_S
+                    self._raised.setdefault(replica, (due_s, []))[1].append(message)
                     return []
                 actions = rules.raised(message.worker, message.error)
             case Ended():
                 self._waiting.pop(message.worker, None)
-                _, raised = self._raised.pop(message.worker, (0.0, None))
-                actions = [] if raised is None else rules.raised(message.worker, raised.error)
+                _, errors = self._raised.get(rules.replica_of(message.worker), (0.0, list[Raised]()))
+                # The agent has made sure that no other rank of the replica was killed before.
+                counts = any(raised.worker == message.worker for raised in errors)
+                actions = rules.raised(errors[0].worker, errors[0].error) if counts else []
                 actions += rules.gone(message.worker, message.how)
             case Beat():
                 self._agents[message.agent] = (time.monotonic(), message.workers)
@@ -145,10 +148,10 @@ class Keeper:
     def _look_for_errors(self) -> list[Action]:
         """The errors that were not caused by the death of another rank of the replica."""
         now_s, actions = time.monotonic(), list[Action]()
-        for worker, (due_s, raised) in list(self._raised.items()):
+        for replica, (due_s, errors) in list(self._raised.items()):
             if now_s >= due_s:
-                del self._raised[worker]
-                actions += self._decisions.raised(worker, raised.error)
+                del self._raised[replica]
+                actions += self._decisions.raised(errors[0].worker, errors[0].error)
         return actions
 
     def _carry_out(self, actions: Sequence[Action]) -> None:

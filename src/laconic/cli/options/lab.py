@@ -34,6 +34,8 @@ class Arguments:
     """Hosts, links and racks from a file, instead of the options above."""
     ranks_per_host: int = 1
     """Processes on each host."""
+    ranks_per_replica: int = 1
+    """With faults, for sharded models: so many processes of a host hold one copy of the model and die together."""
     links: Literal["auto", "shaped", "paced"] = "auto"
     """shaped: real links of virtual hosts; paced: limited in software; auto: shaped where this machine allows it."""
     kill: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="WHOM-AND-WHEN")] = ()

@@ -1,0 +1,119 @@
+"""Training scripts of elastic workers whose replicas have two ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from benchmarks.elastic.sharded_worker import make_model, train, whole_digest
+from benchmarks.elastic.worker import BATCH, SEED, Samples, digest
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.data import DataLoader
+
+import laconic
+from laconic.membership.view import ViewBroken
+from laconic.runtime.elastic.recovery import ElasticRecovery
+from laconic.runtime.shards import local
+
+
+def one_rank_of_a_replica_misses_the_vote(strategy: str, folder: str) -> None:
+    """In the seventh unit the vote of one rank seems to fail; the other rank of its replica has all votes."""
+    vote = ElasticRecovery._vote
+
+    def missed(recovery: ElasticRecovery, what: str) -> dict[str, int]:
+        heard = vote(recovery, what)
+        here = recovery.transport.rank == 1 and dist.get_rank() == 1
+        if recovery.unit == 6 and recovery.view.number == 0 and here:
+            raise ViewBroken("the answer did not arrive")
+        return heard
+
+    ElasticRecovery._vote = missed
+    train(strategy, folder, last_step=20)
+
+
+def one_rank_of_a_joining_replica_misses_the_state(strategy: str, folder: str) -> None:
+    """A replica dies; of the one that joins, only one rank receives the state at first."""
+    import laconic.runtime.elastic.recovery as module
+
+    share = module.share_state
+
+    def broken(transport, *arguments):
+        facts = share(transport, *arguments)
+        mark = Path(folder) / f"broken-{os.environ['LACONIC_WORKER']}"
+        if transport.rank > 0 and transport._view.number > 0 and dist.get_rank() == 1 and not mark.exists():
+            mark.touch()
+            raise ViewBroken("the state did not arrive")
+        return facts
+
+    module.share_state = broken
+    train(strategy, folder)
+
+
+def one_rank_raises(strategy: str, folder: str) -> None:
+    """The script of one rank has a mistake, which shows after a while."""
+    made = ElasticRecovery.step_made
+
+    def step_made(recovery: ElasticRecovery) -> None:
+        made(recovery)
+        if recovery.unit == 5 and os.environ["LACONIC_WORKER"] == "0.3":
+            raise ZeroDivisionError("a mistake in the script")
+
+    ElasticRecovery.step_made = step_made
+    train(strategy, folder, last_step=200)
+
+
+def tensor_parallel(strategy: str, folder: str) -> None:
+    """The ranks of a replica hold parts of matrices and use the same samples; one rank dies."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    place = Path(folder)
+    log = laconic.EventLog(place / f"{os.environ['LACONIC_WORKER']}.jsonl")
+    loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
+    with laconic.attach(
+        model, optimizer, strategy, elastic=laconic.Elastic(max_ranks=8), timeout_s=60, events=log
+    ) as session:
+        for inputs, targets in session.batches(loader, epochs=10**6, seed=SEED):
+            assert len(inputs) == BATCH // session.world_size
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            data = {
+                "digest": whole_digest(digest(local(p) for p in model.parameters())),
+                "wall_s": time.time(),
+                "view": session.views[-1].view.number,
+            }
+            log.write(laconic.Event("digest", time.monotonic(), session.rank, session.step, 0.0, {**data}))
+            if session.step == 6 and session.views[-1].view.number == 0 and os.environ["LACONIC_WORKER"] == "0.5":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.02)
+            joined = [change.step for change in session.views if change.view.number and change.view.fresh]
+            if joined and session.step >= 10 + max(joined):
+                break
+    dist.destroy_process_group()
+
+
+def refused(strategy: str, folder: str, sharded: bool, batch_size: int = BATCH) -> None:
+    """What attach or session.batches says of a mistake is written to a file."""
+    dist.init_process_group("gloo")
+    model = make_model()
+    if sharded:
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    try:
+        with laconic.attach(model, optimizer, strategy, elastic=laconic.Elastic(min_ranks=1), timeout_s=60) as session:
+            session.batches(DataLoader(Samples(), batch_size=batch_size))
+    except laconic.LaconicError as error:
+        (Path(folder) / f"{os.environ['LACONIC_WORKER']}.said").write_text(f"{type(error).__name__}: {error}")
+    dist.destroy_process_group()
