@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from laconic.errors import LaconicError
 from laconic.membership.agent import spawn_command
 from laconic.membership.decisions import Decisions
 from laconic.membership.keeper import Keeper
@@ -55,6 +62,63 @@ def test_processes_are_told_to_end_and_not_replaced() -> None:
     launcher.agent.start = start  # pyrefly: ignore[bad-assignment]
     launcher.run()
     assert sorted(said) == ["worker 0.0 was ended by SIGTERM", "worker 0.1 was ended by SIGTERM"]
+
+
+_SHOW = (
+    "import os, sys, time, torch.distributed as dist; dist.init_process_group('gloo');"
+    "print(dist.get_rank(), dist.get_world_size(), os.environ['LOCAL_RANK'], os.environ['LACONIC_REPLICA'],"
+    "os.environ['LACONIC_WORKER'], flush=True); dist.barrier(); {then}"
+)
+
+
+def _run_pairs(folder: Path, then: str, **settings: Any) -> tuple[list[str], list[str]]:
+    """Two replicas of two processes that meet and do something; what the launcher says, and what they print."""
+    said: list[str] = []
+    path = folder / "printed"
+
+    def spawn(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with path.open("ab") as output:
+            command = [sys.executable, "-c", _SHOW.format(then=then)]
+            return subprocess.Popen(command, env=dict(environment), stdout=output, start_new_session=True)
+
+    launch = Launch(spawn=spawn, num_workers=4, ranks_per_replica=2, **settings)
+    launcher = Launcher(launch, on_event=said.append)
+    launcher.run()
+    assert not launcher.agent._stores, "the stores of replicas that have ended are closed"
+    return said, sorted(path.read_text().splitlines())
+
+
+def test_the_ranks_of_a_replica_meet_in_a_store_of_their_own(tmp_path: Path) -> None:
+    said, printed = _run_pairs(tmp_path, "pass")
+    assert said == []
+    assert printed == ["0 2 0 0.0 0.0", "0 2 2 0.2 0.2", "1 2 1 0.0 0.1", "1 2 3 0.2 0.3"]
+
+
+def test_a_replica_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    then = "os.environ['LACONIC_WORKER'] == '0.3' and os.kill(os.getpid(), 9); dist.get_rank() or time.sleep(3)"
+    said, printed = _run_pairs(tmp_path, then)
+    assert said == ["worker 0.3 was ended by SIGKILL", "replica 0.4 takes its place"]
+    assert printed[-2:] == ["1 2 3 0.2 0.3", "1 2 3 0.4 0.5"]
+
+
+def test_an_error_that_comes_from_the_death_of_another_rank_does_not_count(tmp_path: Path) -> None:
+    then = "os.environ['LACONIC_WORKER'] == '0.3' and os.kill(os.getpid(), 9); dist.barrier()"
+    said, _ = _run_pairs(tmp_path, then, max_restarts=0)
+    assert said == [
+        "worker 0.3 was ended by SIGKILL",
+        "replica 0.2 is not replaced: 0 have been (max restarts)",
+    ]
+
+
+def test_the_script_of_one_rank_fails(tmp_path: Path) -> None:
+    # The other rank loses its connections when the first one ends, and may have ended before it.
+    then = "os.environ['LACONIC_WORKER'] == '0.3' and sys.exit(3); dist.barrier()"
+    with pytest.raises(LaconicError, match=r"worker 0\.[23] ended with exit code [13]"):
+        _run_pairs(tmp_path, then)
+    (tmp_path / "printed").unlink()
+    (first, second), _ = _run_pairs(tmp_path, then, on_error="replace")
+    assert re.fullmatch(r"worker 0\.[23] ended with exit code [13]", first)
+    assert second == "replica 0.4 takes its place"
 
 
 def test_workers_of_a_host_that_says_nothing_count_as_dead() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from laconic.membership.decisions import Action, Decisions, Give, Over, Publish, units_done
-from laconic.membership.view import Ask, News, Ready, View
+from laconic.membership.decisions import Action, Decisions, Give, Over, Publish, Refuse, units_done
+from laconic.membership.view import Ask, News, Ready, Seat, View, to_text, view_of
 
 
 def _view(actions: list[Action]) -> View:
@@ -22,6 +22,22 @@ def _started(count: int = 3, *, min_ranks: int = 1, max_ranks: int = 8) -> tuple
     for number in range(count):
         assert actions == []
         actions = rules.ready(Ready(worker=f"w{number}", turn=0))
+    return rules, _view(actions)
+
+
+def _ready(number: int, of: int = 2) -> Ready:
+    """Worker number `number`, where every `of` workers hold one copy of the model."""
+    replica, position = divmod(number, of)
+    return Ready(worker=f"w{number}", turn=0, replica=f"w{replica * of}", position=position, ranks_per_replica=of)
+
+
+def _pairs(count: int = 2, *, min_ranks: int = 1, max_ranks: int = 8) -> tuple[Decisions, View]:
+    """So many replicas of two workers each, which arrive in another order."""
+    rules = Decisions(first=count, min_ranks=min_ranks, max_ranks=max_ranks)
+    actions: list[Action] = []
+    for number in [*range(1, 2 * count, 2), *range(0, 2 * count, 2)]:
+        assert actions == []
+        actions = rules.ready(_ready(number))
     return rules, _view(actions)
 
 
@@ -147,11 +163,83 @@ def test_views_that_never_get_anywhere_end_the_job() -> None:
     assert "a socket broke" in actions[-1].why
 
 
+def test_the_first_view_waits_for_whole_replicas_and_keeps_their_ranks_together() -> None:
+    _, view = _pairs(2)
+    assert view.members == ("w0", "w1", "w2", "w3")
+    assert view.seats == (Seat("w0", 0), Seat("w0", 1), Seat("w2", 0), Seat("w2", 1))
+    assert view.replicas == ("w0", "w2")
+    assert view.with_shards_of("w3") == ("w1", "w3")
+    assert view.replicas_of(("w3", "w2")) == ("w2",)
+    assert view_of(to_text(view)) == view
+
+
+def test_with_one_rank_its_whole_replica_is_gone() -> None:
+    rules, view = _pairs(3)
+    assert rules.gone("w3", "was killed") == [News(view=0, kind="down", why="worker w3 was killed")]
+    for message in (rules.asked(_ask("w2", view)), rules.raised("w2", "an error"), rules.gone("w2", "was killed")):
+        assert message == []  # nobody listens to it any more
+    assert rules.ready(_ready(2)) == []
+    following = _view([a for name in ("w0", "w1", "w4", "w5") for a in rules.asked(_ask(name, view, 3))])
+    assert following.members == ("w0", "w1", "w4", "w5")
+    assert following.lost == ("w2", "w3")
+    assert following.why == "worker w3 was killed"
+
+
+def test_a_replica_joins_once_all_its_ranks_are_ready() -> None:
+    rules, view = _pairs(1)
+    assert rules.ready(_ready(3)) == []
+    assert [a.kind for a in rules.ready(_ready(2)) if isinstance(a, News)] == ["change"]
+    grown = _view([a for name in ("w0", "w1") for a in rules.asked(_ask(name, view, 1, boundary=True))])
+    assert (grown.members, grown.fresh) == (("w0", "w1", "w2", "w3"), ("w2", "w3"))
+
+
+def test_limits_count_replicas() -> None:
+    rules, view = _pairs(2, min_ranks=2, max_ranks=2)
+    for number in (4, 5):
+        assert rules.ready(_ready(number)) == []  # there is no room
+    rules.gone("w0", "was killed")
+    actions = [a for name in ("w2", "w3") for a in rules.asked(_ask(name, view, 1))]
+    (given,) = [a for a in actions if isinstance(a, Give)]
+    assert "1 of at least 2 replicas" in given.why
+
+
+def test_with_one_rank_its_whole_replica_leaves() -> None:
+    rules, view = _pairs(2)
+    asks = [_ask(f"w{n}", view, 4, boundary=True, leaving=n == 1) for n in range(4)]
+    following = _view([a for ask in asks for a in rules.asked(ask)])
+    assert following.leaving == ("w0", "w1")
+    assert rules.left("w0", finished=False) == []
+    assert rules.gone("w0", "ended with exit code 0") == []  # it has left, so the other one of its replica goes on
+    for name in ("w2", "w3"):
+        assert rules.asked(_ask(name, following, 5, boundary=True)) == []
+    assert _view(rules.left("w1", finished=False)).members == ("w2", "w3")
+
+
+def test_a_worker_of_another_kind_of_job_is_refused() -> None:
+    rules, view = _pairs(2)
+    (refused,) = rules.ready(Ready(worker="x", turn=0))
+    assert isinstance(refused, Refuse)
+    assert "--ranks-per-replica 2" in refused.why
+    assert rules.gone("x", "ended with exit code 1") == []
+    assert rules.view == view
+
+
+def test_an_error_ends_the_job_or_only_the_rank() -> None:
+    rules, _ = _started(2)
+    (given,) = rules.raised("w1", "ValueError: no")
+    assert isinstance(given, Give)
+    rules = Decisions(first=2, min_ranks=1, max_ranks=8, on_error="replace")
+    view = _view([a for n in range(2) for a in rules.ready(Ready(worker=f"w{n}", turn=0))])
+    assert rules.raised("w1", "ValueError: no") == [News(view=0, kind="down", why="worker w1 raised ValueError: no")]
+    assert _view(rules.asked(_ask("w0", view))).members == ("w0",)
+
+
 @pytest.mark.parametrize("seed", range(40))
-def test_no_unit_is_completed_twice_whatever_dies_when(seed: int) -> None:
+@pytest.mark.parametrize("per_replica", [1, 2])
+def test_no_unit_is_completed_twice_whatever_dies_when(seed: int, per_replica: int) -> None:
     """Members prepare units and complete them when all have; deaths anywhere never make two results of one unit."""
     chance = random.Random(seed)
-    rules, view = _started(4)
+    rules, view = _started(4) if per_replica == 1 else _pairs(3)
     done = dict.fromkeys(view.members, 0)
     prepared = dict.fromkeys(view.members, False)
     made_in: dict[int, int] = {}  # the view in which each unit was completed by anybody
@@ -160,8 +248,8 @@ def test_no_unit_is_completed_twice_whatever_dies_when(seed: int) -> None:
         name = chance.choice(sorted(alive))
         actions: list[Action] = []
         kind = chance.random()
-        if kind < 0.02 and len(alive) > 1:
-            alive.discard(name)
+        if kind < 0.02 and len(alive) > per_replica:
+            alive -= {other for other in view.members if view.seat_of(other).replica == view.seat_of(name).replica}
             actions = rules.gone(name, "was killed")
         elif kind < 0.1 and name not in asked:
             asked.add(name)

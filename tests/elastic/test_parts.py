@@ -16,7 +16,7 @@ from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError
 from laconic.runtime.elastic.batches import order_of
-from laconic.runtime.elastic.division import Speeds, Split, sizes
+from laconic.runtime.elastic.division import Reader, Speeds, Split, sizes
 from laconic.runtime.elastic.handover import HandOver
 from laconic.runtime.elastic.support import refuse_unsupported
 from laconic.runtime.elastic.undo import Undo
@@ -36,6 +36,23 @@ def test_every_sample_of_a_step_is_in_exactly_one_part(size: int, ranks: int, ep
     parts = Split(tuple(map(str, range(ranks)))).parts(order)
     assert list(chain.from_iterable(parts)) == order
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@hypothesis.given(st.integers(0, 200), st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_ranks_that_share_a_replica_have_equal_parts_of_its_samples(
+    size: int, replicas: int, alike: int, fast: bool
+) -> None:
+    samples = list(range(size))
+    speeds = tuple(range(1000, 1000 + replicas)) if fast else ()
+    split = Split(tuple(map(str, range(replicas))), speeds, alike)
+    parts = split.parts(samples)
+    readers = [Reader(index, alike) for index in range(alike)]
+    own = [[reader.own(part) for reader in readers] for part in parts]
+    assert list(chain.from_iterable(chain.from_iterable(own))) == samples[: size - size % alike]
+    for part, of_ranks in zip(parts, own, strict=True):
+        assert {len(one) for one in of_ranks} == {len(part) // alike}
+        assert [part.index(one[0]) for one in of_ranks if one] == [r.first(len(part)) for r in readers if part]
+    assert split.least == alike * replicas
 
 
 @hypothesis.given(st.lists(st.booleans(), min_size=1, max_size=300))
