@@ -11,6 +11,7 @@ from tests.processes import Command, eventually
 from tests.website.blocks import blocks
 
 from laconic.cli.dispatch import main
+from laconic.cli.options.run import Arguments
 
 pytestmark = pytest.mark.dist
 
@@ -24,11 +25,34 @@ pytestmark = pytest.mark.dist
         (["--listen", "here:there", "train.py"], "--listen must be ADDRESS[:PORT]"),
         (["--join", "127.0.0.1", "train.py"], "--join must be ADDRESS:PORT"),
         (["--join", "127.0.0.1:1", "--min", "2", "train.py"], "--min has no effect together with --join"),
+        (["--join", "127.0.0.1:1", "--on-error", "replace", "train.py"], "--on-error has no effect together with"),
+        (["--nprocs", "2", "train.py", "--nproc", "2"], 'no option "--nprocs". Did you mean "--nproc"?'),
+        (["--nproc", "3", "--ranks-per-replica", "2", "train.py"], "--ranks-per-replica must divide --nproc 3"),
+        (["--ranks-per-replica", "0", "train.py"], "--ranks-per-replica must divide --nproc 1"),
     ],
 )
 def test_what_cannot_be_done_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["--nproc", "2", "train.py", "--epochs", "3", "--help"], ["train.py", "--epochs", "3", "--help"]),
+        (["--nproc=2", "train.py", "--nproc", "5", "--", "-x"], ["train.py", "--nproc", "5", "--", "-x"]),
+        (["--nproc", "2", "--", "sh", "-c", "true"], ["sh", "-c", "true"]),
+        (["--nproc", "2", "a b.py"], ["a b.py"]),
+    ],
+)
+def test_all_after_the_script_belongs_to_it(
+    words: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Arguments] = []
+    monkeypatch.setattr("laconic.cli.run.run", lambda arguments: seen.append(arguments) or 0)
+    assert main(["run", *words]) == 0
+    assert list(seen[0].command) == given
+    assert seen[0].nproc == 2
 
 
 def test_killed_processes_are_replaced_until_all_have_ended(tmp_path: Path) -> None:
@@ -55,6 +79,46 @@ def test_the_script_of_the_documentation(tmp_path: Path) -> None:
     script.write_text(block.code + "assert session.views and session.world_size == 2\n")
     with Command(["run", "--nproc", "2", "--min", "2", str(script)], tmp_path / "run") as job:
         assert job.wait(90) == 0, job.stderr
+
+
+@pytest.mark.slow
+def test_the_example_of_sharded_models(tmp_path: Path) -> None:
+    words = ["--nproc", "4", "--ranks-per-replica", "2", "examples/elastic_sharded.py", "--steps", "32"]
+    with Command(["run", *words], tmp_path) as job:
+        assert job.wait(120) == 0, job.stderr
+        assert "view 0: 4 ranks in 2 replicas" in job.stderr
+        assert any("step 32: loss" in path.read_text() for path in tmp_path.glob("*out*"))
+
+
+_ONE_RAISES = """
+import os
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import laconic
+
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.randn(480, 8), torch.randn(480, 1))
+with laconic.attach(model, optimizer, "bsp", elastic=laconic.Elastic(max_ranks=4), timeout_s=60) as session:
+    for inputs, targets in session.batches(DataLoader(data, batch_size=48), epochs=10**6):
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        if os.environ["LACONIC_WORKER"] == "0.1" and session.step == 3:
+            raise ValueError("a mistake on one rank")
+        last = session.views[-1]
+        if session.world_size == 2 and last.view.number and session.step >= last.step + 3:
+            break  # it has been replaced
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_whose_script_raises_is_replaced_if_that_is_wanted(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_ONE_RAISES)
+    with Command(["run", "--nproc", "2", "--on-error", "replace", str(script)], tmp_path / "run") as job:
+        assert job.wait(120) == 0, job.stderr
+        assert "view 1: 1 ranks: 0.0 (worker 0.1 raised ValueError: a mistake on one rank)" in job.stderr
+        assert "worker 0.2 takes its place" in job.stderr
 
 
 @pytest.mark.slow

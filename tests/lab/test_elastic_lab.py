@@ -65,6 +65,25 @@ def test_training_goes_on_without_a_host_whose_cable_is_pulled(
 
 
 @pytest.mark.slow
+def test_the_processes_of_a_replica_die_and_are_replaced_together(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sharded = SCRIPT.replace("model = torch.nn.Linear(8, 1)", "model = torch.nn.Linear(8, 2)").replace(
+        "optimizer =", "torch.distributed.init_process_group('gloo')\nfully_shard(model)\noptimizer ="
+    )
+    script = "from torch.distributed.fsdp import fully_shard\n" + sharded
+    words = ["--ranks-per-host", "2", "--ranks-per-replica", "2", "--kill", "rank=1 at=1s"]
+    assert lab(tmp_path, *words, script=script) == 0, capfd.readouterr().out
+    capfd.readouterr()
+    assert main(["report", str(tmp_path / "run"), "--json"]) == 0
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    killed, back = run["changes"]
+    host = killed["died"][0].partition(".")[0]
+    assert (sorted(killed["died"]), killed["num_ranks"]) == ([f"{host}.0", f"{host}.1"], 2)
+    assert (sorted(back["joined"]), back["num_ranks"]) == ([f"{host}.2", f"{host}.3"], 4)
+
+
+@pytest.mark.slow
 def test_faults_without_effect_are_reported_when_the_job_has_ended(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +99,8 @@ def test_faults_without_effect_are_reported_when_the_job_has_ended(
         (["--kill", "rank=9"], "there is no rank 9; ranks are numbered 0 to 1"),
         (["--kill", "rank=1", "--links", "paced"], "needs shaped links"),
         (["--seed", "3"], "has no effect without a fault"),
+        (["--ranks-per-replica", "2"], "has no effect without a fault"),
+        (["--kill", "rank=1", "--ranks-per-replica", "2"], "--ranks-per-replica must divide --ranks-per-host 1"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(

@@ -39,6 +39,8 @@ class Command:
 
     name: str
     help: str
+    takes_script: bool = False
+    """Whether its options end at the first word that is not one: a script, which has options of its own."""
 
     @property
     def options_module(self) -> str:
@@ -64,7 +66,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("watch", "the progress of a run, from its event log, while the log grows"),
     Command("report", "one offline HTML page from the folders of one or more runs"),
     Command("replay", "a known workload: real communication, sleeps instead of compute"),
-    Command("run", "run a script whose ranks may die, join and leave"),
+    Command("run", "run a script whose ranks may die, join and leave", takes_script=True),
     Command("lab", "run a script on virtual hosts behind real, shaped links"),
     Command("serve", "a parameter server on this host, for workers elsewhere"),
     Command("doctor", "what this machine has and lacks, and how to mend it"),
@@ -176,6 +178,8 @@ def _parse(module: OptionsModule, command: Command, words: Sequence[str]) -> obj
     from laconic.cli.help_texts import prepare
 
     options = list(words)
+    if command.takes_script:
+        options = _before_script(options)
     before_separator = options[: options.index("--")] if "--" in options else options
     if "-h" in before_separator or "--help" in before_separator:
         # Alone, because tyro leaves positional arguments it has already read out of its help.
@@ -201,6 +205,18 @@ def _parse(module: OptionsModule, command: Command, words: Sequence[str]) -> obj
     if unknown:
         raise _unknown(module, command, unknown[0])
     return arguments
+
+
+def _before_script(words: Sequence[str]) -> list[str]:
+    """The words with -- before the script, so that what follows it is not read as options of this command.
+
+    Every option of such a command has a value.
+    """
+    place = 0
+    while place < len(words) and words[place].startswith("-") and words[place] not in ("--", "-h", "--help"):
+        place += 1 if "=" in words[place] else 2
+    has_script = place < len(words) and not words[place].startswith("-")
+    return [*words[:place], *(["--"] if has_script else []), *words[place:]]
 
 
 def _in_one_line(complaint: str, command: Command) -> str:
