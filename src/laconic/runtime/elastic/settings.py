@@ -25,7 +25,8 @@ class Carried(Protocol):
 class Elastic:
     """Continue when ranks die, and let others join: laconic.attach(..., elastic=laconic.Elastic(min_ranks=2)).
 
-    Processes are started by `laconic run`, which replaces those that are killed.
+    Processes are started by `laconic run`, which replaces those that are killed. If the model is sharded, a replica has
+    several ranks, and the numbers of ranks below are numbers of replicas.
     """
 
     min_ranks: int = 1
@@ -34,7 +35,7 @@ class Elastic:
     """The job takes no more ranks than this; None: any number."""
     batch: Literal["global", "local"] = "global"
     """The meaning of the batch size of a loader given to session.batches(). global: of all ranks together, divided
-    among the current ranks. local: of each rank."""
+    among the current ranks. local: of each rank, also of each that shares a replica with others."""
     balance: bool = False
     """Give faster ranks more samples of each step, so that all finish at about the same time; the batch of all ranks
     together stays the same. Needs session.batches(), `laconic run` and batch="global"."""
