@@ -54,6 +54,10 @@ def aggregated(forward: ForwardPass, load: Load) -> Served:
             ),
             mixed_sequence_s=framework.sequence_s + decode.attention_s / places,
             tokens_per_pass=framework.tokens_per_pass,
+            handling_s=lambda tokens: (
+                forward.deployment.dp * (framework.handling_s + framework.handling_token_s * tokens)
+            ),
+            poll_passes=framework.poll_passes,
             mixes=framework.mixes,
         ),
     )
