@@ -20,6 +20,7 @@ def deployment(model: str, device: str) -> Deployment:
     [
         ("deepseek-ai/DeepSeek-R1", "b200_sxm", 8, 10),
         ("deepseek-ai/DeepSeek-R1", "b200_sxm", 16, 30),
+        ("Qwen/Qwen3.5-397B-A17B", "b200_sxm", 64, 30),
         ("Qwen/Qwen3.5-397B-A17B", "b300_sxm", 64, 30),
         ("Qwen/Qwen3.5-397B-A17B", "h200_sxm", 64, 1),
         ("zhipuai/GLM-5", "b200_sxm", 64, 1),
@@ -32,7 +33,13 @@ def test_sglang_looks_for_requests_at_intervals(model: str, device: str, clients
 
 @pytest.mark.parametrize(
     ("framework", "version", "passes"),
-    [("trtllm", "1.2.0rc6.post3", 16.0), ("trtllm", "1.1.0rc2", 23.0), ("trtllm", "", 23.0), ("sglang", "0.5.9", 8.0)],
+    [
+        ("trtllm", "1.2.0rc6.post3", 16.0),
+        ("trtllm", "1.3.0rc1", 16.0),
+        ("trtllm", "1.1.0rc2", 23.0),
+        ("trtllm", "", 23.0),
+        ("sglang", "0.5.9", 8.0),
+    ],
 )
 def test_the_version_decides_the_passes_before_a_first_token(framework: str, version: str, passes: float) -> None:
     found = recipe(FRAMEWORKS[framework], deployment("deepseek-v3", "b200_sxm"), version=version, clients=8)

@@ -1,7 +1,7 @@
 """How InferenceMAX runs its benchmark: the lengths of requests and the settings with which it starts the frameworks.
 
 Most rows of the published table of serving are from InferenceMAX, and no column says so. Its rows are recognized by
-their lengths, which no other source of the table uses. The settings are those of its public start scripts, except the
+their lengths, which hardly any other row has. The settings are those of most of its public start scripts, except the
 passes and the time per request of TensorRT-LLM, which were estimated from rows (reference/serving.py).
 
 Reference: github.com/SemiAnalysisAI/InferenceX, benchmarks/single_node (formerly InferenceMAX).
@@ -23,6 +23,7 @@ SHORTEST = 0.8
 _REQUEST_S = 13e-3
 _PASSES_BEFORE_FIRST: Mapping[tuple[str, str, str], float] = {
     ("trtllm", "deepseek-v3", "1.2"): 16.0,
+    ("trtllm", "deepseek-v3", "1.3"): 16.0,
     ("trtllm", "deepseek-v3", ""): 23.0,
     ("trtllm", "gpt-oss-120b", ""): 1.0,
     ("trtllm", "llama3-70b", ""): 1.5,
@@ -40,12 +41,12 @@ _FEW_CLIENTS, _POLL_PASSES_FEW, _POLL_PASSES = 16, 10, 30
 def recipe(framework: Framework, deployment: Deployment, *, version: str, clients: int) -> Framework:
     """The framework as InferenceMAX starts it."""
     name, model = framework.name, deployment.model.name
-    # --kv-cache-dtype fp8, in almost all scripts.
+    # --kv-cache-dtype fp8, in most scripts.
     framework = replace(framework, kv_bytes=1.0)
     if name == "sglang" and model in _POLLS_AT_INTERVALS and deployment.device.is_blackwell:
         framework = replace(framework, poll_passes=_POLL_PASSES_FEW if clients < _FEW_CLIENTS else _POLL_PASSES)
-    for (named, served, beginning), passes in _PASSES_BEFORE_FIRST.items():
+    for (named, served, beginning), late in _PASSES_BEFORE_FIRST.items():
         if (named, served) == (name, model) and version.startswith(beginning):
-            framework = replace(framework, passes_before_first=passes)
+            framework = replace(framework, passes_before_first=late)
             return replace(framework, request_s=_REQUEST_S) if name == "trtllm" else framework
     return framework
