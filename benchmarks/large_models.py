@@ -4,7 +4,7 @@ python -m benchmarks.large_models FOLDER
 
 FOLDER holds the tables as CSV files; they are not part of the project. One line per table and measured column: rows,
 mean, median and largest |predicted / measured - 1|; then whether the plan predicted fastest is the fastest (vTrain),
-and what FSDP loses from one node to two (MPT).
+what FSDP loses from one node to two (MPT), and the steps of long sequences with context parallelism (torchtitan).
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def main(folder: Path) -> None:
                     print(f"{name:14} {column:15} {words:9} {errors.count:5} {parts}")
     _fastest(results["vtrain"])
     _scaling(results["mpt-fsdp"])
+    _long_sequences(results["torchtitan"])
 
 
 def _fastest(rows: Sequence[Compared]) -> None:
@@ -82,6 +83,29 @@ def _scaling(rows: Sequence[Compared]) -> None:
                     f"mpt-fsdp {row.row['gpu']} {row.row['model']:5} points of MFU lost from 8 to 16 GPUs: measured "
                     f"{measured:5.2f}, predicted {predicted:5.2f}"
                 )
+
+
+def _long_sequences(rows: Sequence[Compared]) -> None:
+    """Rows with the same tokens on each GPU: only attention grows, by the same time for every further rank.
+
+    That holds whether ranks have equal parts of causal attention (cp units of work) or consecutive ones (2 cp - 1).
+    """
+    column = published_table("torchtitan").measured[0]
+    long = sorted((row for row in rows if row.row["act_ckpt"] == "full"), key=lambda row: row.row.whole("cp"))
+    tokens = [row.row.whole("seq") / row.row.whole("cp") * row.row.whole("local_batch") for row in long]
+    measured = {row.row.whole("cp"): count / row.row.number(column) for row, count in zip(long, tokens, strict=True)}
+    if len(measured) < 3 or len(set(tokens)) > 1:
+        return
+    least, most = min(measured), max(measured)
+    each_s = (measured[most] - measured[least]) / (most - least)
+    for row, count in zip(long, tokens, strict=True):
+        cp = row.row.whole("cp")
+        line_s = measured[least] + each_s * (cp - least)
+        predicted_s = count / row.predicted[column]
+        print(
+            f"torchtitan cp={cp}: step measured {measured[cp]:5.2f} s, predicted {predicted_s:5.2f} s, "
+            f"line through cp={least} and cp={most} {line_s:5.2f} s ({line_s / measured[cp] - 1:+.1%})"
+        )
 
 
 if __name__ == "__main__":

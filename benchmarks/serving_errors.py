@@ -1,10 +1,11 @@
 """How far predicted serving is from a published table, by framework and for ratios between tensor-parallel degrees.
 
-    python -m benchmarks.serving_errors aiconfigurator_silicon_inference.csv
+    python -m benchmarks.serving_errors aiconfigurator_silicon_inference.csv [--spread]
 
 Ratios are of the time per output token, between rows that differ in nothing but the degree; several rows of one
-configuration count once, with their median. The constants of the time per token were fitted to every tenth aggregated
-row, which is left out here; those of the first token were set in view of the same rows, which are counted.
+configuration count once, with their median. The constants were fitted to every tenth aggregated row, which is left out
+of the errors. With --spread the command prints instead how far the measurements differ from each other, and the errors
+of a regressor that learns from the table: a bound for any prediction (serving_spread.py; takes a minute).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
+from benchmarks.serving_spread import TPOT, TTFT, report
 from laconic.simulator.reference.rows import Compared, compare, read_rows
 from laconic.simulator.reference.tables import published_table
 
-TTFT, TPOT = "silicon_ttft_ms", "silicon_tpot_ms"
+_FITTED_EVERY = 10
 CONFIGURATION = (
     *("backend", "backend_version", "model_path", "system", "precision", "isl", "osl", "concurrency"),
     "attention_dp_size",
@@ -51,17 +53,24 @@ def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("file")
+    parser.add_argument("--spread", action="store_true", help="differences between measurements, instead of errors")
+    arguments = parser.parse_args()
     table = published_table("serving")
-    found = compare(table, read_rows(parser.parse_args().file, table))
+    found = compare(table, read_rows(arguments.file, table))
     together = [row for row in found if row.row["mode"] == "agg"]
     apart = [row for row in found if row.row["mode"] == "disagg"]
-    counted = {TPOT: [row for index, row in enumerate(together) if index % 10], TTFT: together}
+    if arguments.spread:
+        tenth = {id(row) for row in together[::_FITTED_EVERY]}
+        for line in report(found, lambda row: id(row) in tenth):
+            print(line, flush=True)
+        return
+    counted = [row for index, row in enumerate(together) if index % _FITTED_EVERY]
     for framework in ("vllm", "sglang", "trtllm"):
         for column in (TPOT, TTFT):
-            here = [row for row in counted[column] if row.row["backend"] == framework]
+            here = [row for row in counted if row.row["backend"] == framework]
             print(f"aggregated             {framework:7s} {column:16s} median {median_error(here, column)}")
     for column in (TPOT, TTFT):
-        print(f"aggregated             all     {column:16s} median {median_error(counted[column], column)}")
+        print(f"aggregated             all     {column:16s} median {median_error(counted, column)}")
         print(f"disaggregated          all     {column:16s} median {median_error(apart, column)}")
         named = [row for row in apart if row.row["decode_num_workers"]]
         print(f"... workers named      all     {column:16s} median {median_error(named, column)}")

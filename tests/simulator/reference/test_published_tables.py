@@ -93,3 +93,18 @@ def test_memory_of_torchtitan() -> None:
     found = summary(_held_out("torchtitan"), "memory_gib")
     assert found is not None
     assert found.largest <= 0.15
+
+
+def test_serving_is_predicted_as_the_results_page_says() -> None:
+    """Aggregated rows without every tenth one, which the constants were fitted to."""
+    table = published_table("serving")
+    file = _tables() / "aiconfigurator_silicon_inference.csv"
+    if not file.exists():
+        pytest.skip(f"{file} is not there")
+    rows = read_rows(file, table)
+    together = [row for row in rows if row["mode"] == "agg"]
+    found = compare(table, [row for index, row in enumerate(together) if index % 10])
+    for column, median in (("silicon_ttft_ms", 0.21), ("silicon_tpot_ms", 0.14)):
+        errors = summary(found, column)
+        assert errors is not None
+        assert errors.median <= median

@@ -59,6 +59,24 @@ def test_prompts_that_fit_share_a_pass() -> None:
     assert replay(4, load, 4, ALIKE).first_s == pytest.approx(PROMPT_S * (1 + 1 + 2 + 2) / 4)
 
 
+def test_the_host_handles_one_request_after_the_other() -> None:
+    """Each prompt is ready 2 s after the one before, and its pass is over long before the next is."""
+    load = Load(input_tokens=100, output_tokens=1, concurrency=3, requests_per_client=1)
+    found = replay(3, load, 3, replace(ALIKE, handling_s=lambda tokens: 0.02 * tokens))
+    assert found.first_s == pytest.approx((2 + 4 + 6) / 3 + PROMPT_S)
+
+
+@pytest.mark.parametrize(("interval", "ready_pass"), [(1, 5), (4, 8), (30, 30)])
+def test_new_requests_wait_for_the_next_check(interval: int, ready_pass: int) -> None:
+    """The second prompt is ready 4.5 decode passes after the first prompt's pass, in which nobody waits for it."""
+    late_s = PROMPT_S + 4.5 * TOKEN_S
+    load = Load(input_tokens=100, output_tokens=101, concurrency=2, requests_per_client=1)
+    handled = iter((0.0, late_s))
+    passes = replace(ALIKE, handling_s=lambda tokens: next(handled), poll_passes=interval)
+    expected = (PROMPT_S + (PROMPT_S + ready_pass * TOKEN_S + PROMPT_S)) / 2
+    assert replay(2, load, 2, passes).first_s == pytest.approx(expected)
+
+
 def test_lines_are_interpolated_exactly() -> None:
     line = interpolated(lambda size: 3 + 2 * size)
     assert [line(size) for size in (1.0, 7.3, 4096.0)] == pytest.approx([5.0, 17.6, 8195.0])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from laconic.errors import ConfigurationError, UsageError
+from laconic.simulator.reference.inferencemax import LENGTHS, SHORTEST, recipe
 from laconic.simulator.reference.published import PublishedTable, Row
 from laconic.simulator.serving.deployment import Deployment, Precision
 from laconic.simulator.serving.devices import DEVICES, serving_device
@@ -24,18 +25,6 @@ _PRECISIONS = {
 
 _MOST_WEIGHTS = 0.85
 """The largest share of a GPU's memory that weights may take, so that the KV cache also fits."""
-
-
-_SHORTEST = 0.8
-"""InferenceMAX, the source of most rows, draws lengths between this share of the length in the row and all of it."""
-_INFERENCEMAX_REQUEST_S = 20e-3
-_PASSES_BEFORE_FIRST: Mapping[tuple[str, str], float] = {
-    ("trtllm", "deepseek-v3"): 23.0,
-    ("trtllm", "gpt-oss-120b"): 1.5,
-    ("trtllm", "llama3-70b"): 1.5,
-}
-"""Framework and model, of InferenceMAX's recipes for TensorRT-LLM -> passes that go by before a first token. Settings
-such as stream_interval belong to a recipe, which the table does not name."""
 
 
 class Serving(PublishedTable):
@@ -73,7 +62,7 @@ def served(row: Row) -> Served:
         input_tokens=row.whole("isl"),
         output_tokens=row.whole("osl"),
         concurrency=row.whole("concurrency", empty=batch),
-        shortest=_SHORTEST,
+        shortest=SHORTEST,
     )
     if mode == "agg":
         return aggregated(_forward(row, *_aggregated_degrees(row)), load)
@@ -137,9 +126,9 @@ def _forward(row: Row, tp: int, gpus: int, ep: int) -> ForwardPass:
         # It ran, so it fitted: on more GPUs than the columns name, or with fewer bits for some weights.
         deployment = replace(deployment, device=replace(deployment.device, memory_bytes=needed))
     framework = FRAMEWORKS[row.choice("backend", FRAMEWORKS)]
-    passes = _PASSES_BEFORE_FIRST.get((framework.name, model.name))
-    if passes is not None:
-        framework = replace(framework, request_s=_INFERENCEMAX_REQUEST_S, passes_before_first=passes)
+    if (row.whole("isl"), row.whole("osl")) in LENGTHS:
+        clients = row.whole("concurrency", empty=1)
+        framework = recipe(framework, deployment, version=row.get("backend_version", ""), clients=clients)
     return ForwardPass(deployment, framework)
 
 

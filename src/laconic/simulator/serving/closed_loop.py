@@ -6,6 +6,9 @@ requests arrive as answers end. The workers run passes, one after the other:
     prompts wait and there is a place   a pass over the prompts that arrived first, as many as fit into one pass
     else                                one new token for every sequence that runs
 
+Before a prompt can be part of a pass, the host handles the request (HTTP, tokens), one request after the other. A
+framework may look for new requests only every few passes; a worker without sequences looks all the time.
+
 Frameworks that mix prefill and decode also give running sequences a token in passes over prompts; the attention of
 these sequences is added to the pass.
 Passes between two arrivals or ends are alike, so they are counted and not run one by one.
@@ -41,6 +44,10 @@ class Passes:
     """The most prompt tokens in a pass; longer prompts take several passes."""
     mixes: bool
     """Whether passes over prompts give running sequences a token."""
+    handling_s: Callable[[float], float] = lambda tokens: 0.0
+    """The time of the host for a request before its first pass, by the tokens of its prompt."""
+    poll_passes: int = 1
+    """The number of decode passes between two checks for new requests."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Replayed:
 @dataclass(frozen=True)
 class _Request:
     sent_s: float
+    ready_s: float
+    """When the host has handled it."""
     input_tokens: float
     output_tokens: float
 
@@ -80,6 +89,9 @@ class _Run:
         self.unanswered = clients * load.requests_per_client
         self._unsent = self.unanswered
         self._now_s = self._tokens = 0.0
+        self._host_free_s = 0.0
+        self._poll_at = 0.0
+        """The count of `_tokens` at which the framework looks for new requests."""
         self._waiting: deque[_Request] = deque()
         self._running: list[tuple[float, int, float, float]] = []
         """The count of `_tokens` at which it ends; the request's number; its first token's time; its further tokens."""
@@ -90,12 +102,15 @@ class _Run:
 
     def advance(self) -> None:
         """Run the next pass over prompts, or all passes until an answer ends."""
-        if self._waiting and len(self._running) < self._places:
+        wanted = bool(self._waiting) and len(self._running) < self._places
+        if wanted and not self._running:
+            self._now_s = max(self._now_s, self._waiting[0].ready_s)
+            self._poll_at = self._tokens
+        if wanted and self._tokens >= self._poll_at and self._waiting[0].ready_s <= self._now_s:
             self._read_prompts()
+            self._poll_at = self._tokens
         else:
-            number = max(0.0, self._running[0][0] - self._tokens)
-            self._now_s += number * self._output_s(float(len(self._running)))
-            self._tokens += number
+            self._write_tokens(until_poll=wanted)
         while self._running and self._running[0][0] <= self._tokens + 1e-9:
             _, _, since_s, more = heapq.heappop(self._running)
             if more > 0:
@@ -104,11 +119,28 @@ class _Run:
             if self._unsent:
                 self._send()
 
+    def _write_tokens(self, *, until_poll: bool) -> None:
+        """Decode passes until an answer ends; with `until_poll` at most until the check that finds the next request."""
+        every = self._passes.poll_passes
+        output_s = self._output_s(float(len(self._running)))
+        number = max(0.0, self._running[0][0] - self._tokens)
+        if self._poll_at <= self._tokens:
+            self._poll_at += every * (math.floor((self._tokens - self._poll_at) / every) + 1)
+        if until_poll:
+            poll_s = self._now_s + (self._poll_at - self._tokens) * output_s
+            missed = math.ceil(max(0.0, self._waiting[0].ready_s - poll_s) / (every * output_s) - 1e-9)
+            self._poll_at += every * missed
+            number = min(number, self._poll_at - self._tokens)
+        self._now_s += number * output_s
+        self._tokens += number
+
     def _send(self) -> None:
         self._unsent -= 1
         load = self._load
+        tokens = self._drawn(load.input_tokens)
+        self._host_free_s = max(self._host_free_s, self._now_s) + self._passes.handling_s(tokens)
         self._waiting.append(
-            _Request(self._now_s, self._drawn(load.input_tokens), max(1.0, self._drawn(load.output_tokens)))
+            _Request(self._now_s, self._host_free_s, tokens, max(1.0, self._drawn(load.output_tokens)))
         )
 
     def _drawn(self, most: int) -> float:
@@ -117,7 +149,7 @@ class _Run:
     def _read_prompts(self) -> None:
         passes, running = self._passes, len(self._running)
         batch, tokens = [], 0.0
-        while self._waiting and running + len(batch) < self._places:
+        while self._waiting and running + len(batch) < self._places and self._waiting[0].ready_s <= self._now_s:
             if batch and tokens + self._waiting[0].input_tokens > passes.tokens_per_pass:
                 break
             batch.append(self._waiting.popleft())

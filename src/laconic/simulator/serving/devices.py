@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from laconic.errors import UsageError, did_you_mean, one_line
 
@@ -29,6 +30,8 @@ class ServingDevice:
     """The share of the memory's bandwidth that reading weights and keys reaches."""
     attention_share: float = 0.31
     """The share of the 16-bit peak that fused attention reaches on a prompt."""
+    is_blackwell: bool = False
+    """Whether the GPU is of the generation of B200."""
     prompt_ratio: float = 1.1
     """The factor on the time of products in a prefill pass: it includes quantization and the like, which decode passes
     hide behind reading weights."""
@@ -40,7 +43,12 @@ def _peaks(bf16: float, fp8: float = 0.0, fp4: float = 0.0) -> dict[str, float]:
     return {"bf16": bf16, "fp8": fp8 or bf16, "fp4": fp4 or bf16, "int4": bf16}
 
 
-_BLACKWELL = {"attention_share": 0.235, "prompt_ratio": 1.6, "expert_prompt_ratio": 2.0}
+_BLACKWELL: dict[str, Any] = {
+    "is_blackwell": True,
+    "attention_share": 0.235,
+    "prompt_ratio": 1.6,
+    "expert_prompt_ratio": 2.0,
+}
 """Prefill kernels reach a smaller share of a higher peak."""
 
 DEVICES: Mapping[str, ServingDevice] = {

@@ -2,7 +2,7 @@
 
 Aggregated: the same GPUs run prefill and decode, so that requests wait for each other's passes (closed_loop.py):
 
-    first token = request + clients * client + passes * time per token + wait and pass over the prompt
+    first token = request + clients * client + passes * time per token + handling, wait and pass over the prompt
 
 `passes` are those that a framework lets go by before it looks for new requests or hands tokens out. Where the cache
 does not hold all sequences, the others wait for a place, and their first token with them.
@@ -54,6 +54,10 @@ def aggregated(forward: ForwardPass, load: Load) -> Served:
             ),
             mixed_sequence_s=framework.sequence_s + decode.attention_s / places,
             tokens_per_pass=framework.tokens_per_pass,
+            handling_s=lambda tokens: (
+                forward.deployment.dp * (framework.handling_s + framework.handling_token_s * tokens)
+            ),
+            poll_passes=framework.poll_passes,
             mixes=framework.mixes,
         ),
     )
