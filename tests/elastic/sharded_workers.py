@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,24 +19,56 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.data import DataLoader
 
 import laconic
-from laconic.membership.view import ViewBroken
+from laconic.membership.view import View, ViewBroken
+from laconic.runtime.elastic.connections import Connections
 from laconic.runtime.elastic.recovery import ElasticRecovery
+from laconic.runtime.engine import Task
 from laconic.runtime.shards import local
 
 
-def one_rank_of_a_replica_misses_the_vote(strategy: str, folder: str) -> None:
-    """In the seventh unit the vote of one rank seems to fail; the other rank of its replica has all votes."""
-    vote = ElasticRecovery._vote
+def one_rank_of_a_replica_loses_the_view(strategy: str, folder: str, moment: str) -> None:
+    """In the seventh unit, at this moment; the other rank of its replica notices nothing.
 
-    def missed(recovery: ElasticRecovery, what: str) -> dict[str, int]:
+    If another worker wants to join, the votes of that unit say so.
+    """
+    vote, arrived = ElasticRecovery._vote, ElasticRecovery._arrived
+
+    def strikes(recovery: ElasticRecovery) -> bool:
+        at_once = recovery.unit == 6 and recovery.view.number == 0
+        return at_once and recovery.transport.rank == 1 and dist.get_rank() == 1
+
+    def voted(recovery: ElasticRecovery, what: str) -> tuple[dict[str, int], bool]:
+        if moment == "a vote for a change" and recovery.unit == 6 and os.environ["LACONIC_WORKER"] == "0.0":
+            recovery.member._changing.add(0)
         heard = vote(recovery, what)
-        here = recovery.transport.rank == 1 and dist.get_rank() == 1
-        if recovery.unit == 6 and recovery.view.number == 0 and here:
+        if moment != "before the vote" and strikes(recovery):
             raise ViewBroken("the answer did not arrive")
         return heard
 
-    ElasticRecovery._vote = missed
+    def all_here(recovery: ElasticRecovery, tasks: Sequence[Task]) -> None:
+        if moment == "before the vote" and strikes(recovery):
+            raise ViewBroken("a connection broke")
+        arrived(recovery, tasks)
+
+    ElasticRecovery._vote, ElasticRecovery._arrived = voted, all_here
     train(strategy, folder, last_step=20)
+
+
+def one_rank_cannot_connect_when_others_leave(strategy: str, folder: str) -> None:
+    """One rank of a replica that stays fails to connect to the view in which the ranks that leave hand over."""
+    connect = Connections.connect
+
+    def connected(connections: Connections, view: View) -> None:
+        name = os.environ["LACONIC_WORKER"]
+        mark = Path(folder) / "broken"
+        connect(connections, view)
+        stays = [other for other in view.members if other not in view.leaving and view.seat_of(other).position == 1]
+        if view.leaving and name == stays[0] and not mark.exists():
+            mark.touch()
+            raise ViewBroken("no connection")
+
+    Connections.connect = connected
+    train(strategy, folder)
 
 
 def one_rank_of_a_joining_replica_misses_the_state(strategy: str, folder: str) -> None:

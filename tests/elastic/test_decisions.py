@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from laconic.membership.decisions import Action, Decisions, Give, Over, Publish, Refuse, units_done
-from laconic.membership.view import Ask, News, Ready, Seat, View, to_text, view_of
+from laconic.membership.view import Ask, Broken, News, Ready, Seat, View, to_text, view_of
 
 
 def _view(actions: list[Action]) -> View:
@@ -33,7 +33,7 @@ def _ready(number: int, of: int = 2) -> Ready:
 
 def _pairs(count: int = 2, *, min_ranks: int = 1, max_ranks: int = 8) -> tuple[Decisions, View]:
     """So many replicas of two workers each, which arrive in another order."""
-    rules = Decisions(first=count, min_ranks=min_ranks, max_ranks=max_ranks)
+    rules = Decisions(first=count, min_ranks=min_ranks, max_ranks=max_ranks, ranks_per_replica=2)
     actions: list[Action] = []
     for number in [*range(1, 2 * count, 2), *range(0, 2 * count, 2)]:
         assert actions == []
@@ -48,7 +48,7 @@ def _ask(worker: str, view: View, unit: int = 0, **said: bool) -> Ask:
 def test_the_first_view_waits_for_all_and_has_no_state() -> None:
     _, view = _started(3)
     assert view.members == view.fresh == ("w0", "w1", "w2")
-    assert (view.number, view.units, view.source) == (0, 0, "w0")
+    assert (view.number, view.units, view.with_state_of("w2")) == (0, 0, ("w0", "w1", "w2"))
 
 
 def test_a_death_is_announced_once_and_the_survivors_make_the_next_view() -> None:
@@ -98,7 +98,9 @@ def test_whoever_joins_waits_until_all_are_between_two_units() -> None:
     following = _view(rules.asked(_ask("w0", view, 3)))
     assert following.members == ("w0",)
     grown = _view(rules.asked(_ask("w0", following, 4, boundary=True)))
-    assert (grown.members, grown.fresh, grown.source, grown.boundary) == (("w0", "w2"), ("w2",), "w0", True)
+    assert (grown.members, grown.fresh, grown.boundary) == (("w0", "w2"), ("w2",), True)
+    assert grown.with_state_of("w0") == ("w0", "w2")
+    assert following.with_state_of("w0") == ()
 
 
 def test_a_joiner_whose_source_dies_joins_later() -> None:
@@ -191,6 +193,7 @@ def test_a_replica_joins_once_all_its_ranks_are_ready() -> None:
     assert [a.kind for a in rules.ready(_ready(2)) if isinstance(a, News)] == ["change"]
     grown = _view([a for name in ("w0", "w1") for a in rules.asked(_ask(name, view, 1, boundary=True))])
     assert (grown.members, grown.fresh) == (("w0", "w1", "w2", "w3"), ("w2", "w3"))
+    assert [grown.with_state_of(name) for name in ("w2", "w1")] == [("w0", "w2"), ("w1", "w3")]
 
 
 def test_limits_count_replicas() -> None:
@@ -222,6 +225,28 @@ def test_a_worker_of_another_kind_of_job_is_refused() -> None:
     assert "--ranks-per-replica 2" in refused.why
     assert rules.gone("x", "ended with exit code 1") == []
     assert rules.view == view
+
+
+def test_a_member_that_cannot_go_on_ends_the_view_before_it_asks() -> None:
+    rules, view = _pairs(2)
+    said = Broken(worker="w3", view=view.number, why="a socket broke")
+    assert rules.broken(said) == [News(view=0, kind="down", why="a socket broke")]
+    assert rules.broken(said) == []
+    asks = [_ask(f"w{n}", view, 2, prepared=n != 3) for n in range(4)]
+    following = _view([a for ask in asks for a in rules.asked(ask)])
+    assert following.members == view.members
+    assert rules.broken(said) == []  # of a view that is over already
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_rank_that_waits_inside_its_last_unit_has_not_begun_the_next(inside: bool) -> None:
+    rules, view = _pairs(2)
+    asks = [
+        _ask("w0", view, 7, inside=inside),
+        *(_ask(name, view, 6, prepared=True) for name in ("w1", "w2", "w3")),
+    ]
+    following = _view([a for ask in asks for a in rules.asked(ask)])
+    assert (following.units, following.ahead) == (7, not inside)
 
 
 def test_an_error_ends_the_job_or_only_the_rank() -> None:

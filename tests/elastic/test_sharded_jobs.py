@@ -25,11 +25,9 @@ def _check(outcome: Outcome, folder: Path) -> None:
     assert not outcome.log.differing
     for members in outcome.log.views.values():
         assert len(members) % 2 == 0
-        assert all(int(b.partition(".")[2]) == int(a.partition(".")[2]) + 1 for a, b in _pairs(members))
-
-
-def _pairs(members: tuple[str, ...]) -> list[tuple[str, str]]:
-    return [(members[first], members[first + 1]) for first in range(0, len(members), 2)]
+        numbers = [int(name.partition(".")[2]) for name in members]
+        assert all(number % 2 == place % 2 for place, number in enumerate(numbers))
+        assert all(number // 2 == numbers[place // 2 * 2] // 2 for place, number in enumerate(numbers))
 
 
 def _replay(strategy: str, outcome: Outcome, folder: Path) -> int:
@@ -59,13 +57,23 @@ def test_rounds_of_local_updates_go_on(tmp_path: Path) -> None:
     assert len(outcome.log.views) >= 4
 
 
-def test_a_rank_that_misses_the_vote_holds_back_the_others_of_its_replica(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["the vote", "a vote for a change", "before the vote"])
+def test_a_rank_that_loses_the_view_takes_the_others_of_its_replica_along(moment: str, tmp_path: Path) -> None:
     """Otherwise one rank would wait in the next forward pass, and the other for the next view, forever."""
-    target = f"{WORKERS}:one_rank_of_a_replica_misses_the_vote"
-    outcome = run_job(FUSION, tmp_path, target=target, ranks_per_replica=2)
+    target, arguments = f"{WORKERS}:one_rank_of_a_replica_loses_the_view", {"moment": moment}
+    outcome = run_job(FUSION, tmp_path, target=target, arguments=arguments, ranks_per_replica=2)
     assert _replay(FUSION, outcome, tmp_path) == 0
-    assert [unit.view for unit in outcome.log.units[5:8]] == [0, 0, 1]
+    redone = moment == "before the vote"
+    assert [unit.view for unit in outcome.log.units[5:8]] == ([0, 1, 1] if redone else [0, 0, 1])
     assert len(outcome.log.units) == 20
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_connect_when_others_leave(tmp_path: Path) -> None:
+    target = f"{WORKERS}:one_rank_cannot_connect_when_others_leave"
+    outcome = run_job(FUSION, tmp_path, leaves=1, target=target, ranks_per_replica=2)
+    _replay(FUSION, outcome, tmp_path)
+    assert (tmp_path / "broken").exists()
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def one_misses_the_vote(strategy: str, folder: str) -> None:
 def _misses_a_vote(unit: int) -> None:
     vote = ElasticRecovery._vote
 
-    def missed(recovery: ElasticRecovery, what: str) -> dict[str, int]:
+    def missed(recovery: ElasticRecovery, what: str) -> tuple[dict[str, int], bool]:
         before = recovery.raised
         heard = vote(recovery, what)
         if recovery.unit == unit and recovery.view.number == 0 and recovery.transport.rank == 2:
@@ -60,7 +60,7 @@ def two_die_in_the_vote(strategy: str, folder: str) -> None:
     """Two workers of the first view die when they have sent their part of a vote, before they know the outcome."""
     vote = ElasticRecovery._vote
 
-    def fatal(recovery: ElasticRecovery, what: str) -> dict[str, int]:
+    def fatal(recovery: ElasticRecovery, what: str) -> tuple[dict[str, int], bool]:
         if recovery.unit == 5 and recovery.view.number == 0 and recovery.transport.rank in (1, 3):
             os.kill(os.getpid(), 9)
         return vote(recovery, what)
@@ -165,7 +165,7 @@ def branches_are_left_out_and_one_dies_in_the_vote(strategy: str, folder: str) -
     """In a step in which nobody uses the rare branch; no other rank hears its vote."""
     vote = ElasticRecovery._vote
 
-    def fatal(recovery: ElasticRecovery, what: str) -> dict[str, int]:
+    def fatal(recovery: ElasticRecovery, what: str) -> tuple[dict[str, int], bool]:
         if recovery.unit == 5 and recovery.view.number == 0 and recovery.transport.rank == 3:
             time.sleep(0.3)  # all others have prepared the step by then
             os.kill(os.getpid(), 9)

@@ -69,7 +69,7 @@ def _join(arguments: Arguments, command: list[str], environment: dict[str, str])
     import torch.distributed as dist
 
     from laconic.membership.agent import Agent, spawn_command
-    from laconic.membership.launcher import ON_ERROR, Launch, UnknownState, run_workers
+    from laconic.membership.launcher import ON_ERROR, RANKS_PER_REPLICA, Launch, StateInStore, run_workers
 
     defaults = Arguments(command=())
     for option in ("min", "max", "wait_for", "listen", "silent", "on_error"):
@@ -80,7 +80,10 @@ def _join(arguments: Arguments, command: list[str], environment: dict[str, str])
             )
     address = _address(arguments.join or "", "--join")
     store = dist.TCPStore(*address, is_master=False, wait_for_workers=False)
-    name, count = str(store.add("agents", 1) - 1), arguments.ranks_per_replica
+    count, of_job = arguments.ranks_per_replica, int(store.get(RANKS_PER_REPLICA))
+    if count != of_job:
+        raise UsageError(f"run: --ranks-per-replica is {count}, and this job has {of_job}. Give the same number.")
+    name = str(store.add("agents", 1) - 1)
     agent = Agent(address, name, spawn_command(command), environment, _say, ranks_per_replica=count)
     launch = Launch(
         spawn=agent.spawn,
@@ -89,7 +92,7 @@ def _join(arguments: Arguments, command: list[str], environment: dict[str, str])
         max_restarts=arguments.max_restarts,
         on_error="replace" if store.get(ON_ERROR) == b"replace" else "end",
     )
-    state = UnknownState(agent)
+    state = StateInStore(agent, store)
     _on_sigterm(state.leave)
     try:
         for slot in range(launch.num_replicas):

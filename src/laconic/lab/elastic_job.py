@@ -174,8 +174,7 @@ class HostAgents:
 
     def start(self, host: int) -> str:
         agent = self.agents[host]
-        taken = {worker.slot for worker in list(agent.workers.values())}
-        return agent.start(next(slot for slot in range(len(taken) + 1) if slot not in taken)).name
+        return agent.start(agent.free_slot()).name
 
     def close(self) -> None:
         """End every process."""
@@ -217,7 +216,13 @@ def run(job: ElasticJob) -> None:
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(job.events))
         cables = Cables(job.namespaces)
-        launch = Launch(spawn=_nothing, num_workers=0, first=num_replicas, bind=(job.switch, _PORT))
+        launch = Launch(
+            spawn=_nothing,
+            num_workers=0,
+            ranks_per_replica=job.ranks_per_replica,
+            first=num_replicas,
+            bind=(job.switch, _PORT),
+        )
         recorder = _Recorder(log)
         launcher = Launcher(launch, on_event=recorder.say)
         stack.callback(launcher.close)

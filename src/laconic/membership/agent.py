@@ -32,7 +32,7 @@ from laconic.membership.limits import BEAT_S, STOPPED_S
 from laconic.membership.member import REPLICA_VARIABLE, STORE_VARIABLE, WORKER_VARIABLE
 from laconic.membership.view import KEEPER, Beat, Ended, Message, to_text
 
-_NOTICED_S = 1.0
+_NOTICED_S = 5.0
 """How long after the error of a worker it may be noticed that another worker of its replica was killed before."""
 _STOPPED = ("T", "t")
 """States of a stopped process in /proc."""
@@ -132,14 +132,11 @@ class Agent:
                 variables.pop(fixed, None)
             if meeting:
                 variables |= {**meeting, "RANK": str(position)}
-            workers.append(Worker(name, replica, slot, self.spawn(variables)))
-        with self._lock:
-            self.workers |= {worker.name: worker for worker in workers}
-        for worker in workers:
-            thread = threading.Thread(
-                target=self._see_off, args=(worker,), name=f"laconic-wait-{worker.name}", daemon=True
-            )
-            thread.start()
+            worker = Worker(name, replica, slot, self.spawn(variables))
+            with self._lock:
+                self.workers[name] = worker
+            workers.append(worker)
+            threading.Thread(target=self._see_off, args=(worker,), name=f"laconic-wait-{name}", daemon=True).start()
         return workers[0]
 
     def _meeting(self, replica: str) -> dict[str, str]:
@@ -161,10 +158,16 @@ class Agent:
             "TORCHELASTIC_RESTART_COUNT": "0",
         }
 
-    def is_free(self, slot: int) -> bool:
-        """Whether no process of a replica in this slot is left."""
+    def has_ended(self, replica: str) -> bool:
+        """Whether no process of this replica is left."""
         with self._lock:
-            return all(worker.slot != slot for worker in self.workers.values())
+            return all(worker.replica != replica for worker in self.workers.values())
+
+    def free_slot(self, wanted: int = 0) -> int:
+        """This slot if no process is in it, else the first free one."""
+        with self._lock:
+            taken = {worker.slot for worker in self.workers.values()}
+        return next(slot for slot in (wanted, *range(len(taken) + 1)) if slot not in taken)
 
     def _see_off(self, worker: Worker) -> None:
         code = worker.process.wait()
@@ -191,6 +194,8 @@ class Agent:
         for other in others:
             with suppress(subprocess.TimeoutExpired):
                 if other.process.wait(max(0.0, until_s - time.monotonic())) < 0:
+                    # Before this worker's end, which would seem to be the cause.
+                    self._say(Ended(worker=other.name, how=other.how))
                     return True
         return False
 

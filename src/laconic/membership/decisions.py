@@ -13,7 +13,7 @@ from functools import reduce
 from operator import or_
 from typing import Literal
 
-from laconic.membership.view import Ask, News, Ready, Seat, View
+from laconic.membership.view import Ask, Broken, News, Ready, Seat, View
 
 OnError = Literal["end", "replace"]
 _MOST_BARREN = 5
@@ -55,20 +55,21 @@ Action = Publish | News | Give | Refuse | Over
 class Decisions:
     """The state of all workers, and the decisions that follow. Every method returns the actions to take now."""
 
-    def __init__(self, *, first: int, min_ranks: int, max_ranks: int, on_error: OnError = "end") -> None:
+    def __init__(
+        self, *, first: int, min_ranks: int, max_ranks: int, ranks_per_replica: int = 1, on_error: OnError = "end"
+    ) -> None:
         """first: the number of replicas in the first view. min_ranks, max_ranks: limits of the number of replicas.
 
         on_error: what becomes of the job when the script of a worker raises an error.
         """
         self._first = first
+        self._per_replica = ranks_per_replica
         self._on_error: OnError = on_error
         self._min = min_ranks
         self._max = max_ranks
         self.view: View | None = None
         self._seats: dict[str, Seat] = {}
         """The seat of every worker that has ever been ready."""
-        self._per_replica = 1
-        """Workers of one replica, the same number in all of them."""
         self._gone: set[str] = set()
         """Replicas of which a worker is gone; the others of such a replica are no longer listened to."""
         self._left: set[str] = set()
@@ -98,9 +99,7 @@ class Decisions:
 
     def ready(self, ready: Ready) -> list[Action]:
         """A worker wants to be a member."""
-        if not self._seats:
-            self._per_replica = ready.ranks_per_replica
-        elif ready.ranks_per_replica != self._per_replica:
+        if ready.ranks_per_replica != self._per_replica:
             return [
                 Refuse(
                     ready.worker,
@@ -122,6 +121,12 @@ class Decisions:
         self._asks[ask.worker] = ask
         actions: list[Action] = [] if ask.boundary else self._take_down(ask.why)
         return actions + self._next()
+
+    def broken(self, broken: Broken) -> list[Action]:
+        """A member cannot go on in its view: no other one may wait in it any longer."""
+        if self.view is None or broken.view != self.view.number or broken.worker not in self._alive:
+            return []
+        return self._take_down(broken.why)
 
     def gone(self, worker: str, how: str) -> list[Action]:
         """The process of a worker has ended, or its host is silent; its replica is gone with it."""
@@ -272,7 +277,8 @@ class Decisions:
         ahead = [ask for ask in held if ask.unit == units]
         # If no survivor has completed the vote, only the survivors' own flags are known.
         flags = ahead[0].flags if ahead else f"{reduce(or_, (int(ask.own_flags, 16) for ask in held)):x}"
-        return self._publish(names, joining, units, boundary=boundary, ahead=bool(ahead), leaving=leaving, flags=flags)
+        begun = any(not ask.inside for ask in ahead)
+        return self._publish(names, joining, units, boundary=boundary, ahead=begun, leaving=leaving, flags=flags)
 
     def _publish(
         self,

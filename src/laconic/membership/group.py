@@ -26,6 +26,8 @@ from laconic.membership.view import ViewBroken
 
 _CONNECT_S = 10.0
 """How long one rank tries to connect to another: all ranks are alive when a view is made."""
+CONNECTED_S = 6 * _CONNECT_S
+"""How long a rank waits until it has connected to all: Gloo tries five times, then there is a problem to report."""
 _GRACE_S = 5.0
 """How much longer the backend's own timeout is than ours, whose error says more."""
 _GPU_GRACE_S = 60.0
@@ -173,10 +175,9 @@ def connect(
 
     threading.Thread(target=run, name="laconic-connect", daemon=True).start()
     call_when_over(give_up)
-    # Gloo tries five times to connect; then there is a problem to report.
-    if not ended.wait(6 * _CONNECT_S):
+    if not ended.wait(CONNECTED_S):
         over.set()
-        raise ViewBroken(f"{what}: ranks did not connect in {6 * _CONNECT_S:g} s")
+        raise ViewBroken(f"{what}: ranks did not connect in {CONNECTED_S:g} s")
     if made:
         return made[0]
     if problems:

@@ -15,6 +15,7 @@ from laconic.membership.view import (
     KEEPER,
     Ask,
     Beat,
+    Broken,
     Ended,
     Left,
     Message,
@@ -28,6 +29,8 @@ from laconic.membership.view import (
     to_text,
 )
 
+ENDED = "ended"
+"""The key under which the store says why the job was given up, for agents of other hosts."""
 _FOREVER = timedelta(days=365)
 _RAISED_S = 5.0
 """How long the error of a rank waits until its process has ended, or another one of its replica, its cause."""
@@ -109,6 +112,8 @@ class Keeper:
                 actions = rules.asked(message)
             case Left():
                 actions = rules.left(message.worker, finished=message.finished)
+            case Broken():
+                actions = rules.broken(message)
             case Raised():
                 if rules.shares_a_replica(message.worker):
                     replica, due_s = rules.replica_of(message.worker), time.monotonic() + _RAISED_S
@@ -118,10 +123,11 @@ class Keeper:
             case Ended():
                 self._waiting.pop(message.worker, None)
                 _, errors = self._raised.get(rules.replica_of(message.worker), (0.0, list[Raised]()))
-                # The agent has made sure that no other rank of the replica was killed before.
+                # The agent has said before if another rank of the replica was killed: then this changes nothing.
                 counts = any(raised.worker == message.worker for raised in errors)
                 actions = rules.raised(errors[0].worker, errors[0].error) if counts else []
                 actions += rules.gone(message.worker, message.how)
+                self._raised.pop(rules.replica_of(message.worker), None)
             case Beat():
                 self._agents[message.agent] = (time.monotonic(), message.workers)
                 actions = []
@@ -179,6 +185,7 @@ class Keeper:
     def _end(self, why: str) -> None:
         number = -1 if self._decisions.view is None else self._decisions.view.number
         news = News(view=number, kind="end", why=why)
+        self._store.set(ENDED, why)
         # A worker that waits for the next view, or to be admitted, finds this instead.
         self._store.set(f"view/{number + 1}", to_text(news))
         self._answer_waiting(news)

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from laconic.errors import LaconicError, one_line
 from laconic.membership.agent import Agent, Spawn, Worker
 from laconic.membership.decisions import Decisions, OnError
-from laconic.membership.keeper import Keeper
+from laconic.membership.keeper import ENDED, Keeper
 from laconic.membership.limits import SILENT_S
 from laconic.membership.view import View
 
-ON_ERROR = "on-error"
-"""The key under which the store has Launch.on_error, for agents of other hosts."""
+ON_ERROR, RANKS_PER_REPLICA = "on-error", "ranks-per-replica"
+"""The keys under which the store has these settings of the launch, for agents of other hosts."""
 _POLL_S = 0.2
 _GRACE_S = 5.0
 """Time for workers to report why they stopped before they are killed."""
@@ -76,8 +76,15 @@ class Launcher:
             raise LaconicError(f"the job's store cannot listen on {host}:{port}: {one_line(exc, 120)}.") from exc
         self.address = (host, self._store.port)
         first = launch.first or launch.num_replicas
-        rules = Decisions(first=first, min_ranks=launch.min_ranks, max_ranks=launch.max_ranks, on_error=launch.on_error)
+        rules = Decisions(
+            first=first,
+            min_ranks=launch.min_ranks,
+            max_ranks=launch.max_ranks,
+            ranks_per_replica=launch.ranks_per_replica,
+            on_error=launch.on_error,
+        )
         self._store.set(ON_ERROR, launch.on_error)
+        self._store.set(RANKS_PER_REPLICA, str(launch.ranks_per_replica))
         self._keeper = Keeper(
             self.address,
             rules,
@@ -164,11 +171,12 @@ class JobState(Protocol):
         ...
 
 
-class UnknownState:
-    """The job as seen from a host without a keeper, whose workers notice its end themselves."""
+class StateInStore:
+    """The job as seen from a host without a keeper: what its store says."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, store: dist.TCPStore) -> None:
         self._agent = agent
+        self._store = store
         self._leaving = False
 
     def leave(self) -> None:
@@ -177,7 +185,10 @@ class UnknownState:
         self._agent.signal_all(signal.SIGTERM)
 
     def why_ended(self) -> str | None:
-        return None
+        try:
+            return self._store.get(ENDED).decode() if self._store.check([ENDED]) else None
+        except RuntimeError as exc:
+            return f"the launcher, which holds the job's store, is gone ({one_line(exc, 120)})"
 
     def is_ending(self) -> bool:
         return self._leaving
@@ -195,17 +206,19 @@ def run_workers(agent: Agent, launch: Launch, job: JobState) -> None:
     failed: Worker | None = None
     given_up_s: float | None = None
     noun = "worker" if launch.ranks_per_replica == 1 else "replica"
-    free: list[tuple[float, int]] = []
-    """Slots of replicas that are to be replaced, each with its time."""
-    while agent.workers or not agent.ended.empty() or free:
+    lost: list[tuple[float, Worker]] = []
+    """A worker of each replica that is to be replaced, and when."""
+    while agent.workers or not agent.ended.empty() or lost:
         if job.is_over() or job.why_ended() is not None:
             given_up_s = given_up_s or time.monotonic()
         if given_up_s is not None and time.monotonic() - given_up_s > _GRACE_S:
             break  # they have had the time to say it themselves
         if given_up_s is not None or job.is_ending():
-            free.clear()
-        while free and free[0][0] <= time.monotonic() and agent.is_free(free[0][1]):
-            agent.on_event(f"{noun} {agent.start(free.pop(0)[1]).name} takes its place")
+            lost.clear()
+        for due in [(when_s, one) for when_s, one in lost if when_s <= time.monotonic()]:
+            if agent.has_ended(due[1].replica):
+                lost.remove(due)
+                agent.on_event(f"{noun} {agent.start(agent.free_slot(due[1].slot)).name} takes its place")
         try:
             worker = agent.ended.get(timeout=_POLL_S)
         except queue.Empty:
@@ -224,7 +237,7 @@ def run_workers(agent: Agent, launch: Launch, job: JobState) -> None:
                 agent.on_event(f"{noun} {worker.replica} is not replaced: {num_restarts} have been (max restarts)")
             else:
                 num_restarts += 1
-                free.append((time.monotonic() + launch.replace_after_s, worker.slot))
+                lost.append((time.monotonic() + launch.replace_after_s, worker))
     if job.why_ended() is not None:
         raise LaconicError(f"the job has ended: {job.why_ended()}.")
     if failed is not None:

@@ -13,6 +13,7 @@ from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
 from laconic.membership.view import (
     KEEPER,
     Ask,
+    Broken,
     Left,
     Message,
     News,
@@ -208,6 +209,10 @@ class Member:
     def leave(self, *, finished: bool) -> None:
         """Announce that this worker leaves."""
         self._say(Left(worker=self.name, finished=finished))
+
+    def broken(self, view: int, why: str) -> None:
+        """Report that this worker cannot go on in a view."""
+        self._say(Broken(worker=self.name, view=view, why=why))
 
     def raised(self, error: str) -> None:
         """Report why this worker cannot continue."""

@@ -1,6 +1,6 @@
 """The messages between workers and the keeper of the views: plain records, as JSON in the job's store.
 
-queue "keeper"             workers and agents -> keeper: Ready, Ask, Left, Raised, Ended, Beat
+queue "keeper"             workers and agents -> keeper: Ready, Ask, Broken, Left, Raised, Ended, Beat
 view/<number>              keeper -> members of the previous view: the next View, or why there is none
 admitted/<worker>/<turn>   keeper -> a worker that is ready: the first view it is in, or why it is not admitted
 queue "news/<worker>"      keeper -> a member: News
@@ -65,11 +65,6 @@ class View:
     why: str = ""
     """Why the previous view ended."""
 
-    @property
-    def source(self) -> str:
-        """The member whose state the fresh ones take over."""
-        return next((name for name in self.members if name not in self.fresh), self.members[0])
-
     def seat_of(self, worker: str) -> Seat:
         """The replica of a member, and its position there."""
         return self.seats[self.members.index(worker)] if self.seats else Seat(worker, 0)
@@ -89,6 +84,16 @@ class View:
             return self.members
         position = self.seat_of(worker).position
         return tuple(name for name, seat in zip(self.members, self.seats, strict=True) if seat.position == position)
+
+    def with_state_of(self, worker: str) -> tuple[str, ...]:
+        """The fresh members with this one's shards, after the member whose state they take over; empty: none is fresh.
+
+        Without any state of training, as in the first view, they take over that of the first of them.
+        """
+        alike = self.with_shards_of(worker)
+        fresh = [name for name in alike if name in self.fresh]
+        source = next((name for name in alike if name not in fresh), alike[0])
+        return (source, *(name for name in fresh if name != source)) if fresh else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +133,9 @@ class Ask:
     """Whether this member lacks the state of training; if so, the fields above do not count."""
     turn: int = 0
     """Of a fresh member: as in Ready."""
+    inside: bool = False
+    """Whether this member, although its last unit is done, waits inside it for another rank of its replica, which does
+    not know that."""
     leaving: bool = False
     """Whether this member was asked to end and will leave."""
     flags: str = "0"
@@ -135,6 +143,15 @@ class Ask:
     own_flags: str = "0"
     """Flags that this member raises in the next unit."""
     why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """A member cannot go on in a view, and will ask for the next one when the other ranks of its replica do."""
+
+    worker: str
+    view: int
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +192,10 @@ class Stop:
     """Asks the keeper to end."""
 
 
-Message = Ready | Ask | Left | Raised | Ended | Beat | Stop
-_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Ready, Ask, Left, Raised, Ended, Beat, Stop)}
+Message = Ready | Ask | Broken | Left | Raised | Ended | Beat | Stop
+_MESSAGES: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Ready, Ask, Broken, Left, Raised, Ended, Beat, Stop)
+}
 
 
 @dataclass(frozen=True, kw_only=True)

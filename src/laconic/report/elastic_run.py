@@ -11,6 +11,7 @@ units of one view. Where several views follow each other without a unit, the los
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,8 +98,14 @@ class _View:
     data: Mapping[str, object]
     began_s: float
     noticed_s: float
-    residual_norm: float | None = None
     redone: bool = False
+    residual_norms: dict[str, float] = field(default_factory=dict)
+    """The largest that a rank has estimated, by its position in its replica."""
+
+    @property
+    def residual_norm(self) -> float | None:
+        """That of a whole replica."""
+        return math.hypot(*self.residual_norms.values()) if self.residual_norms else None
 
     def names(self, key: str) -> tuple[str, ...]:
         return _names(self.data.get(key))
@@ -132,7 +139,8 @@ class _Seen:
         view.redone |= bool(event.data.get("redone"))
         norm = event.data.get("lost_residual_norm")
         if isinstance(norm, int | float):
-            view.residual_norm = max(view.residual_norm or 0.0, float(norm))
+            position = str(event.data.get("position", 0))
+            view.residual_norms[position] = max(view.residual_norms.get(position, 0.0), float(norm))
 
 
 def elastic_run(events: Iterable[Event], where: str) -> ElasticRun:

@@ -86,6 +86,11 @@ class Pieces(Mapping[str, torch.Tensor]):
         return len(self._parameters)
 
 
+def num_holders_of(tensor: torch.Tensor) -> int:
+    """The number of ranks over which a tensor is sharded or replicated as a DTensor; 1 for a plain tensor."""
+    return tensor.device_mesh.size() if is_sharded(tensor) else 1  # pyrefly: ignore[missing-attribute]
+
+
 def place_of(tensor: torch.Tensor) -> str:
     """Which shard of the tensor is local, in words; empty for a plain tensor."""
     if not is_sharded(tensor):

@@ -2,7 +2,8 @@
 
 The order of samples depends only on the seed and the epoch, and the samples of a step only on how many were used
 before. The set of ranks decides only which rank computes which samples, so ranks that die or join do not change the
-data that training sees. If a rank dies in a step, its samples are missing from that step.
+data that training sees. If a rank dies in a step, its samples are missing from that step. At the end of an epoch, a
+step with fewer samples than ranks is skipped, and so are the samples that FSDP's ranks cannot divide equally.
 """
 
 from __future__ import annotations

@@ -50,11 +50,8 @@ class Connections:
 
         The caller closes it.
         """
-        member, alike = self._member, view.with_shards_of(self._member.name)
-        fresh = [name for name in alike if name in view.fresh]
-        source = next((name for name in alike if name not in fresh), alike[0])
-        members = [source, *(name for name in fresh if name != source)]
-        if not fresh or member.name not in members:
+        member, members = self._member, view.with_state_of(self._member.name)
+        if member.name not in members:
             return None
         part = f"state {view.seat_of(member.name).position}"
         return ViewTransport(member, view, self._traffic, cuda=self._cuda, members=members, part=part)

@@ -13,11 +13,8 @@ of all ranks. The ranks of a replica leave each of these operations together (el
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -35,6 +32,7 @@ from laconic.runtime.elastic.handover import HandOver
 from laconic.runtime.elastic.open_exchanges import OpenExchanges
 from laconic.runtime.elastic.replica import ReplicaRanks
 from laconic.runtime.elastic.settings import Carried, Elastic
+from laconic.runtime.elastic.sigterm import Sigterm
 from laconic.runtime.elastic.state_transfer import Facts, share_state
 from laconic.runtime.elastic.view_history import ViewChange, tell_view
 from laconic.runtime.elastic.vote import WHAT, Ballot, of_text, to_text, vote
@@ -89,13 +87,12 @@ class ElasticRecovery:
         self._fresh = True
         self._prepared = False
         self._change = False
-        self._leaving = threading.Event()
+        self._leaving = Sigterm()
         self._open = OpenExchanges(self.share)
         self._job: Job | None = None
         self._hooks: TrainingHooks | None = None
         self._buffers: ModuleBuffers | None = None
         self._closed = False
-        self._handler_before: Any = None
         most = elastic.max_ranks if elastic.max_ranks is not None else 2**31
         self.view = member.ready(min_ranks=elastic.min_ranks, max_ranks=most)
         self._speeds = Speeds(unit=reader.count)
@@ -123,10 +120,10 @@ class ElasticRecovery:
                 self._connections.connect(self.view)
             except ViewBroken as broken:
                 problem = broken
-            problem = self._replica.common(problem)
+            problem = self._common(problem)
             if problem is None:
                 return
-            self._connections.close()
+            self._close_transport()
             self.view = self._admitted_again(problem)
 
     def _admitted_again(self, broken: ViewBroken) -> View:
@@ -141,10 +138,10 @@ class ElasticRecovery:
         while self._fresh:
             problem = None
             try:
-                self._share_state()
+                self._share_state(self.unit)
             except ViewBroken as broken:
                 problem = broken
-            problem = self._replica.common(problem)
+            problem = self._common(problem)
             if problem is None:
                 self._fresh = False
             else:
@@ -152,16 +149,16 @@ class ElasticRecovery:
                 self.view = self._admitted_again(problem)
                 self._connect_first()
                 self._move_job()
-        self._listen_for_sigterm()
+        self._leaving.listen()
         self._note_view(0.0, redone=False)
 
-    def _share_state(self) -> None:
-        """Fresh members receive the state of the source; the other members continue."""
+    def _share_state(self, units: int) -> None:
+        """Fresh members receive the state of the source, after so many units; the other members continue."""
         job, transport = self._the_job, self._connections.for_state(self.view)
         if transport is None:
             return
         try:
-            facts = Facts(self.unit, job.step, self.position, self._speeds.used, job.loss_scale.unit)
+            facts = Facts(units, job.step, self.position, self._speeds.used, job.loss_scale.unit)
             facts = share_state(transport, job, self._the_hooks, facts, self._carried)
         finally:
             transport.close()
@@ -208,7 +205,16 @@ class ElasticRecovery:
     # -- units -------------------------------------------------------------------------------------------------------
 
     def together(self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task], flags: Sequence[bool] = ()) -> _T:
-        outcome: list[_T] = []
+        while True:
+            outcome = self._once(what, attempt, tasks, flags)
+            if outcome is not None:
+                return outcome[0]
+
+    def _once(
+        self, what: str, attempt: Callable[[], _T], tasks: Sequence[Task], flags: Sequence[bool] = ()
+    ) -> tuple[_T] | None:
+        """Make one attempt at a unit; None: it is not done, and this rank is in another view."""
+        outcome: tuple[_T] | None = None
         job = self._the_job
         # Always as many: ranks that do different things must find that out by the vote, not by its size.
         self._flags = tuple(flags) or (False,) * len(job.parameters)
@@ -216,31 +222,34 @@ class ElasticRecovery:
             if self._cuda and self.elastic.balance:
                 torch.cuda.current_stream().synchronize()  # backward() returns before the device has finished
             self._speeds.came(job.clock.now(), self.reader.share(self.weights[self.name]))
-        while True:
-            made_in, heard = self.view, dict[str, int]()
-            problem, done = None, False
-            try:
-                outcome = [attempt()]
-                self._arrived(tasks)
-                self._prepared = True
-                heard = self._vote(what)
-                done = True
-            except ViewBroken as broken:
-                problem = broken
-            problem = self._replica.common(problem)
-            if problem is None:
-                self._speeds.unit_done(self.unit, heard)
-                self.split = self._speeds.split(self.view.replicas)
-                break
-            if self._recover(problem, tasks, done=done):
-                break
-        self._prepared = False
+        made_in, done = self.view, False
+        problem, heard, wants_change = None, dict[str, int](), False
+        try:
+            outcome = (attempt(),)
+            self._arrived(tasks)
+            self._prepared = True
+            heard, wants_change = self._vote(what)
+            done = True
+        except ViewBroken as broken:
+            problem = broken
+        problem = self._common(problem)
+        if problem is None:
+            self._change |= wants_change
+            self._speeds.unit_done(self.unit, heard)
+            self.split = self._speeds.split(self.view.replicas)
+        elif not self._recover(problem, tasks, done=done):
+            return None
         self._open.count(tasks)
+        self._unit_done(what, made_in)
+        return outcome
+
+    def _unit_done(self, what: str, made_in: View) -> None:
+        job = self._the_job
+        self._prepared = False
         data = {"unit": self.unit, "what": what, "view": made_in.number, "members": ",".join(made_in.members)}
         job.events.write(Event("unit", job.clock.now(), self.transport.rank, job.step, 0.0, {**data}))
         self.unit += 1
         self.weights = None
-        return outcome[0]
 
     def _arrived(self, tasks: Sequence[Task]) -> None:
         """Return when the results are in memory, also on a GPU, and module buffers are rank 0's."""
@@ -252,19 +261,18 @@ class ElasticRecovery:
         # On a GPU an operation that was aborted seems to have ended well.
         self.transport.raise_if_over(WHAT)
 
-    def _vote(self, what: str) -> dict[str, int]:
-        """Return when all members have prepared the unit, with their speeds; notes whether one wants another view."""
-        wants = self._leaving.is_set() or self.member.wants_change(self.view.number)
+    def _vote(self, what: str) -> tuple[dict[str, int], bool]:
+        """Return when all members have prepared the unit: the replicas' speeds, and whether one wants another view."""
+        wants = bool(self._leaving) or self.member.wants_change(self.view.number)
         mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0)
         said = vote(self._the_job, self._connections.votes, self.view.members, mine, flags=self._flags, what=what)
-        self._change |= any(ballot.wants_change for ballot in said.ballots.values())
         self.raised = said.raised
         # A replica is as fast as its slowest rank, which all others wait for.
         speeds: dict[str, int] = {}
         for name, ballot in said.ballots.items():
             replica = self.view.seat_of(name).replica
             speeds[replica] = min(speeds.get(replica, ballot.speed), ballot.speed)
-        return speeds
+        return speeds, any(ballot.wants_change for ballot in said.ballots.values())
 
     def rest(self) -> None:
         """Return when nothing is in flight on any rank; every rank calls it."""
@@ -307,7 +315,7 @@ class ElasticRecovery:
                 self._connections.connect(view)
             except ViewBroken as again:
                 problem = again
-            problem = self._replica.common(problem)
+            problem = self._common(problem)
             if problem is None:
                 break
             broken = problem
@@ -320,14 +328,23 @@ class ElasticRecovery:
         self._note_view(job.clock.now() - began_s, redone=not done)
         return done
 
+    def _common(self, problem: ViewBroken | None) -> ViewBroken | None:
+        """Why the last attempt failed on a rank of this replica; None: on none of them."""
+        if problem is not None and self._replica.are_several:
+            # Others wait for this rank in the view, and one of them may be of this replica: they must not.
+            self._close_transport()
+            self.member.broken(self.view.number, str(problem))
+        return self._replica.common(problem)
+
     def _ask(self, *, done: bool, boundary: bool, why: str) -> Ask:
         return Ask(
             worker=self.member.name,
             view=self.view.number,
             unit=self.unit + done,
             prepared=self._prepared and not done,
+            inside=done,
             boundary=boundary,
-            leaving=self._leaving.is_set(),
+            leaving=bool(self._leaving),
             flags=to_text(self.raised),
             own_flags=to_text(self._flags),
             why=why,
@@ -371,18 +388,25 @@ class ElasticRecovery:
             )
         while self._change:
             self._change = False
-            self.rest()
-            view = self._next_at_boundary()
-            if view.leaving and view.boundary:
-                self._let_go(view.leaving)
+            if self._open.tasks and self._once("what is in flight", self._the_hooks.wait, self._open.tasks) is None:
+                return  # a rank that has missed the last vote does not know that one wants a change, and trains on
+            view, _ = self._next_at_boundary(done=False, why="others want to join or to leave")
+            while view is not None and view.leaving and view.boundary:
+                view = self._let_go(view.leaving)
                 self._change = True  # the next view is without the members that have left
 
-    def _next_at_boundary(self) -> View:
+    def _next_at_boundary(self, *, done: bool, why: str) -> tuple[View, bool]:
+        """Change to the next view between two units; return it, and whether the unit that was prepared is done.
+
+        done: it is, on this rank.
+        """
         job = self._the_job
-        began_s, why = job.clock.now(), "others want to join or to leave"
+        began_s = job.clock.now()
         while True:
             problem = None
-            view = self.member.next_view(self._ask(done=False, boundary=True, why=why))
+            view = self.member.next_view(self._ask(done=done, boundary=True, why=why))
+            done |= view.units > self.unit
+            self._prepared = False
             try:
                 # Only now: a rank that still waits for the last vote has received everything.
                 self._close_transport()
@@ -393,40 +417,54 @@ class ElasticRecovery:
                 self._speeds.view_changed()
                 if view.boundary:
                     self.split = self._speeds.split(view.replicas)
-                self._share_state()
+                self._share_state(self.unit + done)
             except ViewBroken as broken:
                 problem = broken
-            problem = self._replica.common(problem)
+            problem = self._common(problem)
             if problem is None:
                 break
+            self._close_transport()
             why = str(problem)
         self._note_view(job.clock.now() - began_s, redone=False)
-        return view
+        return view, done
 
-    def _let_go(self, leaving: Sequence[str]) -> None:
-        """Members that leave hand over their residuals, then end."""
-        job, me = self._the_job, self.member.name
+    def _let_go(self, leaving: Sequence[str]) -> View | None:
+        """Members that leave hand over their residuals, then end; returns the next view if this one broke before.
+
+        The hand-over is not repeated in another view, where other members may leave or none: some ranks may not have
+        connected to this one.
+        """
+        job, me, made_in, what = self._the_job, self.member.name, self.view, "what leaving ranks owe"
         hand_over = HandOver(self._the_hooks.bucket_states(), job.strategy.resize(), me, leaving)
-        self.together("what leaving ranks owe", lambda: hand_over.exchange(job, self.view.with_shards_of(me)), ())
+        self._flags = (False,) * len(job.parameters)
+        problem, done, following = None, False, None
+        try:
+            hand_over.exchange(job, made_in.with_shards_of(me))
+            self._prepared = True
+            self._vote(what)
+            done = True
+        except ViewBroken as broken:
+            problem = broken
+        problem = self._common(problem)
+        if problem is not None:
+            following, done = self._next_at_boundary(done=done, why=str(problem))
+            if not done:
+                return following
+        self._unit_done(what, made_in)
         hand_over.apply()
         if me in leaving:
             self.close(finished=False)
             raise SystemExit(0)
-
-    def _listen_for_sigterm(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread can handle signals
-        self._handler_before = signal.getsignal(signal.SIGTERM)
-
-        def leave(number: int, frame: FrameType | None) -> None:
-            self._leaving.set()
-
-        signal.signal(signal.SIGTERM, leave)
+        return None
 
     def _note_view(self, seconds: float, *, redone: bool) -> None:
         job = self._the_job
+        before = self.views[-1].view.with_shards_of(self.member.name) if self.views else ()
+        num_lost = len(set(before) & set(self.view.lost))
         self.views.append(ViewChange(self.view, self.transport.rank, job.step, seconds, redone))
-        tell_view(job, self.views[-1], self.member.name, self.unit, self._the_hooks.bucket_states())
+        position = self.view.seat_of(self.member.name).position
+        states = self._the_hooks.bucket_states()
+        tell_view(job, self.views[-1], self.unit, states, position=position, num_lost=num_lost)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -435,20 +473,20 @@ class ElasticRecovery:
         if self._closed:
             return
         self._closed = True
-        if self._handler_before is not None:
-            signal.signal(signal.SIGTERM, self._handler_before)
+        self._leaving.stop_listening()
         try:
             if self.member.lost is None:
                 self.member.leave(finished=finished)
         finally:
             self._connections.close()
             self.member.close()
+            self._replica.close()
 
     def abandon(self) -> None:
         """After an error: release everything; other ranks have been informed already."""
         if not self._closed:
             self._closed = True
-            if self._handler_before is not None:
-                signal.signal(signal.SIGTERM, self._handler_before)
+            self._leaving.stop_listening()
             self._connections.close()
             self.member.close()
+            self._replica.close()

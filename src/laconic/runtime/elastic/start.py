@@ -11,6 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from laconic.core.paced import PACE_VARIABLE
 from laconic.errors import AttachError, warn_user
+from laconic.membership.group import CONNECTED_S
 from laconic.membership.member import Member, is_started_by_laconic, ranks_per_replica
 from laconic.runtime.elastic.carried_scaler import CarriedScaler
 from laconic.runtime.elastic.division import Reader
@@ -62,6 +63,9 @@ def become_member(
         )
     warm_up(strategy, model, parameters)
     carried = [*elastic.carry, *([] if grad_scaler is None else [CarriedScaler(grad_scaler)])]
+    reader = Reader(*place_among_averaged(model))
+    # The ranks of a replica may wait for each other while one of them connects, whatever timeout_s is.
+    replica = ReplicaRanks.of_this_process(count, timeout_s=timeout_s + CONNECTED_S)
     return ElasticRecovery(
         Member(timeout_s=timeout_s),
         elastic,
@@ -69,8 +73,8 @@ def become_member(
         carried,
         cuda=device.type == "cuda",
         knows_scaler=grad_scaler is not None,
-        replica=ReplicaRanks.of_this_process(count, timeout_s=timeout_s),
-        reader=Reader(*place_among_averaged(model)),
+        replica=replica,
+        reader=reader,
     )
 
 

@@ -21,7 +21,7 @@ from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
 from laconic.runtime.optimizer_state import broadcast_optimizer_state
-from laconic.runtime.shards import place_of
+from laconic.runtime.shards import as_piece_of, is_sharded, local, place_of
 
 _WHAT = "the state of training"
 
@@ -87,7 +87,7 @@ def share_state(
         unit, step, position, speeds, loss_scale = header["facts"]
         hooks.load(state, [], step)
     for one, parts in zip(carried, header["objects"], strict=True):
-        one.load_state_dict(_put_together(parts, values))
+        one.load_state_dict(_put_together(parts, values, one.state_dict(), type(one).__name__))
     return Facts(unit, step, (position[0], position[1]), speeds, loss_scale)
 
 
@@ -135,8 +135,8 @@ def _broadcast_json(transport: Transport, record: Mapping[str, Any]) -> dict[str
 def _taken_apart(value: Any, tensors: list[torch.Tensor], owner: str) -> Any:
     """A state as JSON, with tensors put into a list of their own."""
     if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
-        return {"tensor": len(tensors) - 1}
+        tensors.append(local(value).detach())
+        return {"tensor": len(tensors) - 1, "sharded": is_sharded(value)}
     if isinstance(value, Mapping):
         return {"pairs": [[_taken_apart(part, tensors, owner) for part in pair] for pair in value.items()]}
     if isinstance(value, list | tuple):
@@ -150,13 +150,25 @@ def _taken_apart(value: Any, tensors: list[torch.Tensor], owner: str) -> Any:
     )
 
 
-def _put_together(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def _put_together(value: Any, tensors: Sequence[torch.Tensor], own: Any, owner: str) -> Any:
+    """The inverse of `_taken_apart`; `own`: this rank's state, whose sharded tensors say how theirs are sharded."""
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        return tensors[value["tensor"]]
+        received = tensors[value["tensor"]]
+        if not value["sharded"]:
+            return received
+        if not is_sharded(own) or local(own).shape != received.shape:
+            raise AttachError(
+                f"elastic.carry: the state of {owner} holds a sharded tensor that has no counterpart on this worker, "
+                "which joins. Build the object from the sharded model before attach()."
+            )
+        return as_piece_of(own, received)
     if "pairs" in value:
-        return {_put_together(k, tensors): _put_together(v, tensors) for k, v in value["pairs"]}
+        theirs = {_put_together(k, tensors, None, owner): v for k, v in value["pairs"]}
+        mine = own if isinstance(own, Mapping) else {}
+        return {key: _put_together(part, tensors, mine.get(key), owner) for key, part in theirs.items()}
     kind, parts = next(iter(value.items()))
-    made = [_put_together(part, tensors) for part in parts]
+    known = own if isinstance(own, list | tuple) and len(own) == len(parts) else [None] * len(parts)
+    made = [_put_together(part, tensors, mine, owner) for part, mine in zip(parts, known, strict=True)]
     return tuple(made) if kind == "tuple" else made

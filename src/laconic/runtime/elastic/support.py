@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from laconic.errors import AttachError
 from laconic.runtime.elastic.settings import Elastic
-from laconic.runtime.shards import is_sharded, specs_of
+from laconic.runtime.shards import is_sharded, num_holders_of, specs_of
 from laconic.strategy import Strategy
 
 _USE = 'Use for example "bsp / all_reduce / topk(0.01) + error_feedback / fusion" or "diloco / all_reduce"'
@@ -45,6 +45,13 @@ def refuse_unsupported(
             "train apart. Shard the model over the default process group (fully_shard or tensor parallelism), or leave "
             "--ranks-per-replica out."
         )
+    for name, parameter in parameters.items() if ranks_per_replica > 1 else ():
+        num_holders = num_holders_of(parameter)
+        if num_holders not in (1, ranks_per_replica):
+            raise AttachError(
+                f'parameter "{name}" lies on a mesh of {num_holders} ranks, and --ranks-per-replica is '
+                f"{ranks_per_replica}: other ranks would hold another copy of it. Give both the same number."
+            )
     if sharded is not None and parameters[sharded].device.type != "cpu":
         _refuse_overlap(strategy, model, parameters)
 

@@ -17,7 +17,7 @@ class ViewChange:
 
     view: View
     rank: int
-    """The number of this rank in the view."""
+    """The number of this rank's replica in the view, which is session.rank."""
     step: int
     """Optimizer steps completed before the view."""
     seconds: float
@@ -26,8 +26,14 @@ class ViewChange:
     """Whether an exchange that was in flight is repeated without the lost ranks' contributions."""
 
 
-def tell_view(job: Job, change: ViewChange, worker: str, unit: int, states: Iterable[BucketState]) -> None:
-    """Write a new view into the event log; `worker`: this rank's name, `states`: the state of its gradients."""
+def tell_view(
+    job: Job, change: ViewChange, unit: int, states: Iterable[BucketState], *, position: int, num_lost: int
+) -> None:
+    """Write a new view into the event log.
+
+    states: those of this rank's gradients. position: that of this rank in its replica. num_lost: the number of dead
+    ranks with the same shards.
+    """
     view = change.view
     data = {
         "view": view.number,
@@ -38,11 +44,11 @@ def tell_view(job: Job, change: ViewChange, worker: str, unit: int, states: Iter
         "why": view.why,
         "redone": change.redone,
         "unit": unit,
+        "position": position,
     }
-    if view.lost:
+    if num_lost:
         # The residual of a dead rank is lost. Its norm is unknown, but about that of every other rank with its shards.
-        num_alike = len(view.lost) / (len(view.members) / len(view.with_shards_of(worker)))
-        data["lost_residual_norm"] = _owed_norm(job, states) * num_alike**0.5
+        data["lost_residual_norm"] = _owed_norm(job, states) * num_lost**0.5
     job.events.write(Event("view", job.clock.now(), change.rank, job.step, change.seconds, {**data}))
 
 
