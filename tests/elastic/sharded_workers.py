@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -102,6 +103,24 @@ def one_rank_raises(strategy: str, folder: str) -> None:
     train(strategy, folder, last_step=200)
 
 
+class MeanOfSteps:
+    """An average of the parameters over steps, sharded as they are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.means = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            self.means[name].lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"means": self.means}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.means = state_dict["means"]
+
+
 def tensor_parallel(strategy: str, folder: str) -> None:
     """The ranks of a replica hold parts of matrices and use the same samples; one rank dies."""
     torch.set_num_threads(1)
@@ -110,24 +129,24 @@ def tensor_parallel(strategy: str, folder: str) -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer, mean = torch.optim.AdamW(model.parameters(), lr=2e-3), MeanOfSteps(model)
     place = Path(folder)
     log = laconic.EventLog(place / f"{os.environ['LACONIC_WORKER']}.jsonl")
     loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
-    with laconic.attach(
-        model, optimizer, strategy, elastic=laconic.Elastic(max_ranks=8), timeout_s=60, events=log
-    ) as session:
+    elastic = laconic.Elastic(max_ranks=8, carry=[mean])
+    with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log) as session:
         for inputs, targets in session.batches(loader, epochs=10**6, seed=SEED):
             assert len(inputs) == BATCH // session.world_size
             nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
             data = {
-                "digest": whole_digest(digest(local(p) for p in model.parameters())),
+                "digest": whole_digest(digest(map(local, (*model.parameters(), *mean.means.values())))),
                 "wall_s": time.time(),
                 "view": session.views[-1].view.number,
             }
             log.write(laconic.Event("digest", time.monotonic(), session.rank, session.step, 0.0, {**data}))
+            mean.update(model)
             if session.step == 6 and session.views[-1].view.number == 0 and os.environ["LACONIC_WORKER"] == "0.5":
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.02)

@@ -67,6 +67,15 @@ def test_a_step_that_every_survivor_has_prepared_counts(tmp_path: Path) -> None:
     assert replayed.skipped == 0  # the two that died had sent all they had
 
 
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_a_joining_rank_takes_over_what_the_loop_does_after_a_step(own_loop: bool, tmp_path: Path) -> None:
+    target = "tests.elastic.workers:with_a_scheduler"
+    outcome = run_job(FUSION, tmp_path, target=target, arguments={"own_loop": own_loop})
+    assert not outcome.error, "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.out")))
+    assert not outcome.log.differing
+    assert [len(members) for members in outcome.log.views.values()] == [4, 3, 4]
+
+
 def test_an_error_of_the_script_ends_the_job_and_is_named(tmp_path: Path) -> None:
     outcome = run_job(FUSION, tmp_path, target="tests.elastic.workers:one_raises")
     assert "raised ZeroDivisionError: a mistake in the script" in outcome.error

@@ -41,6 +41,10 @@ class Division(Protocol):
         """The replicas among which the samples of the next step are divided, and how."""
         ...
 
+    def before_batch(self) -> None:
+        """The loop asks for its next batch; the ranks may change now."""
+        ...
+
     def handed_out(self) -> None:
         """This rank is about to work on a batch."""
         ...
@@ -65,6 +69,9 @@ class FixedDivision:
     @property
     def split(self) -> Split:
         return Split(tuple(map(str, range(self.world_size))))
+
+    def before_batch(self) -> None:
+        """Do nothing: the ranks stay."""
 
     def handed_out(self) -> None:
         """Do nothing: speeds are not used here."""
@@ -106,6 +113,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         division = self._division
+        division.before_batch()
         while division.position[0] < self._epochs:
             split = division.split
             epoch, begin = division.position
@@ -119,6 +127,7 @@ class Batches:
                 self._note(epoch, split, part)
                 division.handed_out()
                 yield batch
+                division.before_batch()
                 if division.split != split:
                     break  # the rest is divided among another set of ranks
 

@@ -9,9 +9,10 @@ from torch.amp.grad_scaler import GradScaler
 
 
 class CarriedScaler:
-    """Ranks join inside optimizer.step(), before the others call scaler.update(); a joining rank skips that call.
+    """Where ranks join inside optimizer.step(), the others call scaler.update() afterwards; a joining rank does not.
 
-    So it receives the state of a scaler that has updated already, by the overflows that are known by then.
+    So it receives the state of a scaler that has updated already, by the overflows that are known by then. Usually
+    ranks join later, and nothing is due.
     """
 
     def __init__(self, scaler: GradScaler) -> None:

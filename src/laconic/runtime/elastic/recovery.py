@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from laconic.core.event import Event
 from laconic.core.stateful import BucketState
@@ -39,6 +41,7 @@ from laconic.runtime.elastic.vote import WHAT, Ballot, of_text, to_text, vote
 from laconic.runtime.engine import Engine, Task
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
+from laconic.runtime.hooks.module_hook import before_forward
 from laconic.runtime.job import Job
 from laconic.runtime.shards import local
 from laconic.strategy import Strategy
@@ -87,6 +90,12 @@ class ElasticRecovery:
         self._fresh = True
         self._prepared = False
         self._change = False
+        self._was_wanted = False
+        """Whether a change was wanted already after the last step."""
+        self._between_steps = False
+        self._has_batch = False
+        """Whether session.batches() has handed out a batch since the last step."""
+        self._watch: RemovableHandle | None = None
         self._leaving = Sigterm()
         self._open = OpenExchanges(self.share)
         self._job: Job | None = None
@@ -150,6 +159,7 @@ class ElasticRecovery:
                 self._connect_first()
                 self._move_job()
         self._leaving.listen()
+        self._watch = before_forward(job.model, self._before_forward, first=True)
         self._note_view(0.0, redone=False)
 
     def _share_state(self, units: int) -> None:
@@ -184,6 +194,7 @@ class ElasticRecovery:
 
     def handed_out(self) -> None:
         """This rank is about to work on a batch of session.batches()."""
+        self._has_batch = True
         self._speeds.handed_out(self._the_job.clock.now())
 
     def share(self) -> float:
@@ -215,7 +226,7 @@ class ElasticRecovery:
     ) -> tuple[_T] | None:
         """Make one attempt at a unit; None: it is not done, and this rank is in another view."""
         outcome: tuple[_T] | None = None
-        job = self._the_job
+        job, self._between_steps = self._the_job, False
         # Always as many: ranks that do different things must find that out by the vote, not by its size.
         self._flags = tuple(flags) or (False,) * len(job.parameters)
         if self.weights is not None:
@@ -380,12 +391,32 @@ class ElasticRecovery:
     # -- between units -----------------------------------------------------------------------------------------------
 
     def step_made(self) -> None:
-        """Change to another view here, where all members are at the same place, if one of them wants that."""
+        """The next view, if one is wanted, begins when the loop begins its next step.
+
+        Until then the loop may change objects whose state joining ranks take over: scheduler.step(), scaler.update().
+        """
         if self._the_job.loss_scale.in_use and not self._knows_scaler:
             raise AttachError(
                 "the loop uses a GradScaler that attach was not given: a rank that joins would not know its scale. "
                 "Pass it: attach(..., elastic=..., grad_scaler=scaler)."
             )
+        self._between_steps, self._has_batch = True, False
+        overdue, self._was_wanted = self._change and self._was_wanted, self._change
+        if overdue:
+            self._change_view()  # the loop neither asks for batches nor calls the model itself
+
+    def before_batch(self) -> None:
+        """The loop asks for its next batch, so it has done everything that follows a step."""
+        if self._between_steps:
+            self._change_view()
+
+    def _before_forward(self, module: nn.Module) -> None:
+        trains = module is self._the_job.model and module.training and torch.is_grad_enabled()
+        if trains and self._between_steps and not self._has_batch:
+            self._change_view()
+
+    def _change_view(self) -> None:
+        """Change to another view here, where all members are at the same place, if one of them wants that."""
         while self._change:
             self._change = False
             if self._open.tasks and self._once("what is in flight", self._the_hooks.wait, self._open.tasks) is None:
@@ -473,7 +504,7 @@ class ElasticRecovery:
         if self._closed:
             return
         self._closed = True
-        self._leaving.stop_listening()
+        self._stop_watching()
         try:
             if self.member.lost is None:
                 self.member.leave(finished=finished)
@@ -482,11 +513,16 @@ class ElasticRecovery:
             self.member.close()
             self._replica.close()
 
+    def _stop_watching(self) -> None:
+        self._leaving.stop_listening()
+        if self._watch is not None:
+            self._watch.remove()
+
     def abandon(self) -> None:
         """After an error: release everything; other ranks have been informed already."""
         if not self._closed:
             self._closed = True
-            self._leaving.stop_listening()
+            self._stop_watching()
             self._connections.close()
             self.member.close()
             self._replica.close()
