@@ -121,14 +121,20 @@ class MeanOfSteps:
         self.means = state_dict["means"]
 
 
-def tensor_parallel(strategy: str, folder: str) -> None:
-    """The ranks of a replica hold parts of matrices and use the same samples; one rank dies."""
+def one_dies(strategy: str, folder: str, tensor_parallel: bool) -> None:
+    """One rank dies, and its replica is replaced; an average of the parameters is carried.
+
+    Ranks of tensor parallelism use the same samples. With FSDP2, the model is evaluated after every step.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    if tensor_parallel:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    else:
+        fully_shard(model)
     optimizer, mean = torch.optim.AdamW(model.parameters(), lr=2e-3), MeanOfSteps(model)
     place = Path(folder)
     log = laconic.EventLog(place / f"{os.environ['LACONIC_WORKER']}.jsonl")
@@ -136,7 +142,8 @@ def tensor_parallel(strategy: str, folder: str) -> None:
     elastic = laconic.Elastic(max_ranks=8, carry=[mean])
     with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log) as session:
         for inputs, targets in session.batches(loader, epochs=10**6, seed=SEED):
-            assert len(inputs) == BATCH // session.world_size
+            parts = session.world_size * (1 if tensor_parallel else dist.get_world_size())
+            assert len(inputs) == BATCH // parts
             nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -147,6 +154,9 @@ def tensor_parallel(strategy: str, folder: str) -> None:
             }
             log.write(laconic.Event("digest", time.monotonic(), session.rank, session.step, 0.0, {**data}))
             mean.update(model)
+            if not tensor_parallel:
+                with torch.no_grad():
+                    model(inputs)
             if session.step == 6 and session.views[-1].view.number == 0 and os.environ["LACONIC_WORKER"] == "0.5":
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.02)

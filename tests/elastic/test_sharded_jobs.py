@@ -85,12 +85,14 @@ def test_a_replica_joins_when_all_its_ranks_have_the_state(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_ranks_of_tensor_parallelism_use_the_same_samples(tmp_path: Path) -> None:
-    outcome = run_job(FUSION, tmp_path, target=f"{WORKERS}:tensor_parallel", ranks_per_replica=2)
+@pytest.mark.parametrize("tensor_parallel", [True, False])
+def test_a_replica_is_replaced_with_all_that_it_carries(tensor_parallel: bool, tmp_path: Path) -> None:
+    arguments = {"tensor_parallel": tensor_parallel}
+    outcome = run_job(FUSION, tmp_path, target=f"{WORKERS}:one_dies", arguments=arguments, ranks_per_replica=2)
     _check(outcome, tmp_path)
     assert [len(members) for members in outcome.log.views.values()] == [6, 4, 6]
     for steps in zip(*([*outcome.log.batches[name].values()] for name in ("0.0", "0.1")), strict=True):
-        assert steps[0] == steps[1]
+        assert (steps[0] == steps[1]) == tensor_parallel
 
 
 def test_an_error_of_the_script_ends_the_job_and_is_named(tmp_path: Path) -> None:

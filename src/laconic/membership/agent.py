@@ -137,6 +137,9 @@ class Agent:
                 self.workers[name] = worker
             workers.append(worker)
             threading.Thread(target=self._see_off, args=(worker,), name=f"laconic-wait-{name}", daemon=True).start()
+        for worker in workers:
+            if (worker.process.returncode or 0) < 0:
+                self.kill_others(worker)  # also those that have been started since it died
         return workers[0]
 
     def _meeting(self, replica: str) -> dict[str, str]:

@@ -178,6 +178,8 @@ class StateInStore:
         self._agent = agent
         self._store = store
         self._leaving = False
+        self._store_is_gone = False
+        """The launcher has ended, with this job or before; workers notice that themselves."""
 
     def leave(self) -> None:
         """Tell every worker of this host to finish its step and end; none is replaced any more."""
@@ -187,11 +189,12 @@ class StateInStore:
     def why_ended(self) -> str | None:
         try:
             return self._store.get(ENDED).decode() if self._store.check([ENDED]) else None
-        except RuntimeError as exc:
-            return f"the launcher, which holds the job's store, is gone ({one_line(exc, 120)})"
+        except RuntimeError:
+            self._store_is_gone = True
+            return None
 
     def is_ending(self) -> bool:
-        return self._leaving
+        return self._leaving or self._store_is_gone
 
     def is_over(self) -> bool:
         return False

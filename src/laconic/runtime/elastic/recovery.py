@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
-from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from laconic.core.event import Event
 from laconic.core.stateful import BucketState
@@ -36,14 +34,14 @@ from laconic.runtime.elastic.replica import ReplicaRanks
 from laconic.runtime.elastic.settings import Carried, Elastic
 from laconic.runtime.elastic.sigterm import Sigterm
 from laconic.runtime.elastic.state_transfer import Facts, share_state
+from laconic.runtime.elastic.step_boundary import StepBoundary
 from laconic.runtime.elastic.view_history import ViewChange, tell_view
 from laconic.runtime.elastic.vote import WHAT, Ballot, of_text, to_text, vote
 from laconic.runtime.engine import Engine, Task
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
-from laconic.runtime.hooks.module_hook import before_forward
 from laconic.runtime.job import Job
-from laconic.runtime.shards import local
+from laconic.runtime.shards import local, reshard
 from laconic.strategy import Strategy
 
 _T = TypeVar("_T")
@@ -89,13 +87,7 @@ class ElasticRecovery:
         self._connections = Connections(member, cuda=cuda)
         self._fresh = True
         self._prepared = False
-        self._change = False
-        self._was_wanted = False
-        """Whether a change was wanted already after the last step."""
-        self._between_steps = False
-        self._has_batch = False
-        """Whether session.batches() has handed out a batch since the last step."""
-        self._watch: RemovableHandle | None = None
+        self._boundary = StepBoundary(self._change_view)
         self._leaving = Sigterm()
         self._open = OpenExchanges(self.share)
         self._job: Job | None = None
@@ -159,7 +151,7 @@ class ElasticRecovery:
                 self._connect_first()
                 self._move_job()
         self._leaving.listen()
-        self._watch = before_forward(job.model, self._before_forward, first=True)
+        self._boundary.watch(job.model)
         self._note_view(0.0, redone=False)
 
     def _share_state(self, units: int) -> None:
@@ -167,6 +159,7 @@ class ElasticRecovery:
         job, transport = self._the_job, self._connections.for_state(self.view)
         if transport is None:
             return
+        reshard(job.model)  # an evaluation since the last step leaves parameters of FSDP's outermost module whole
         try:
             facts = Facts(units, job.step, self.position, self._speeds.used, job.loss_scale.unit)
             facts = share_state(transport, job, self._the_hooks, facts, self._carried)
@@ -190,11 +183,12 @@ class ElasticRecovery:
     # -- exchanges that can be undone --------------------------------------------------------------------------------
 
     def guard(self, task: Task, again: Callable[[], Task], flat: torch.Tensor, state: BucketState) -> None:
+        self._boundary.exchange_begins()
         self._open.add(task, again, flat, state)
 
     def handed_out(self) -> None:
         """This rank is about to work on a batch of session.batches()."""
-        self._has_batch = True
+        self._boundary.batch_handed_out()
         self._speeds.handed_out(self._the_job.clock.now())
 
     def share(self) -> float:
@@ -226,7 +220,7 @@ class ElasticRecovery:
     ) -> tuple[_T] | None:
         """Make one attempt at a unit; None: it is not done, and this rank is in another view."""
         outcome: tuple[_T] | None = None
-        job, self._between_steps = self._the_job, False
+        job = self._the_job
         # Always as many: ranks that do different things must find that out by the vote, not by its size.
         self._flags = tuple(flags) or (False,) * len(job.parameters)
         if self.weights is not None:
@@ -245,7 +239,7 @@ class ElasticRecovery:
             problem = broken
         problem = self._common(problem)
         if problem is None:
-            self._change |= wants_change
+            self._boundary.wanted |= wants_change
             self._speeds.unit_done(self.unit, heard)
             self.split = self._speeds.split(self.view.replicas)
         elif not self._recover(problem, tasks, done=done):
@@ -311,6 +305,7 @@ class ElasticRecovery:
         """
         job = self._the_job
         began_s, old, told = job.clock.now(), self.view, False
+        self._boundary.forget()
         while True:
             problem = None
             try:
@@ -391,40 +386,33 @@ class ElasticRecovery:
     # -- between units -----------------------------------------------------------------------------------------------
 
     def step_made(self) -> None:
-        """The next view, if one is wanted, begins when the loop begins its next step.
-
-        Until then the loop may change objects whose state joining ranks take over: scheduler.step(), scaler.update().
-        """
+        """The next view, if one is wanted, begins when the loop begins its next step."""
         if self._the_job.loss_scale.in_use and not self._knows_scaler:
             raise AttachError(
                 "the loop uses a GradScaler that attach was not given: a rank that joins would not know its scale. "
                 "Pass it: attach(..., elastic=..., grad_scaler=scaler)."
             )
-        self._between_steps, self._has_batch = True, False
-        overdue, self._was_wanted = self._change and self._was_wanted, self._change
-        if overdue:
-            self._change_view()  # the loop neither asks for batches nor calls the model itself
+        self._boundary.step_made()
 
     def before_batch(self) -> None:
-        """The loop asks for its next batch, so it has done everything that follows a step."""
-        if self._between_steps:
-            self._change_view()
-
-    def _before_forward(self, module: nn.Module) -> None:
-        trains = module is self._the_job.model and module.training and torch.is_grad_enabled()
-        if trains and self._between_steps and not self._has_batch:
-            self._change_view()
+        """The loop asks for its next batch."""
+        self._boundary.batch_wanted()
 
     def _change_view(self) -> None:
         """Change to another view here, where all members are at the same place, if one of them wants that."""
-        while self._change:
-            self._change = False
-            if self._open.tasks and self._once("what is in flight", self._the_hooks.wait, self._open.tasks) is None:
-                return  # a rank that has missed the last vote does not know that one wants a change, and trains on
+        while self._boundary.wanted:
+            self._boundary.forget()
+            before = self.view
+            if self._open.tasks:
+                self._once("what is in flight", self._the_hooks.wait, self._open.tasks)
+                if self.view is not before:
+                    return  # ranks that have heard less do not change here, and train on
+                self._boundary.forget()
             view, _ = self._next_at_boundary(done=False, why="others want to join or to leave")
-            while view is not None and view.leaving and view.boundary:
-                view = self._let_go(view.leaving)
-                self._change = True  # the next view is without the members that have left
+            following: View | None = view
+            while following is not None and following.leaving and following.boundary:
+                following = self._let_go(following.leaving)
+            self._boundary.wanted = following is None  # the next view is without the members that have left
 
     def _next_at_boundary(self, *, done: bool, why: str) -> tuple[View, bool]:
         """Change to the next view between two units; return it, and whether the unit that was prepared is done.
@@ -460,7 +448,7 @@ class ElasticRecovery:
         return view, done
 
     def _let_go(self, leaving: Sequence[str]) -> View | None:
-        """Members that leave hand over their residuals, then end; returns the next view if this one broke before.
+        """Members that leave hand over their residuals, then end; returns the next view if this one broke meanwhile.
 
         The hand-over is not repeated in another view, where other members may leave or none: some ranks may not have
         connected to this one.
@@ -478,6 +466,7 @@ class ElasticRecovery:
             problem = broken
         problem = self._common(problem)
         if problem is not None:
+            self._close_transport()  # others wait for this rank in the hand-over
             following, done = self._next_at_boundary(done=done, why=str(problem))
             if not done:
                 return following
@@ -486,7 +475,7 @@ class ElasticRecovery:
         if me in leaving:
             self.close(finished=False)
             raise SystemExit(0)
-        return None
+        return following
 
     def _note_view(self, seconds: float, *, redone: bool) -> None:
         job = self._the_job
@@ -515,8 +504,7 @@ class ElasticRecovery:
 
     def _stop_watching(self) -> None:
         self._leaving.stop_listening()
-        if self._watch is not None:
-            self._watch.remove()
+        self._boundary.close()
 
     def abandon(self) -> None:
         """After an error: release everything; other ranks have been informed already."""
