@@ -80,7 +80,7 @@ def one_rank_of_a_joining_replica_misses_the_state(strategy: str, folder: str) -
 
     def broken(transport, *arguments):
         facts = share(transport, *arguments)
-        mark = Path(folder) / f"broken-{os.environ['LACONIC_WORKER']}"
+        mark = Path(folder) / "broken"
         if transport.rank > 0 and transport._view.number > 0 and dist.get_rank() == 1 and not mark.exists():
             mark.touch()
             raise ViewBroken("the state did not arrive")
