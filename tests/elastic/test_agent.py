@@ -101,6 +101,7 @@ def test_a_replica_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert printed[-2:] == ["1 2 3 0.2 0.3", "1 2 3 0.4 0.5"]
 
 
+@pytest.mark.slow
 def test_an_error_that_comes_from_the_death_of_another_rank_does_not_count(tmp_path: Path) -> None:
     then = "os.environ['LACONIC_WORKER'] == '0.3' and os.kill(os.getpid(), 9); dist.barrier()"
     said, _ = _run_pairs(tmp_path, then, max_restarts=0)
@@ -110,6 +111,7 @@ def test_an_error_that_comes_from_the_death_of_another_rank_does_not_count(tmp_p
     ]
 
 
+@pytest.mark.slow
 def test_the_script_of_one_rank_fails(tmp_path: Path) -> None:
     # The other rank loses its connections when the first one ends, and may have ended before it.
     then = "os.environ['LACONIC_WORKER'] == '0.3' and sys.exit(3); dist.barrier()"

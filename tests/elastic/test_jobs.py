@@ -75,7 +75,10 @@ def test_a_step_that_every_survivor_has_prepared_counts(tmp_path: Path) -> None:
     assert replayed.skipped == 0  # the two that died had sent all they had
 
 
-@pytest.mark.parametrize("loop", ["batches", "own", "measures"])
+_SLOW = [pytest.param(loop, marks=pytest.mark.slow) for loop in ("own", "measures")]
+
+
+@pytest.mark.parametrize("loop", ["batches", *_SLOW])
 def test_a_joining_rank_takes_over_what_the_loop_does_after_a_step(loop: str, tmp_path: Path) -> None:
     target = "tests.elastic.workers:with_a_scheduler"
     outcome = run_job(FUSION, tmp_path, target=target, arguments={"loop": loop})

@@ -57,6 +57,7 @@ def test_rounds_of_local_updates_go_on(tmp_path: Path) -> None:
     assert len(outcome.log.views) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["the vote", "a vote for a change", "before the vote"])
 def test_a_rank_that_loses_the_view_takes_the_others_of_its_replica_along(moment: str, tmp_path: Path) -> None:
     """Otherwise one rank would wait in the next forward pass, and the other for the next view, forever."""
@@ -93,11 +94,13 @@ def test_a_replica_is_replaced_with_all_that_it_carries(tensor_parallel: bool, t
         assert (steps[0] == steps[1]) == tensor_parallel
 
 
+@pytest.mark.slow
 def test_an_error_of_the_script_ends_the_job_and_is_named(tmp_path: Path) -> None:
     outcome = run_job(FUSION, tmp_path, target=f"{WORKERS}:one_rank_raises", ranks_per_replica=2)
     assert "worker 0.3 raised ZeroDivisionError: a mistake in the script" in outcome.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharded", "batch_size", "words"),
     [

@@ -42,7 +42,7 @@ class StepBoundary:
             self._handle.remove()
 
     def forget(self) -> None:
-        """A wish that was heard in a view ends with it: in the next one the keeper and leaving ranks repeat theirs."""
+        """Drop a request for a change, as its view has ended: in the next view it is made again if it still holds."""
         self.wanted = self._was_wanted = False
 
     def exchange_begins(self) -> None:
