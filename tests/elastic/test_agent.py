@@ -21,6 +21,7 @@ from laconic.membership.decisions import Decisions
 from laconic.membership.keeper import Keeper
 from laconic.membership.launcher import Launch, Launcher
 from laconic.membership.limits import BEAT_S, SILENT_S, STOPPED_S
+from laconic.membership.member import WORKER_VARIABLE
 from laconic.membership.view import KEEPER, Beat, Ready, to_text
 
 pytestmark = pytest.mark.dist
@@ -74,10 +75,9 @@ _SHOW = (
 def _run_pairs(folder: Path, then: str, **settings: Any) -> tuple[list[str], list[str]]:
     """Two replicas of two processes that meet and do something; what the launcher says, and what they print."""
     said: list[str] = []
-    path = folder / "printed"
 
     def spawn(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        with path.open("ab") as output:
+        with (folder / f"{environment[WORKER_VARIABLE]}.printed").open("wb") as output:
             command = [sys.executable, "-c", _SHOW.format(then=then)]
             return subprocess.Popen(command, env=dict(environment), stdout=output, start_new_session=True)
 
@@ -85,7 +85,7 @@ def _run_pairs(folder: Path, then: str, **settings: Any) -> tuple[list[str], lis
     launcher = Launcher(launch, on_event=said.append)
     launcher.run()
     assert not launcher.agent._stores, "the stores of replicas that have ended are closed"
-    return said, sorted(path.read_text().splitlines())
+    return said, sorted(line for path in folder.glob("*.printed") for line in path.read_text().splitlines())
 
 
 def test_the_ranks_of_a_replica_meet_in_a_store_of_their_own(tmp_path: Path) -> None:
@@ -117,7 +117,6 @@ def test_the_script_of_one_rank_fails(tmp_path: Path) -> None:
     then = "os.environ['LACONIC_WORKER'] == '0.3' and sys.exit(3); dist.barrier()"
     with pytest.raises(LaconicError, match=r"worker 0\.[23] ended with exit code [13]"):
         _run_pairs(tmp_path, then)
-    (tmp_path / "printed").unlink()
     (first, second), _ = _run_pairs(tmp_path, then, on_error="replace")
     assert re.fullmatch(r"worker 0\.[23] ended with exit code [13]", first)
     assert second == "replica 0.4 takes its place"
