@@ -1,4 +1,4 @@
-"""Entries that reach the largest magnitude of their bin on a GPU: values are read once, then only the entries.
+"""Entries that reach the largest magnitude of their bin on a GPU: values are read once.
 
 Imported only where Triton is installed.
 """
@@ -19,11 +19,23 @@ _LONGEST = 8192
 _PER_WARP = 512
 """Elements."""
 _EXPECTED = 1 / 8
-"""The share of entries for which memory is taken before their number is known."""
+"""The share of entries for which memory is taken before their number is known, for each bin and for all of them."""
 
 
 @triton.jit
-def _mark(flat, residual, starts, marks, counts, BLOCK: tl.constexpr, ALIGNMENT: tl.constexpr):
+def _select(
+    flat,
+    residual,
+    starts,
+    counts,
+    columns,
+    values,
+    marks,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):
+    """Move the entries of a bin from the residual to the bin's memory; mark them where they are more than its room."""
     chunk = tl.program_id(0)
     start = tl.multiple_of(tl.load(starts + chunk), ALIGNMENT)
     length = tl.multiple_of(tl.load(starts + chunk + 1) - start, ALIGNMENT)
@@ -33,43 +45,60 @@ def _mark(flat, residual, starts, marks, counts, BLOCK: tl.constexpr, ALIGNMENT:
     total = tl.load(residual + start + column, mask=inside, other=0.0).to(tl.float32) + added
     # Sums are rounded to the dtype of the residual, as in plain torch.
     total = total.to(residual.dtype.element_ty).to(tl.float32)
-    tl.store(residual + start + column, total.to(residual.dtype.element_ty), mask=inside)
     bits = tl.max(total.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
     twice = (total + added).to(residual.dtype.element_ty).to(tl.float32)
     below = tl.abs(twice) < bits.to(tl.float32, bitcast=True)  # never true beside NaN
-    reached = inside & (bits != 0) & (below == 0)
-    tl.store(marks + start + column, reached.to(tl.uint8), mask=inside)
-    tl.store(counts + chunk, tl.sum(reached.to(tl.int32), axis=0))
+    reached = (inside & (bits != 0) & (below == 0)).to(tl.int32)
+    number = tl.cumsum(reached, axis=0)
+    count = tl.sum(reached, axis=0)
+    tl.store(counts + chunk, count)
+    place = tl.where(count <= ROOM, chunk.to(tl.int64) * ROOM + number - 1, -1)
+    moved = (reached != 0) & (place >= 0)
+    tl.store(columns + place, column.to(tl.int16), mask=moved)
+    tl.store(values + place, total.to(values.dtype.element_ty), mask=moved)
+    left = tl.where(moved, 0.0, total)
+    tl.store(residual + start + column, left.to(residual.dtype.element_ty), mask=inside)
+    tl.store(marks + start + column, reached.to(tl.uint8), mask=inside & (place < 0))
 
 
 @triton.jit
-def _take(
+def _gather(
     residual,
     starts,
-    marks,
     ends,
     counts,
+    columns,
+    kept,
+    marks,
     indices,
     values,
     first,
     last,
+    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
-    """Of all marked entries, those numbered from `first` to `last` - 1."""
+    """Of all selected entries, those numbered from `first` to `last` - 1."""
     chunk = tl.program_id(0)
     count = tl.load(counts + chunk)
-    if count > 0:
-        start = tl.multiple_of(tl.load(starts + chunk), ALIGNMENT)
+    start = tl.multiple_of(tl.load(starts + chunk), ALIGNMENT)
+    before = tl.load(ends + chunk) - count
+    if count > ROOM:
         length = tl.multiple_of(tl.load(starts + chunk + 1) - start, ALIGNMENT)
         column = tl.arange(0, BLOCK)
         marked = tl.load(marks + start + column, mask=column < length, other=0).to(tl.int32)
-        place = tl.load(ends + chunk) - count + tl.cumsum(marked, axis=0) - 1
+        place = before + tl.cumsum(marked, axis=0) - 1
         taken = (marked != 0) & (place >= first) & (place < last)
         value = tl.load(residual + start + column, mask=taken, other=0.0)
         tl.store(indices + place, start + column, mask=taken)
         tl.store(values + place, value, mask=taken)
         tl.store(residual + start + column, tl.zeros([BLOCK], residual.dtype.element_ty), mask=taken)
+    elif count > 0:
+        number = tl.arange(0, ROOM)
+        slot, place = chunk.to(tl.int64) * ROOM + number, before + number
+        taken = (number < count) & (place >= first) & (place < last)
+        tl.store(indices + place, start + tl.load(columns + slot, mask=taken, other=0).to(tl.int64), mask=taken)
+        tl.store(values + place, tl.load(kept + slot, mask=taken, other=0.0), mask=taken)
 
 
 def take_reaching(flat: torch.Tensor, residual: torch.Tensor, bins: Cuts) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,17 +106,21 @@ def take_reaching(flat: torch.Tensor, residual: torch.Tensor, bins: Cuts) -> tup
     if flat.dtype.itemsize > 4 or block > _LONGEST or not bins.num_chunks:
         return reference.take_reaching(flat, residual, bins)
     flat, starts, grid = flat.contiguous(), bins.starts_tensor, (bins.num_chunks,)
-    marks = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)
-    counts = torch.empty(bins.num_chunks, dtype=torch.int64, device=flat.device)
-    shape = {"BLOCK": block, "ALIGNMENT": bins.alignment, "num_warps": max(1, block // _PER_WARP)}
-    _mark[grid](flat, residual, starts, marks, counts, **shape)
-    ends = counts.cumsum(0)
-    room = math.ceil(_EXPECTED * flat.numel())
-    indices = torch.empty(room, dtype=torch.int64, device=flat.device)
-    values = torch.empty(room, dtype=residual.dtype, device=flat.device)
-    _take[grid](residual, starts, marks, ends, counts, indices, values, 0, room, **shape)
+    room = max(1, math.floor(_EXPECTED * block))
+    counts = flat.new_empty(bins.num_chunks, dtype=torch.int32)
+    columns = flat.new_empty(bins.num_chunks * room, dtype=torch.int16)
+    kept = residual.new_empty(bins.num_chunks * room)
+    marks = flat.new_empty(flat.numel(), dtype=torch.uint8)
+    shape = {"ROOM": room, "BLOCK": block, "ALIGNMENT": bins.alignment, "num_warps": max(1, block // _PER_WARP)}
+    _select[grid](flat, residual, starts, counts, columns, kept, marks, **shape)
+    ends = counts.cumsum(0, dtype=torch.int64)
+    expected = math.ceil(_EXPECTED * flat.numel())
+    indices = flat.new_empty(expected, dtype=torch.int64)
+    values = residual.new_empty(expected)
+    selected = (residual, starts, ends, counts, columns, kept, marks)
+    _gather[grid](*selected, indices, values, 0, expected, **shape)
     total = int(ends[-1])  # the host waits here
-    if total > room:
-        indices, values = (torch.cat((each, each.new_empty(total - room))) for each in (indices, values))
-        _take[grid](residual, starts, marks, ends, counts, indices, values, room, total, **shape)
+    if total > expected:
+        indices, values = (torch.cat((each, each.new_empty(total - expected))) for each in (indices, values))
+        _gather[grid](*selected, indices, values, expected, total, **shape)
     return indices[:total], values[:total]
