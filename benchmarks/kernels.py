@@ -47,7 +47,7 @@ from laconic.compression import (
     Thc,
 )
 from laconic.compression.families.quantizer import Quantizer
-from laconic.compression.kernels import count_sketch, shared_grid
+from laconic.compression.kernels import count_sketch, rotated_grid, shared_grid
 from laconic.compression.kernels.approximate_topk import approximate_topk
 from laconic.compression.kernels.bins import take_reaching
 from laconic.compression.kernels.lanes import new_numbers, pack, unpack
@@ -56,7 +56,7 @@ from laconic.compression.kernels.quantizers import decode, encode
 from laconic.compression.kernels.reference import approximate_topk as approximate_topk_reference
 from laconic.compression.kernels.reference import lowrank as lowrank_reference
 from laconic.compression.kernels.reference import topk as topk_reference
-from laconic.compression.kernels.rotation import backward, forward
+from laconic.compression.kernels.rotation import sums_of_squares
 from laconic.compression.kernels.shared_grid import Grid
 from laconic.compression.kernels.topk import topk_indices
 from laconic.compression.wire.chunks import Chunks
@@ -147,32 +147,31 @@ def on_grid(method: IntSgd) -> Case:
     return Case(str(method), prepare)
 
 
-def rotated(method: Thc) -> Case:
-    """Rotated blocks as whole numbers that are added up, of four ranks, and the same through the reference."""
+def rotated(method: Thc, world_size: int) -> Case:
+    """Rotated blocks as whole numbers that are added up, and the same through the reference."""
 
     def prepare(flat: torch.Tensor) -> Trial:
         bucket, out = Bucket((TensorSpec.of("weight", flat),)), torch.empty_like(flat)
-        rotation, lanes = Rotation(bucket, method.block), Lanes(flat.numel(), method.levels, 4)
+        rotation, lanes = Rotation(bucket, method.block), Lanes(flat.numel(), method.levels, world_size)
         reach = torch.full((rotation.num_chunks,), method.clip, device=flat.device)
         grid = Grid(2 * reach / method.levels, reach, 0, method.levels)
 
         def coded(*, reference: bool = False) -> torch.Tensor:
-            values, _ = forward(flat, rotation, 1, reference=reference)
+            sums_of_squares(flat, rotation, reference=reference)
             codes = new_numbers(lanes, grid.dtype, flat.device)
-            shared_grid.encode(values, rotation, grid, 1, codes[: flat.numel()], reference=reference)
+            rotated_grid.encode(flat, rotation, 1, grid, 1, codes=codes[: flat.numel()], reference=reference)
             return pack(lanes, codes, reference=reference)
 
         def decoded(words: torch.Tensor, *, reference: bool = False) -> None:
-            values, sums = torch.empty_like(flat), unpack(lanes, words, reference=reference)
-            shared_grid.decode(sums, 4, rotation, grid, values, reference=reference)
-            backward(values, rotation, 1, out, reference=reference)
+            sums = unpack(lanes, words, reference=reference)
+            rotated_grid.decode(sums, world_size, rotation, 1, grid, out=out, reference=reference)
 
         words = coded()
         return Trial(
             coded, lambda: decoded(words), words.nbytes, lambda: decoded(coded(reference=True), reference=True)
         )
 
-    return Case(str(method), prepare)
+    return Case(f"{method}, {world_size} ranks", prepare)
 
 
 def _state(compressor: Compressor, flat: torch.Tensor) -> BucketState:
@@ -197,7 +196,8 @@ CASES = [
     quantizer(Qsgd(levels=127)),
     quantizer(NuqSgd()),
     on_grid(IntSgd()),
-    rotated(Thc()),
+    rotated(Thc(), 4),
+    rotated(Thc(), 8),
     quantizer(TernGrad()),
     quantizer(Natural()),
     quantizer(SignSgd()),

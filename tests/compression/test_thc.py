@@ -32,11 +32,11 @@ def test_rotation_is_hadamard_times_signs() -> None:
     assert tuple(rotation.lengths.tolist()) == BLOCKS
     seed, flat = 12345, values(0, 0, BUCKET.numel, torch.float32)
     signs = torch.empty_like(flat)
-    backward(forward(torch.ones_like(flat), rotation, seed)[0], rotation, seed, signs)
+    backward(forward(torch.ones_like(flat), rotation, seed), rotation, seed, signs)
     assert torch.allclose(signs, torch.ones_like(flat), atol=1e-5), "backward undoes forward"
     start = 0
-    rotated, _ = forward(flat, rotation, seed)
-    drawn = (forward(flat.abs() + 1, rotation, seed)[0], forward(flat.abs() + 1, rotation, seed + 1)[0])
+    rotated = forward(flat, rotation, seed)
+    drawn = (forward(flat.abs() + 1, rotation, seed), forward(flat.abs() + 1, rotation, seed + 1))
     assert not torch.equal(*drawn), "other steps have other signs"
     for size in BLOCKS:
         place = slice(start, start + size)
@@ -112,3 +112,17 @@ def test_an_outlier_costs_little_and_what_is_not_finite_stays_in_its_block() -> 
         assert flat[5] == pytest.approx(2000.0, rel=0.05)
         assert flat[1024:].isnan().all()
         assert flat[:1024].isfinite().all()
+
+
+def test_values_whose_sums_are_infinite_arrive_as_nan() -> None:
+    bucket = Bucket((TensorSpec("weight", (64,)), TensorSpec("bias", (64,))))
+
+    def rank(transport: InProcessTransport) -> torch.Tensor:
+        flat = torch.ones(128)
+        flat[:64] = 1e38  # their sum is beyond float32, though each of them is not
+        exchange(Thc(), flat, Thc().init(bucket), transport, step=0)
+        return flat
+
+    for flat in InProcessCluster(2).run(rank):
+        assert flat[:64].isnan().all()
+        assert flat[64:].isfinite().all()

@@ -18,20 +18,22 @@ from laconic.core.tensor import TensorSpec
 ROOM = Path(loader.__file__).parent
 FAMILIES = sorted(path.stem for path in (ROOM / "reference").glob("[a-z]*.py"))
 BY_TORCH = ("lowrank", "row_sums")
+COMBINED = ("rotated_grid",)
+"""Two families one after the other; some devices have one kernel for both."""
 
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
     """Whether something is installed is found out anew, before and after."""
-    for remembered in (loader.load_kernels, loader._warn):
+    for remembered in (loader.load_kernels, loader.load_faster, loader._warn):
         remembered.cache_clear()
     yield
-    for remembered in (loader.load_kernels, loader._warn):
+    for remembered in (loader.load_kernels, loader.load_faster, loader._warn):
         remembered.cache_clear()
 
 
 def test_every_family_is_what_compressors_call() -> None:
-    assert set(FAMILIES) == {path.stem for path in ROOM.glob("[a-z]*.py")} - {"loader"}
+    assert {*FAMILIES, *COMBINED} == {path.stem for path in ROOM.glob("[a-z]*.py")} - {"loader"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,6 +53,7 @@ def test_without_numba_and_triton_plain_torch_does_it(monkeypatch: pytest.Monkey
     flat = torch.randn(100, generator=torch.Generator().manual_seed(0))
     packed, indices = quantizers.encode("natural", flat, chunks, 5), topk.topk_indices(flat, 7)
     loader.load_kernels.cache_clear()
+    loader.load_faster.cache_clear()
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

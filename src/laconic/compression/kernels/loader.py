@@ -21,7 +21,7 @@ def load_kernels(family: str, device_type: str, *, reference: bool = False) -> M
 
     It is the reference if that is requested, or if there is nothing faster here.
     """
-    faster = None if reference else _faster(family, device_type)
+    faster = None if reference else load_faster(family, device_type)
     return faster or import_module(f"{_ROOM}.reference.{family}")
 
 
@@ -30,7 +30,9 @@ def has_faster(family: str, device_type: str) -> bool:
     return load_kernels(family, device_type) is not load_kernels(family, device_type, reference=True)
 
 
-def _faster(family: str, device_type: str) -> ModuleType | None:
+@cache
+def load_faster(family: str, device_type: str) -> ModuleType | None:
+    """The kernels of a family that were written for this kind of device; None: there are none, or not here."""
     folder, package = _FASTER.get(device_type, ("", ""))
     if not package or find_spec(package) is None or find_spec(f"{_ROOM}.{folder}.{family}") is None:
         return None

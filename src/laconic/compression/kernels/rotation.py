@@ -16,16 +16,20 @@ from laconic.compression.kernels.loader import load_kernels
 from laconic.compression.wire.rotation import Rotation
 
 
-def forward(
-    flat: torch.Tensor, rotation: Rotation, seed: int, *, reference: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every block rotated, in float32, and the sum of squares of each rotated block, in float64."""
-    rotated = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device)
+def sums_of_squares(flat: torch.Tensor, rotation: Rotation, *, reference: bool = False) -> torch.Tensor:
+    """The sum of squares of each block, in float64; a rotation keeps it."""
     squares = torch.empty(rotation.num_chunks, dtype=torch.float64, device=flat.device)
     if flat.numel():
-        kernels = load_kernels("rotation", flat.device.type, reference=reference)
-        kernels.forward(flat, rotation, seed, rotated, squares)
-    return rotated, squares
+        load_kernels("rotation", flat.device.type, reference=reference).sums_of_squares(flat, rotation, squares)
+    return squares
+
+
+def forward(flat: torch.Tensor, rotation: Rotation, seed: int, *, reference: bool = False) -> torch.Tensor:
+    """Every block rotated, in float32."""
+    rotated = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device)
+    if flat.numel():
+        load_kernels("rotation", flat.device.type, reference=reference).forward(flat, rotation, seed, rotated)
+    return rotated
 
 
 def backward(

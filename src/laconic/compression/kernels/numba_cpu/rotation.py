@@ -36,12 +36,17 @@ def _hadamard(x):
 
 
 @njit(cache=True, nogil=True)
-def _forward(values, starts, seeds, seed, squares):
+def _sums_of_squares(values, starts, squares):
+    for block in range(len(starts) - 1):
+        squares[block] = sum_of_squares(values[starts[block] : starts[block + 1]])
+
+
+@njit(cache=True, nogil=True)
+def _forward(values, starts, seeds, seed):
     for block in range(len(starts) - 1):
         x = values[starts[block] : starts[block + 1]]
         _change_signs(x, mix(_u32(seeds[block] ^ seed)))
         _hadamard(x)
-        squares[block] = sum_of_squares(x)
 
 
 @njit(cache=True, nogil=True)
@@ -52,10 +57,15 @@ def _backward(values, starts, seeds, seed):
         _change_signs(x, mix(_u32(seeds[block] ^ seed)))
 
 
-def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor, squares: torch.Tensor) -> None:
-    """Fill `rotated`, and `squares` with the sum of squares of each block."""
+def sums_of_squares(flat: torch.Tensor, rotation: Rotation, squares: torch.Tensor) -> None:
+    """Fill `squares` with the sum of each block."""
+    _sums_of_squares(flat.float().numpy(), rotation.starts, squares.numpy())
+
+
+def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor) -> None:
+    """Fill `rotated`."""
     rotated.copy_(flat)
-    _forward(rotated.numpy(), rotation.starts, rotation.seeds, seed, squares.numpy())
+    _forward(rotated.numpy(), rotation.starts, rotation.seeds, seed)
 
 
 def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor) -> None:

@@ -7,14 +7,18 @@ import torch
 from laconic.compression.wire.rotation import Rotation
 
 
-def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor, squares: torch.Tensor) -> None:
-    """Fill `rotated`, and `squares` with the sum of squares of each block."""
+def sums_of_squares(flat: torch.Tensor, rotation: Rotation, squares: torch.Tensor) -> None:
+    """Fill `squares` with the sum of each block."""
+    for length, blocks, _ in rotation.by_length:
+        squares[blocks] = flat[_places(rotation, length, blocks)].float().double().square().sum(1)
+
+
+def forward(flat: torch.Tensor, rotation: Rotation, seed: int, rotated: torch.Tensor) -> None:
+    """Fill `rotated`."""
     signed = flat.float() * _signs(rotation, seed)
     for length, blocks, _ in rotation.by_length:
         places = _places(rotation, length, blocks)
-        rows = _hadamard(signed[places])
-        rotated[places] = rows
-        squares[blocks] = rows.double().square().sum(1)
+        rotated[places] = _hadamard(signed[places])
 
 
 def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Tensor) -> None:

@@ -18,6 +18,8 @@ _LONGEST = 8192
 """Elements of the longest bin that one program keeps in registers."""
 _PER_WARP = 512
 """Elements."""
+_SLOTS = 1024
+"""Entries that one program gathers."""
 _EXPECTED = 1 / 8
 """The share of entries for which memory is taken before their number is known, for each bin and for all of them."""
 
@@ -72,33 +74,77 @@ def _gather(
     marks,
     indices,
     values,
+    num_chunks,
+    first,
+    last,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    """Of all selected entries, those numbered from `first` to `last` - 1."""
+    chunk = tl.program_id(0) * CHUNKS + tl.arange(0, CHUNKS)
+    exists = chunk < num_chunks
+    count = tl.load(counts + chunk, mask=exists, other=0)
+    before = tl.load(ends + chunk, mask=exists, other=0) - count
+    number = tl.arange(0, ROOM)[None, :]
+    slot, place = chunk.to(tl.int64)[:, None] * ROOM + number, before[:, None] + number
+    within = tl.where(count <= ROOM, count, 0)
+    taken = (number < within[:, None]) & (place >= first) & (place < last)
+    start = tl.load(starts + chunk, mask=exists, other=0)
+    column = tl.load(columns + slot, mask=taken, other=0)
+    tl.store(indices + place, start[:, None] + column.to(tl.int64), mask=taken)
+    tl.store(values + place, tl.load(kept + slot, mask=taken, other=0.0), mask=taken)
+    if tl.max(count, axis=0) > ROOM:
+        for each in range(CHUNKS):
+            _gather_marked(
+                residual,
+                starts,
+                ends,
+                counts,
+                marks,
+                indices,
+                values,
+                tl.program_id(0) * CHUNKS + each,
+                num_chunks,
+                first,
+                last,
+                ROOM,
+                BLOCK,
+                ALIGNMENT,
+            )
+
+
+@triton.jit
+def _gather_marked(
+    residual,
+    starts,
+    ends,
+    counts,
+    marks,
+    indices,
+    values,
+    chunk,
+    num_chunks,
     first,
     last,
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
-    """Of all selected entries, those numbered from `first` to `last` - 1."""
-    chunk = tl.program_id(0)
-    count = tl.load(counts + chunk)
-    start = tl.multiple_of(tl.load(starts + chunk), ALIGNMENT)
-    before = tl.load(ends + chunk) - count
+    """Take the entries of one bin from the residual, if they are more than its room."""
+    count = tl.load(counts + chunk, mask=chunk < num_chunks, other=0)
     if count > ROOM:
+        start = tl.multiple_of(tl.load(starts + chunk), ALIGNMENT)
         length = tl.multiple_of(tl.load(starts + chunk + 1) - start, ALIGNMENT)
         column = tl.arange(0, BLOCK)
         marked = tl.load(marks + start + column, mask=column < length, other=0).to(tl.int32)
-        place = before + tl.cumsum(marked, axis=0) - 1
+        place = tl.load(ends + chunk) - count + tl.cumsum(marked, axis=0) - 1
         taken = (marked != 0) & (place >= first) & (place < last)
         value = tl.load(residual + start + column, mask=taken, other=0.0)
         tl.store(indices + place, start + column, mask=taken)
         tl.store(values + place, value, mask=taken)
         tl.store(residual + start + column, tl.zeros([BLOCK], residual.dtype.element_ty), mask=taken)
-    elif count > 0:
-        number = tl.arange(0, ROOM)
-        slot, place = chunk.to(tl.int64) * ROOM + number, before + number
-        taken = (number < count) & (place >= first) & (place < last)
-        tl.store(indices + place, start + tl.load(columns + slot, mask=taken, other=0).to(tl.int64), mask=taken)
-        tl.store(values + place, tl.load(kept + slot, mask=taken, other=0.0), mask=taken)
 
 
 def take_reaching(flat: torch.Tensor, residual: torch.Tensor, bins: Cuts) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,9 +164,16 @@ def take_reaching(flat: torch.Tensor, residual: torch.Tensor, bins: Cuts) -> tup
     indices = flat.new_empty(expected, dtype=torch.int64)
     values = residual.new_empty(expected)
     selected = (residual, starts, ends, counts, columns, kept, marks)
-    _gather[grid](*selected, indices, values, 0, expected, **shape)
-    total = int(ends[-1])  # the host waits here
+    together = max(1, _SLOTS // room)
+    shape, groups = {**shape, "CHUNKS": together, "num_warps": 4}, (-(-bins.num_chunks // together),)
+    # The host learns the number of entries while the device gathers them.
+    number, known = torch.empty(1, dtype=torch.int64, pin_memory=True), torch.cuda.Event()
+    number.copy_(ends[-1:], non_blocking=True)
+    known.record()
+    _gather[groups](*selected, indices, values, bins.num_chunks, 0, expected, **shape)
+    known.synchronize()
+    total = int(number)
     if total > expected:
         indices, values = (torch.cat((each, each.new_empty(total - expected))) for each in (indices, values))
-        _gather[grid](*selected, indices, values, expected, total, **shape)
+        _gather[groups](*selected, indices, values, bins.num_chunks, expected, total, **shape)
     return indices[:total], values[:total]
