@@ -9,14 +9,15 @@ from numba import njit
 from laconic.compression.kernels.numba_cpu.chunk import mix, sum_of_squares
 from laconic.compression.wire.rotation import Rotation
 
-_u32, _f32 = np.uint32, np.float32
+_u32, _i32, _f32 = np.uint32, np.int32, np.float32
 
 
 @njit(cache=True, nogil=True)
 def _change_signs(x, seed):
-    for i in range(len(x)):
-        if mix(_u32(_u32(i) + seed)) & _u32(1):
-            x[i] = -x[i]
+    for start in range(0, len(x), 32):
+        number, part = mix(_u32(_u32(start // 32) + seed)), x[start : start + 32]
+        for i in range(len(part)):
+            part[i] *= _f32(1 - 2 * _i32((number >> _u32(i)) & _u32(1)))
 
 
 @njit(cache=True, nogil=True)

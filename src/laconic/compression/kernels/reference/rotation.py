@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from laconic.compression.wire.rotation import Rotation
+from laconic.compression.wire.seeds import mix_tensor
 
 
 def sums_of_squares(flat: torch.Tensor, rotation: Rotation, squares: torch.Tensor) -> None:
@@ -30,7 +31,11 @@ def backward(values: torch.Tensor, rotation: Rotation, seed: int, out: torch.Ten
 
 
 def _signs(rotation: Rotation, seed: int) -> torch.Tensor:
-    return (1 - 2 * (rotation.numbers(seed) & 1)).float()
+    """+1 or -1 for every element: bit i % 32 of the random number i // 32 of its block decides."""
+    chunk = rotation.chunk_of_element()
+    position = torch.arange(rotation.bucket.numel, device=rotation.bucket.device) - rotation.starts_tensor[chunk]
+    numbers = mix_tensor(position // 32 + mix_tensor(rotation.seeds_tensor ^ seed)[chunk])
+    return (1 - 2 * ((numbers >> position % 32) & 1)).float()
 
 
 def _places(rotation: Rotation, length: int, blocks: torch.Tensor) -> torch.Tensor:

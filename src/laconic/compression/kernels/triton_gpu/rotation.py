@@ -14,14 +14,17 @@ from laconic.compression.wire.rotation import Rotation
 
 LONGEST = 4096
 """Elements of one program at most."""
-_PER_WARP = 512
+_PER_WARP = 1024
 
 
 @triton.jit
 def signs(seeds, block, seed, LENGTH: tl.constexpr):
-    """The random signs of one block."""
-    numbers = mix(tl.arange(0, LENGTH).to(tl.uint32) + mix((tl.load(seeds + block) ^ seed).to(tl.uint32)))
-    return 1.0 - 2.0 * (numbers & 1).to(tl.int32).to(tl.float32)
+    """The random signs of one block, 32 from each random number."""
+    WORDS: tl.constexpr = max(LENGTH // 32, 1)
+    BITS: tl.constexpr = LENGTH // WORDS
+    numbers = mix(tl.arange(0, WORDS).to(tl.uint32) + mix((tl.load(seeds + block) ^ seed).to(tl.uint32)))
+    bits = (numbers[:, None] >> tl.arange(0, BITS).to(tl.uint32)[None, :]) & 1
+    return tl.reshape(1.0 - 2.0 * bits.to(tl.int32).to(tl.float32), (LENGTH,))
 
 
 @triton.jit
