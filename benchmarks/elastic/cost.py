@@ -1,7 +1,9 @@
 """`python -m benchmarks.elastic.cost`: what it costs to be elastic while nothing fails.
 
 Four Gloo ranks train the same model under the same strategy, with and without elastic=..., in turns. A step waits as
-long as a larger model would compute (--step). Printed are medians of all steps but the first ones.
+long as a larger model would compute (--step). In a third kind of turn, ranks that are not elastic make one more small
+all-gather before each optimizer step, as the vote of an elastic step is. Printed are medians of all steps but the first
+ones, and what they add to those of plain turns.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ from laconic.membership.launcher import Launch, Launcher
 _RANKS = 4
 _FIRST = 10
 """Steps that are not counted."""
+_KINDS = ("plain", "all-gather", "elastic")
+_VOTE = 5
+"""Numbers of 64 bits in a vote."""
 
 
 def main() -> int:
@@ -43,31 +48,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--step", type=float, default=0.2, help="seconds that a step computes")
+    parser.add_argument("--step", type=float, nargs="+", default=[0.2], help="seconds that a step computes")
     parser.add_argument("--family", default="fusion", choices=list(FAMILIES))
     parser.add_argument("--rank", nargs=2, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
-        _train(options, Path(options.rank[0]), elastic=options.rank[1] == "elastic")
+        _train(options, Path(options.rank[0]), options.rank[1])
         return 0
-    differences: list[float] = []
     with tempfile.TemporaryDirectory(prefix="laconic-elastic-") as temporary:
-        for turn in range(options.turns):
-            times = {kind: _run(options, Path(temporary) / f"{turn}-{kind}", kind) for kind in ("plain", "elastic")}
-            differences.append(times["elastic"] / times["plain"] - 1)
-            print(
-                f"plain {1e3 * times['plain']:.2f} ms, elastic {1e3 * times['elastic']:.2f} ms: {differences[-1]:+.2%}",
-                flush=True,
-            )
-    spread = f"{min(differences):+.2%} to {max(differences):+.2%}"
-    print(f"median {statistics.median(differences):+.2%} ({spread}), {options.turns} turns of {options.steps} steps")
+        for step_s in options.step:
+            added: dict[str, list[float]] = {kind: [] for kind in _KINDS[1:]}
+            plain_s: list[float] = []
+            for turn in range(options.turns):
+                times_s = {kind: _run(options, step_s, Path(temporary) / f"{turn}-{kind}", kind) for kind in _KINDS}
+                plain_s.append(times_s["plain"])
+                for kind, found in added.items():
+                    found.append(times_s[kind] - times_s["plain"])
+                print("  ".join(f"{kind} {1e3 * time_s:.2f} ms" for kind, time_s in times_s.items()), flush=True)
+            usual_s = statistics.median(plain_s)
+            for kind, found in added.items():
+                median_s, spread = statistics.median(found), f"{1e3 * min(found):+.2f} to {1e3 * max(found):+.2f}"
+                print(f"steps of {1e3 * usual_s:.0f} ms, {kind}: {1e3 * median_s:+.2f} ms ({spread}), "
+                      f"{median_s / usual_s:+.2%}", flush=True)  # fmt: skip
     return 0
 
 
-def _run(options: argparse.Namespace, out: Path, kind: str) -> float:
+def _run(options: argparse.Namespace, step_s: float, out: Path, kind: str) -> float:
     """The median time of a step of the first rank."""
     command = [sys.executable, "-m", "benchmarks.elastic.cost", "--steps", str(options.steps)]
-    command += ["--step", str(options.step), "--family", options.family, "--rank", str(out), kind]
+    command += ["--step", str(step_s), "--family", options.family, "--rank", str(out), kind]
     if kind == "elastic":
         Launcher(Launch(spawn=spawn_command(command), num_workers=_RANKS, first=_RANKS)).run()
     else:
@@ -76,8 +85,9 @@ def _run(options: argparse.Namespace, out: Path, kind: str) -> float:
     return statistics.median(later - earlier for earlier, later in pairwise(ended[_FIRST:]))
 
 
-def _train(options: argparse.Namespace, out: Path, *, elastic: bool) -> None:
+def _train(options: argparse.Namespace, out: Path, kind: str) -> None:
     torch.set_num_threads(1)
+    elastic, rows = kind == "elastic", torch.zeros(_RANKS, _VOTE, dtype=torch.int64)
     model, optimizer = make_model()
     if not elastic:
         dist.init_process_group("gloo")
@@ -85,8 +95,10 @@ def _train(options: argparse.Namespace, out: Path, *, elastic: bool) -> None:
     ended: list[float] = []
     with laconic.attach(model, optimizer, FAMILIES[options.family], elastic=joining, timeout_s=60) as session:
         for inputs, targets in _batches(session, elastic=elastic):
-            time.sleep(options.step)
+            time.sleep(options.step[0])
             nn.functional.cross_entropy(model(inputs), targets).backward()
+            if kind == "all-gather":
+                dist.all_gather(list(rows), rows[0].clone())
             optimizer.step()
             optimizer.zero_grad()
             ended.append(time.perf_counter())
