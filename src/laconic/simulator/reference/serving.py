@@ -8,7 +8,7 @@ from typing import cast
 
 from laconic.errors import ConfigurationError, UsageError
 from laconic.simulator.reference.inferencemax import LENGTHS, SHORTEST, recipe
-from laconic.simulator.reference.published import PublishedTable, Row
+from laconic.simulator.reference.published import Likeness, PublishedTable, Row
 from laconic.simulator.serving.deployment import Deployment, Precision
 from laconic.simulator.serving.devices import DEVICES, serving_device
 from laconic.simulator.serving.forward import ForwardPass
@@ -47,14 +47,30 @@ class Serving(PublishedTable):
     measured = ("silicon_ttft_ms", "silicon_tpot_ms")
     carried_along = ("id", "measured", "backend_version")
     calibrated_on = (
-        "a tenth of the given aggregated rows for the times on the host, per layer and sequence, for the shares of the "
-        "peak that experts and prompts reach, and for the passes before a first token; disaggregated rows: nothing"
+        "a tenth of the given aggregated rows for the times on the host, per layer and sequence, for kernels between "
+        "products, for the shares of the peak, for speculative decoding, and for the passes before a first token; "
+        "disaggregated rows: nothing"
     )
 
     def predict(self, row: Row) -> Mapping[str, float]:
         """Milliseconds."""
         found = served(row)
         return {"silicon_ttft_ms": 1e3 * found.first_token_s, "silicon_tpot_ms": 1e3 * found.token_s}
+
+    def likeness(self, row: Row) -> Likeness:
+        """The deployment in words; the load and the degrees in numbers."""
+        mode, load = row.choice("mode", ("agg", "disagg")), _load(row)
+        if mode == "agg":
+            degrees = _aggregated_degrees(row)
+        else:
+            degrees = tuple(
+                _degree(row, column) for column in ("decode_tp_size", "prefill_tp_size", "decode_moe_ep_size")
+            )
+        return Likeness(
+            mode,
+            (row["backend"], _model(row).name, row["system"], row["precision"], row.get("backend_version", "")),
+            (load.concurrency, load.input_tokens, load.output_tokens, *degrees),
+        )
 
 
 def served(row: Row) -> Served:
