@@ -178,6 +178,12 @@ def test_a_strategy_that_is_refused_says_so_beside_others_and_alone_it_is_an_err
             "--rows has no effect together with --reference quantit",
         ),
         (("--rows", "a.csv"), "--rows has no effect without --reference"),
+        (("--calibrate", "a.csv"), "--calibrate has no effect without --reference"),
+        (("--reference", "serving", "--calibrate", "a.csv"), "--calibrate needs --rows"),
+        (
+            ("--reference", "quantitative-survey", "--calibrate", "a.csv"),
+            "--calibrate has no effect together with --reference quantit",
+        ),
         (("--reference", "no-such"), 'there is no table "no-such"'),
         (("ddp", "--reference", "quantitative-survey"), "a strategy has no effect together with --reference"),
     ],

@@ -75,24 +75,28 @@ def run(arguments: Arguments) -> int:
         print_serving(arguments.serve, as_json=arguments.json)
         return 0
     if arguments.reference is not None:
-        _refuse_others(arguments, ("reference", "rows", "json"), "--reference, whose settings are those published.")
-        if arguments.reference == _SURVEY and arguments.rows is not None:
-            raise UsageError(
-                f"simulate: --rows has no effect together with --reference {_SURVEY}, which prints every cell."
-            )
+        _refuse_others(
+            arguments, ("reference", "rows", "calibrate", "json"), "--reference, whose settings are those published."
+        )
+        for option, given in (("rows", arguments.rows), ("calibrate", arguments.calibrate)):
+            if arguments.reference == _SURVEY and given is not None:
+                raise UsageError(
+                    f"simulate: --{option} has no effect together with --reference {_SURVEY}, which prints every cell."
+                )
         if arguments.reference == _SURVEY:
             _print_survey(as_json=arguments.json)
         else:
-            print_reference(arguments.reference, arguments.rows, as_json=arguments.json)
+            print_reference(arguments.reference, arguments.rows, arguments.calibrate, as_json=arguments.json)
         return 0
     if arguments.parallel is not None:
         print_parallel(arguments)
         return 0
     _refuse_without_parallel(arguments)
-    if arguments.rows is not None:
-        raise UsageError(
-            "simulate: --rows has no effect without --reference, which names the table. Give both, or neither."
-        )
+    for option, given in (("rows", arguments.rows), ("calibrate", arguments.calibrate)):
+        if given is not None:
+            raise UsageError(
+                f"simulate: --{option} has no effect without --reference, which names the table. Give both, or neither."
+            )
     places = _places(arguments)
     sweep = Sweep(
         strategies=_strategies(arguments),

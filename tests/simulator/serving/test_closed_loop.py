@@ -77,6 +77,30 @@ def test_new_requests_wait_for_the_next_check(interval: int, ready_pass: int) ->
     assert replay(2, load, 2, passes).first_s == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("most_passes", "filled_at", "waited"), [(0, 1e9, 5), (20, 1e9, 25), (20, 101, 5)])
+def test_prompts_gather_while_sequences_run(most_passes: int, filled_at: float, waited: int) -> None:
+    """The second prompt is ready after 4.5 decode passes, and then waits for others, unless it fills a pass."""
+    handled = iter((0.0, PROMPT_S + 4.5 * TOKEN_S))
+    load = Load(input_tokens=100, output_tokens=101, concurrency=2, requests_per_client=1)
+    passes = replace(
+        ALIKE,
+        handling_s=lambda tokens: next(handled),
+        batch_wait_passes=most_passes,
+        batch_wait_tokens=filled_at,
+    )
+    expected = (PROMPT_S + (PROMPT_S + waited * TOKEN_S + PROMPT_S)) / 2
+    assert replay(2, load, 2, passes).first_s == pytest.approx(expected)
+
+
+def test_gathering_ends_with_the_last_running_sequence() -> None:
+    """Nothing runs any more after 10 passes, and the prompt that waited is read at once."""
+    handled = iter((0.0, PROMPT_S + 4.5 * TOKEN_S))
+    load = Load(input_tokens=100, output_tokens=11, concurrency=2, requests_per_client=1)
+    passes = replace(ALIKE, handling_s=lambda tokens: next(handled), batch_wait_passes=20, batch_wait_tokens=1e9)
+    expected = (PROMPT_S + (PROMPT_S + 10 * TOKEN_S + PROMPT_S)) / 2
+    assert replay(2, load, 2, passes).first_s == pytest.approx(expected)
+
+
 def test_lines_are_interpolated_exactly() -> None:
     line = interpolated(lambda size: 3 + 2 * size)
     assert [line(size) for size in (1.0, 7.3, 4096.0)] == pytest.approx([5.0, 17.6, 8195.0])

@@ -54,6 +54,24 @@ def test_the_network_adds_two_all_reduces_per_layer() -> None:
     assert forward(1, 1.0).decode(16, 500).network_s == 0
 
 
+def test_kernels_between_products_are_not_divided_by_tensor_parallelism() -> None:
+    model, device = served_model("llama3-70b"), serving_device("h100_sxm")
+    moved = 2 * model.hidden_size * 4096 * device.moves * model.num_hidden_layers
+    for tp in (2, 8):
+        found = forward(tp).prefill(4096, 4096).layers_s
+        assert found == pytest.approx(moved / (device.memory_bytes_per_s * device.memory_share))
+
+
+def test_accepted_tokens_shorten_the_time_per_token_alone() -> None:
+    load = Load(input_tokens=1024, output_tokens=256)
+    plain, speculative = (
+        aggregated(forward(8, framework=replace(BARE, passes_before_first=10.0, accepted=accepted)), load)
+        for accepted in (1.0, 2.0)
+    )
+    assert speculative.token_s == pytest.approx(plain.token_s / 2)
+    assert speculative.first_token_s == pytest.approx(plain.first_token_s)
+
+
 def test_a_single_request_takes_its_passes() -> None:
     load = Load(input_tokens=4096, output_tokens=256)
     here = forward(8)

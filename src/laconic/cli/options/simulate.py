@@ -61,6 +61,8 @@ class Arguments:
     """Predict a published table of measurements instead: quantitative-survey, vtrain, ... (docs/large-models.md)."""
     rows: Annotated[str | None, tyro.conf.arg(metavar="FILE.csv")] = None
     """Rows to predict, with the columns of the table of --reference. If omitted: those used for calibration."""
+    calibrate: Annotated[str | None, tyro.conf.arg(metavar="FILE.csv")] = None
+    """With --rows: measured rows of your own; predictions are corrected by the errors for similar rows."""
     parallel: Annotated[str | None, tyro.conf.arg(metavar="PLAN|search")] = None
     """Train a large model under a parallel plan, e.g. "dp=16 tp=8 pp=4 zero=1 micro_batch=1 recompute=selective
     sequence_parallel", or search for the fastest plan that fits; --workload names the model (docs/large-models.md)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.errors import ConfigurationError, did_you_mean, one_line
@@ -72,6 +73,18 @@ class Row(Mapping[str, str]):
         return ConfigurationError(f'{self.where}, column {column}: expected {expected}, got "{found}".')
 
 
+@dataclass(frozen=True)
+class Likeness:
+    """By what rows of a table resemble each other; every row of a table has the same numbers of words and counts."""
+
+    group: str
+    """Rows of different groups say nothing about each other."""
+    words: tuple[str, ...]
+    """Compared for equality."""
+    counts: tuple[float, ...]
+    """Positive numbers, compared by their ratio."""
+
+
 class PublishedTable(ABC):
     """One published table; a class per table, made without arguments."""
 
@@ -91,6 +104,10 @@ class PublishedTable(ABC):
     @abstractmethod
     def predict(self, row: Row) -> Mapping[str, float]:
         """A prediction for each column in `measured`; ConfigurationError names the column that is wrong."""
+
+    def likeness(self, row: Row) -> Likeness | None:
+        """By what the row resembles others; None where predictions of the table cannot be calibrated."""
+        return None
 
     def carried_rows(self) -> list[dict[str, str]]:
         """The rows that the package carries because it is calibrated on them, measured columns included."""

@@ -8,7 +8,7 @@ from typing import cast
 
 from laconic.errors import ConfigurationError, UsageError
 from laconic.simulator.reference.inferencemax import LENGTHS, SHORTEST, recipe
-from laconic.simulator.reference.published import PublishedTable, Row
+from laconic.simulator.reference.published import Likeness, PublishedTable, Row
 from laconic.simulator.serving.deployment import Deployment, Precision
 from laconic.simulator.serving.devices import DEVICES, serving_device
 from laconic.simulator.serving.forward import ForwardPass
@@ -27,6 +27,10 @@ _MOST_WEIGHTS = 0.85
 """The largest share of a GPU's memory that weights may take, so that the KV cache also fits."""
 
 
+_SGLANG_PASSES = 10.0
+"""Passes before a first token, for rows of SGLang that are not from InferenceMAX."""
+
+
 class Serving(PublishedTable):
     """Milliseconds to the first token and per output token."""
 
@@ -43,8 +47,9 @@ class Serving(PublishedTable):
     measured = ("silicon_ttft_ms", "silicon_tpot_ms")
     carried_along = ("id", "measured", "backend_version")
     calibrated_on = (
-        "a tenth of the given aggregated rows for the times on the host, per layer and sequence, for the shares of the "
-        "peak that experts and prompts reach, and for the passes before a first token; disaggregated rows: nothing"
+        "a tenth of the given aggregated rows for the times on the host, per layer and sequence, for kernels between "
+        "products, for the shares of the peak, for speculative decoding, and for the passes before a first token; "
+        "disaggregated rows: nothing"
     )
 
     def predict(self, row: Row) -> Mapping[str, float]:
@@ -52,18 +57,26 @@ class Serving(PublishedTable):
         found = served(row)
         return {"silicon_ttft_ms": 1e3 * found.first_token_s, "silicon_tpot_ms": 1e3 * found.token_s}
 
+    def likeness(self, row: Row) -> Likeness:
+        """The deployment in words; the load and the degrees in numbers."""
+        mode, load = row.choice("mode", ("agg", "disagg")), _load(row)
+        if mode == "agg":
+            degrees = _aggregated_degrees(row)
+        else:
+            degrees = tuple(
+                _degree(row, column) for column in ("decode_tp_size", "prefill_tp_size", "decode_moe_ep_size")
+            )
+        return Likeness(
+            mode,
+            (row["backend"], _model(row).name, row["system"], row["precision"], row.get("backend_version", "")),
+            (load.concurrency, load.input_tokens, load.output_tokens, *degrees),
+        )
+
 
 def served(row: Row) -> Served:
     """The predicted latencies of the deployment in a row."""
     mode = row.choice("mode", ("agg", "disagg"))
-    # An empty cell, or 0: the measurement names the batch instead, or does not use that kind of parallelism.
-    batch = row.whole("batch_size" if mode == "agg" else "decode_batch_size", empty=1)
-    load = Load(
-        input_tokens=row.whole("isl"),
-        output_tokens=row.whole("osl"),
-        concurrency=row.whole("concurrency", empty=batch),
-        shortest=SHORTEST,
-    )
+    load = _load(row)
     if mode == "agg":
         return aggregated(_forward(row, *_aggregated_degrees(row)), load)
     prefill = _worker(row, "prefill", _degree(row, "prefill_tp_size"))
@@ -75,6 +88,21 @@ def served(row: Row) -> Served:
             disaggregated(prefill, decode, load, prefill_workers=prefill_workers, decode_workers=decode_workers)
         )
     return min(found, key=lambda one: one.token_s)
+
+
+def _load(row: Row) -> Load:
+    # An empty cell, or 0: the measurement names the batch instead, or does not use that kind of parallelism.
+    batch = row.whole("batch_size" if row["mode"] == "agg" else "decode_batch_size", empty=1)
+    lengths = row.whole("isl"), row.whole("osl")
+    # Outside of InferenceMAX, powers of two are lengths of a benchmark whose requests are all alike. They matter for
+    # SGLang, where equal requests end together, and wait together.
+    equal = row["backend"] == "sglang" and lengths not in LENGTHS and all(n & (n - 1) == 0 for n in lengths)
+    return Load(
+        input_tokens=lengths[0],
+        output_tokens=lengths[1],
+        concurrency=row.whole("concurrency", empty=batch),
+        shortest=1.0 if equal else SHORTEST,
+    )
 
 
 def _aggregated_degrees(row: Row) -> tuple[int, int, int]:
@@ -126,9 +154,11 @@ def _forward(row: Row, tp: int, gpus: int, ep: int) -> ForwardPass:
         # It ran, so it fitted: on more GPUs than the columns name, or with fewer bits for some weights.
         deployment = replace(deployment, device=replace(deployment.device, memory_bytes=needed))
     framework = FRAMEWORKS[row.choice("backend", FRAMEWORKS)]
-    if (row.whole("isl"), row.whole("osl")) in LENGTHS:
-        clients = row.whole("concurrency", empty=1)
-        framework = recipe(framework, deployment, version=row.get("backend_version", ""), clients=clients)
+    load = _load(row)
+    if (load.input_tokens, load.output_tokens) in LENGTHS:
+        framework = recipe(framework, deployment, load, version=row.get("backend_version", ""))
+    elif framework.name == "sglang":
+        framework = replace(framework, passes_before_first=_SGLANG_PASSES if load.shortest < 1 else 0.0)
     return ForwardPass(deployment, framework)
 
 

@@ -52,8 +52,8 @@ _FRAMEWORKS = {
 
 
 def _device(name: str, matmul_share: float) -> ServingDevice:
-    """The device with the shares that 16-bit kernels of 2023 reached; prefill had no overhead beyond its products."""
-    return replace(serving_device(name), matmul_share=matmul_share, prompt_ratio=1.0, attention_share=0.4)
+    """The device with the shares that 16-bit kernels of 2023 reached, kernels between products included."""
+    return replace(serving_device(name), matmul_share=matmul_share, moves=0.0, attention_share=0.4)
 
 
 _DEVICES: dict[str, tuple[ServingDevice, str, float]] = {

@@ -6,8 +6,9 @@ requests arrive as answers end. The workers run passes, one after the other:
     prompts wait and there is a place   a pass over the prompts that arrived first, as many as fit into one pass
     else                                one new token for every sequence that runs
 
-Before a prompt can be part of a pass, the host handles the request (HTTP, tokens), one request after the other. A
-framework may look for new requests only every few passes; a worker without sequences looks all the time.
+Some frameworks let prompts wait for further prompts while sequences run, for a number of decode passes or until a pass
+is full. Before a prompt can be part of a pass, the host handles the request (HTTP, tokens), one request after the
+other. A framework may look for new requests only every few passes; a worker without sequences looks all the time.
 
 Frameworks that mix prefill and decode also give running sequences a token in passes over prompts; the attention of
 these sequences is added to the pass.
@@ -48,6 +49,10 @@ class Passes:
     """The time of the host for a request before its first pass, by the tokens of its prompt."""
     poll_passes: int = 1
     """The number of decode passes between two checks for new requests."""
+    batch_wait_passes: int = 0
+    """The most decode passes that prompts wait for further prompts, while sequences run."""
+    batch_wait_tokens: float = 0.0
+    """Prompts do not wait any longer once the next pass has this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,8 @@ class _Run:
         self._host_free_s = 0.0
         self._poll_at = 0.0
         """The count of `_tokens` at which the framework looks for new requests."""
+        self._gathering_since: float | None = None
+        """The count of `_tokens` at which a prompt began to wait for further prompts."""
         self._waiting: deque[_Request] = deque()
         self._running: list[tuple[float, int, float, float]] = []
         """The count of `_tokens` at which it ends; the request's number; its first token's time; its further tokens."""
@@ -107,7 +114,12 @@ class _Run:
             self._now_s = max(self._now_s, self._waiting[0].ready_s)
             self._poll_at = self._tokens
         if wanted and self._tokens >= self._poll_at and self._waiting[0].ready_s <= self._now_s:
-            self._read_prompts()
+            wait = self._passes_to_wait()
+            if wait > 0:
+                self._write_tokens(until_poll=False, at_most=wait)
+            else:
+                self._read_prompts()
+                self._gathering_since = None
             self._poll_at = self._tokens
         else:
             self._write_tokens(until_poll=wanted)
@@ -119,11 +131,23 @@ class _Run:
             if self._unsent:
                 self._send()
 
-    def _write_tokens(self, *, until_poll: bool) -> None:
+    def _passes_to_wait(self) -> float:
+        """Decode passes that prompts still wait for further prompts."""
+        passes = self._passes
+        if not passes.batch_wait_passes or not self._running:
+            return 0.0
+        ready = sum(request.input_tokens for request in self._waiting if request.ready_s <= self._now_s)
+        if ready + len(self._running) >= passes.batch_wait_tokens:
+            return 0.0
+        if self._gathering_since is None:
+            self._gathering_since = self._tokens
+        return self._gathering_since + passes.batch_wait_passes - self._tokens
+
+    def _write_tokens(self, *, until_poll: bool, at_most: float = math.inf) -> None:
         """Decode passes until an answer ends; with `until_poll` at most until the check that finds the next request."""
         every = self._passes.poll_passes
         output_s = self._output_s(float(len(self._running)))
-        number = max(0.0, self._running[0][0] - self._tokens)
+        number = min(at_most, max(0.0, self._running[0][0] - self._tokens))
         if self._poll_at <= self._tokens:
             self._poll_at += every * (math.floor((self._tokens - self._poll_at) / every) + 1)
         if until_poll:

@@ -32,11 +32,12 @@ class ServingDevice:
     """The share of the 16-bit peak that fused attention reaches on a prompt."""
     is_blackwell: bool = False
     """Whether the GPU is of the generation of B200."""
-    prompt_ratio: float = 1.1
-    """The factor on the time of products in a prefill pass: it includes quantization and the like, which decode passes
-    hide behind reading weights."""
-    expert_prompt_ratio: float = 1.2
-    """The same factor for experts: sorting of tokens, and groups of different sizes."""
+    expert_prompt_ratio: float = 0.7
+    """The factor on the time of experts in a prefill pass, whose groups of rows are larger than those of decode."""
+    moves: float = 16.0
+    """How often a layer of a prefill pass reads or writes each token's activations outside of products."""
+    expert_moves: float = 12.0
+    """The same for each copy of a token that an expert gets: sorting, quantization, sums."""
 
 
 def _peaks(bf16: float, fp8: float = 0.0, fp4: float = 0.0) -> dict[str, float]:
@@ -46,10 +47,8 @@ def _peaks(bf16: float, fp8: float = 0.0, fp4: float = 0.0) -> dict[str, float]:
 _BLACKWELL: dict[str, Any] = {
     "is_blackwell": True,
     "attention_share": 0.235,
-    "prompt_ratio": 1.6,
-    "expert_prompt_ratio": 2.0,
 }
-"""Prefill kernels reach a smaller share of a higher peak."""
+"""Attention in prefill reaches a smaller share of a higher peak."""
 
 DEVICES: Mapping[str, ServingDevice] = {
     device.name: device

@@ -5,6 +5,8 @@ products   max(operations / (peak * share), weights read / (memory bandwidth * s
 experts    those that at least one token of the pass goes to take part: E (1 - (1 - k / E)^rows); of `ep` groups of
            them the busiest sets the pace, 1 + sqrt(2 ln(ep) / tokens of a group) times the mean
 attention  operations of new tokens with all before them, or the cache read once
+moved      in prefill, kernels between products (normalizations, quantization, sorting for experts) read and write
+           every token; tensor parallelism does not divide this work
 network    two all-reduces per layer with tensor parallelism; dispatch and combine of tokens where groups of GPUs
            share the experts
 layers     the time of kernels that do neither
@@ -13,7 +15,7 @@ layers     the time of kernels that do neither
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from laconic.cluster.collective_costs import CollectiveCosts, ExpertAllToAll, Routing
 from laconic.simulator.serving.deployment import Deployment
@@ -22,6 +24,7 @@ from laconic.workload.transformer import Projection
 
 _IDLE_ROWS, _IDLE_EXPERT_ROWS = 64, 16
 """Rows of padding that fill up tiles, for a dense matrix and for that of an expert."""
+_ACTIVATION_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,16 @@ class ForwardPass:
         heads = model.num_attention_heads / self.deployment.tp
         operations = 2 * tokens * context / 2 * heads * (model.head_width + model.value_width)
         attention_s = model.num_hidden_layers * operations / (device.flops_per_s["bf16"] * device.attention_share)
-        return self._pass(tokens, attention_s, device.prompt_ratio, device.expert_prompt_ratio)
+        passed = self._pass(tokens, attention_s, device.expert_prompt_ratio)
+        return replace(passed, layers_s=passed.layers_s + self._moving_s(tokens))
+
+    def _moving_s(self, tokens: float) -> float:
+        """Kernels between the products of a prefill pass."""
+        deployment, model, device = self.deployment, self.deployment.model, self.deployment.device
+        copies = model.num_experts_per_tok * deployment.dp / deployment.ep
+        moves = model.num_hidden_layers * device.moves + model.num_mixture_layers * copies * device.expert_moves
+        per_s = device.memory_bytes_per_s * device.memory_share
+        return moves * tokens * model.hidden_size * _ACTIVATION_BYTES / per_s
 
     def decode(self, sequences: float, context: float) -> PassTime:
         """One new token for each of `sequences` of one group, with `context` tokens in the cache."""
@@ -72,8 +84,8 @@ class ForwardPass:
         read = sequences * context * self.deployment.cache_per_token_bytes(self.framework.kv_bytes)
         return self._pass(sequences, read / (device.memory_bytes_per_s * device.memory_share))
 
-    def _pass(self, rows: float, attention_s: float, ratio: float = 1.0, expert_ratio: float = 1.0) -> PassTime:
-        """`ratio` and `expert_ratio`: factors on the times of dense and of expert products."""
+    def _pass(self, rows: float, attention_s: float, expert_ratio: float = 1.0) -> PassTime:
+        """`expert_ratio`: a factor on the time of expert products."""
         model = self.deployment.model
         products_s = 0.0
         for mixture, layers in (
@@ -82,11 +94,11 @@ class ForwardPass:
         ):
             if layers:
                 products_s += layers * sum(
-                    (expert_ratio if p.routed else ratio) * self._product_s(p, rows)
+                    (expert_ratio if p.routed else 1.0) * self._product_s(p, rows)
                     for p in model.projections(mixture=mixture)
                 )
         head = Projection("head", model.hidden_size, model.vocab_size, "column")
-        products_s += ratio * self._product_s(head, min(rows, 256))
+        products_s += self._product_s(head, min(rows, 256))
         return PassTime(
             products_s,
             attention_s,

@@ -37,6 +37,12 @@ class Framework:
     """The same per token of the prompt: splitting text into tokens."""
     poll_passes: int = 1
     """Decode passes between two checks for new requests."""
+    accepted: float = 1.0
+    """Tokens that a sequence gets per decode pass, on average: above 1 with speculative decoding."""
+    batch_wait_passes: int = 0
+    """The most decode passes that prompts wait for further prompts, while sequences run."""
+    batch_wait_share: float = 0.0
+    """Prompts do not wait any longer once a pass is filled to this share of `tokens_per_pass`."""
     tokens_per_pass: int = 8192
     """The most prompt tokens in a pass."""
     mixes: bool = True

@@ -49,8 +49,8 @@ def aggregated(forward: ForwardPass, load: Load) -> Served:
             prompt_s=lambda tokens: (
                 framework.step_s + _prefill_s(forward, forward.prefill(tokens, load.mean_input).seconds)
             ),
-            output_s=lambda sequences: _decode_s(
-                forward, forward.decode(sequences, load.mean_context).seconds, sequences
+            output_s=lambda sequences: (
+                _decode_s(forward, forward.decode(sequences, load.mean_context).seconds, sequences) / framework.accepted
             ),
             mixed_sequence_s=framework.sequence_s + decode.attention_s / places,
             tokens_per_pass=framework.tokens_per_pass,
@@ -58,6 +58,8 @@ def aggregated(forward: ForwardPass, load: Load) -> Served:
                 forward.deployment.dp * (framework.handling_s + framework.handling_token_s * tokens)
             ),
             poll_passes=framework.poll_passes,
+            batch_wait_passes=framework.batch_wait_passes,
+            batch_wait_tokens=framework.batch_wait_share * framework.tokens_per_pass,
             mixes=framework.mixes,
         ),
     )
@@ -120,7 +122,8 @@ def decode_pass_s(forward: ForwardPass, sequences: int, context: float) -> float
 def _before_first_s(forward: ForwardPass, load: Load, token_s: float) -> float:
     """The part of the time to first token that passes before or after the prompt's own pass."""
     framework = forward.framework
-    return framework.request_s + framework.client_s * load.concurrency + framework.passes_before_first * token_s
+    pass_s = framework.accepted * token_s
+    return framework.request_s + framework.client_s * load.concurrency + framework.passes_before_first * pass_s
 
 
 def _held(forward: ForwardPass, sequences: float, context: float) -> float:
