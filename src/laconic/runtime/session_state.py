@@ -15,8 +15,9 @@ from laconic.runtime.checkpoint import Report, compare, pack, read
 from laconic.runtime.digest import digests
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
+from laconic.runtime.other_shards import check_other_shards
 from laconic.runtime.pairwise_messages import PER_EDGE
-from laconic.runtime.shards import as_attached, as_saved, check_other_shards, is_sharded
+from laconic.runtime.shards import as_attached, as_saved, is_sharded
 
 
 class SessionState:
