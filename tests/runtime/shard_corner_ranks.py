@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
-from laconic.errors import AttachError
+from laconic.errors import AttachError, CheckpointError
 from tests.processes import gloo_group
 from tests.runtime.shard_models import gpt_loss, make_mesh, pieces_of, sharded_gpt, train
 
@@ -122,3 +122,31 @@ def evaluated(strategy: str) -> dict[str, bool]:
             "losses": said == again,
             "parameters": all(torch.equal(first[name], second[name]) for name in first),
         }
+
+
+def resumed_from_one_copy(folder: str) -> dict[str, str]:
+    """What every rank says when it loads a model that torch.distributed.checkpoint saved once for all replicas."""
+    import torch.distributed.checkpoint as dcp
+
+    with gloo_group():
+        mesh, found = make_mesh(), dict[str, str]()
+        options: dict[str, Any] = {"process_group": mesh["replicate"], "timeout_s": 20}
+        for name in ("between rounds", "averaged"):
+            model, optimizer = sharded_gpt(mesh["shard"])
+            with laconic.attach(model, optimizer, "diloco(period=4)", **options) as session:
+                train(model, optimizer, gpt_loss, range(6))
+                if name == "averaged":
+                    session.average()
+                state = {"session": session.state_dict(), "model": model.state_dict()}
+                dcp.save(state, checkpoint_id=f"{folder}/{name}")
+            model, optimizer = sharded_gpt(mesh["shard"])
+            with laconic.attach(model, optimizer, "diloco(period=4)", **options) as session:
+                loaded = {"model": model.state_dict()}
+                dcp.load(loaded, checkpoint_id=f"{folder}/{name}")
+                model.load_state_dict(loaded["model"])
+                try:
+                    session.load_checkpoint(f"{folder}/{name}")
+                    found[name] = "loaded"
+                except CheckpointError as exc:
+                    found[name] = str(exc)
+        return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.processes import run_processes
@@ -45,3 +47,12 @@ def test_what_differs_only_between_shards_is_refused_by_every_rank() -> None:
 def test_evaluation_in_inference_mode(strategy: str) -> None:
     for result in run_processes(f"{_RANKS}:evaluated", world_size=2, arguments={"strategy": strategy}, timeout_s=100):
         assert result.value == {"losses": True, "parameters": True}
+
+
+def test_a_mixture_of_replicas_is_not_loaded(tmp_path: Path) -> None:
+    for result in run_processes(
+        f"{_RANKS}:resumed_from_one_copy", world_size=4, arguments={"folder": str(tmp_path)}, timeout_s=100
+    ):
+        assert "is not the one this session state was saved with" in result.value["between rounds"]
+        assert "call session.average() before you save" in result.value["between rounds"]
+        assert result.value["averaged"] == "loaded"

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from laconic.errors import AttachError, CheckpointError, CommunicationError, one_line
-from laconic.runtime.shards import is_sharded, listed
+from laconic.runtime.digest import unordered_digest
+from laconic.runtime.shards import is_sharded, listed, local
 
 
 @contextmanager
@@ -67,27 +68,53 @@ def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can
             )
 
 
+def whole_digests(parameters: Mapping[str, torch.Tensor], *, timeout_s: float) -> list[int]:
+    """A checksum of each whole parameter, the same for any number of shards; every rank of the meshes calls it."""
+    found = {name: unordered_digest(local(parameter)) for name, parameter in parameters.items()}
+    for mesh in _meshes(parameters):
+        here = [name for name, parameter in parameters.items() if getattr(parameter, "device_mesh", None) == mesh]
+        # Of several equal copies on the mesh, one counts.
+        sums = torch.stack([found[name] if _is_first_copy(parameters[name]) else found[name] * 0 for name in here])
+        _reduce(sums, mesh, dist.ReduceOp.SUM, "a checksum of the model", timeout_s)
+        found |= dict(zip(here, sums, strict=True))
+    return [int(one) for one in found.values()]
+
+
+def _is_first_copy(parameter: Any) -> bool:
+    places = zip(parameter.placements, parameter.device_mesh.get_coordinate(), strict=True)
+    return all(coordinate == 0 for placement, coordinate in places if placement.is_replicate())
+
+
 def _least_of_all(
     numbers: list[int], parameters: Mapping[str, torch.Tensor], operation: str, timeout_s: float
 ) -> Iterator[list[int]]:
     """For each mesh of these parameters, the least of each number over the ranks of the mesh, which all call it."""
-    meshes: list[Any] = []
+    for mesh in _meshes(parameters):
+        least = torch.tensor(numbers, dtype=torch.int64, device=mesh.device_type)
+        _reduce(least, mesh, dist.ReduceOp.MIN, operation, timeout_s)
+        yield least.tolist()
+
+
+def _meshes(parameters: Mapping[str, torch.Tensor]) -> list[Any]:
+    found: list[Any] = []
     for parameter in parameters.values():
         mesh = getattr(parameter, "device_mesh", None) if is_sharded(parameter) else None
-        if mesh is not None and mesh not in meshes:
-            meshes.append(mesh)
-    for mesh in meshes:
-        least = torch.tensor(numbers, dtype=torch.int64, device=mesh.device_type)
-        for dimension in range(mesh.ndim):
-            group = mesh.get_group(dimension)
-            work = dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group, async_op=True)
-            try:
-                # With a timeout of our own: the mesh has that of the training script, often half an hour.
-                work.wait(timedelta(seconds=timeout_s))
-            except RuntimeError as exc:
-                ranks = listed(dist.get_process_group_ranks(group))
-                raise CommunicationError(
-                    f"{operation} on rank {dist.get_rank()}: ranks {ranks}, which hold pieces of the same model, "
-                    f"did not all come within {timeout_s:g} s: {one_line(exc, 120)}."
-                ) from exc
-        yield least.tolist()
+        if mesh is not None and mesh not in found:
+            found.append(mesh)
+    return found
+
+
+def _reduce(values: torch.Tensor, mesh: Any, op: Any, operation: str, timeout_s: float) -> None:
+    """Replace `values` by those of all ranks of the mesh together."""
+    for dimension in range(mesh.ndim):
+        group = mesh.get_group(dimension)
+        work = dist.all_reduce(values, op=op, group=group, async_op=True)
+        try:
+            # With a timeout of our own: the mesh has that of the training script, often half an hour.
+            work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as exc:
+            ranks = listed(dist.get_process_group_ranks(group))
+            raise CommunicationError(
+                f"{operation} on rank {dist.get_rank()}: ranks {ranks}, which hold pieces of the same model, "
+                f"did not all come within {timeout_s:g} s: {one_line(exc, 120)}."
+            ) from exc
