@@ -37,7 +37,7 @@ def save_and_resume(folder: str) -> dict[str, Any]:
                 state = session.state_dict()
                 pieces = pieces_of(model)
                 inner = {key: value.clone() for key, value in _optimizer_pieces(model, optimizer).items()}
-                dcp.save({"session": state}, checkpoint_id=place)
+                dcp.save({"session": state, "model": model.state_dict()}, checkpoint_id=place)
                 whole = _whole(state, session.rank)
                 train(model, optimizer, gpt_loss, range(6, 10))
             expected = pieces_of(model)
@@ -79,7 +79,7 @@ def load_torn(broken: int) -> dict[str, str]:
                 state = states[1]
                 island = mesh["shard"].get_local_rank() == broken % 2
                 if problem == "of another step" and island:  # of one piece on all islands, so that these agree
-                    state = states[0]
+                    state = {**state, "step": states[0]["step"]}
                 if problem == "a field is missing" and dist.get_rank() == broken:
                     del state["ranks"][str(session.rank)]["norm.weight"]
                 try:
@@ -100,8 +100,9 @@ def load_onto_other_shards(folder: str) -> dict[str, Any]:
         model, optimizer = sharded_gpt(mesh["shard"])
         with laconic.attach(model, optimizer, strategy, process_group=mesh["replicate"], timeout_s=40) as session:
             train(model, optimizer, gpt_loss, range(1))
-            loaded = {"session": session.state_dict()}
+            loaded = {"session": session.state_dict(), "model": model.state_dict()}
             dcp.load(loaded, checkpoint_id=Path(folder) / "0")
+            model.load_state_dict(loaded["model"])
             session.load_state_dict(loaded["session"])
             return _whole(session.state_dict(), session.rank)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laconic.runtime import digest as module
-from laconic.runtime.digest import digest, digests
+from laconic.runtime.digest import digest, digests, unordered_digest
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
 
@@ -47,3 +47,14 @@ def test_pieces_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = digests([values, values[:7]])
     monkeypatch.setattr(module, "_CPU_WORDS", 64)
     assert digests([values, values[:7]]) == whole
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unordered_digests_of_pieces_add_up(dtype: torch.dtype) -> None:
+    values = (torch.arange(21) % 5).to(dtype).view(7, 3)
+    whole = unordered_digest(values)
+    assert whole == sum(unordered_digest(values[start : start + 2]) for start in (0, 2, 4, 6))
+    assert whole == whole + unordered_digest(values[7:])
+    changed = values.clone()
+    changed[3, 1] = 0 if bool(changed[3, 1]) else 1
+    assert whole != unordered_digest(changed)

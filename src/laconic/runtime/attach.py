@@ -24,7 +24,6 @@ from laconic.core.transport import Transport
 from laconic.errors import AttachError, UnsupportedGradient, warn_user
 from laconic.membership.member import is_started_by_laconic
 from laconic.membership.view import ViewBroken
-from laconic.runtime.agreement import broadcast_all, check_agreement, check_equal
 from laconic.runtime.bounded_loss.group import DatagramGroup
 from laconic.runtime.change import AtWork, Chooser, Workplace, refuse_fixed
 from laconic.runtime.collective_costs import settle, what_was_settled
@@ -32,6 +31,7 @@ from laconic.runtime.elastic.recovery import ElasticRecovery
 from laconic.runtime.elastic.settings import Elastic
 from laconic.runtime.elastic.start import become_member
 from laconic.runtime.engine import Engine
+from laconic.runtime.equal_start import make_equal
 from laconic.runtime.fsdp_parts import fsdp_parts
 from laconic.runtime.hooks import optimizer_steps, parameter_hook
 from laconic.runtime.hooks.async_outer import AsyncOuterHooks
@@ -49,10 +49,14 @@ from laconic.runtime.hooks.optimizer_steps import OptimizerSteps, unwrapped
 from laconic.runtime.hooks.wrapping import refuse_wrapped_parts, watch_for_wrappers
 from laconic.runtime.job import Job
 from laconic.runtime.loss_scale import LossScale
-from laconic.runtime.optimizer_state import broadcast_optimizer_state, check_optimizer_state
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session, announce, close_after
-from laconic.runtime.shards import check_shards, plain_name, reshard
+from laconic.runtime.shards import (
+    check_made_after_sharding,
+    check_shards,
+    plain_name,
+    reshard,
+)
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
 
@@ -177,7 +181,7 @@ def _start(
     """Agree with the other ranks, then install the strategy's hooks; `cleanup` undoes every step taken so far."""
     transport, began_s = job.transport, job.clock.now()
     if recovery is None:
-        _make_equal(job, init_sync, sync_optimizer)
+        make_equal(job, init_sync, sync_optimizer)
     device = next(iter(job.parameters.values())).device
     job.strategy = strategy = settle(job.strategy, transport, job.clock, device)
     parts = cleanup.enter_context(ExitStack())
@@ -231,8 +235,13 @@ def _first(
 
 
 def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
-    if not isinstance(group, DeviceMesh):
+    if group is None or isinstance(group, dist.ProcessGroup):
         return group
+    if not isinstance(group, DeviceMesh):
+        raise AttachError(
+            f"process_group must be a process group or a mesh of one dimension, got {group!r}. Give a group of "
+            'dist.new_group(), or one dimension of a mesh, such as mesh["replicate"].'
+        )
     if group.ndim != 1:
         names = group.mesh_dim_names
         shown = f'mesh["{names[0]}"]' if names else "a slice of it"
@@ -381,6 +390,7 @@ def _check_model(
             raise AttachError("this optimizer is already attached; call session.detach() first.")
         if any(map(parameter_hook.is_attached, parameters.values())):
             raise AttachError("this model is already attached; call session.detach() first.")
+    check_made_after_sharding(optimizers, parameters)
     for optimizer in optimizers:
         optimizer_steps.check_parameters(optimizer, {id(parameter) for parameter in parameters.values()})
     for name, module in model.named_modules():
@@ -457,30 +467,3 @@ def _warn_of_losses(strategy: Strategy) -> None:
             f'compression "{strategy.compression}" drops what it does not send: {wants.name} relies on sending that '
             'later and may otherwise train worse, or not at all. Add "+ error_feedback".'
         )
-
-
-def _make_equal(job: Job, init_sync: bool, sync_optimizer: bool) -> None:
-    """Check that all ranks attach the same thing, then start all of them from rank 0's values."""
-    shards = job.strategy.architecture.holds_shards
-    if shards and (sync_optimizer or not init_sync):
-        raise AttachError(
-            f'init_sync and sync_optimizer have no effect with "{job.strategy.architecture}": each rank has shards of '
-            "its own. Leave them out."
-        )
-    if job.transport.world_size == 1:
-        return
-    check_agreement(job, init_sync=init_sync, sync_optimizer=sync_optimizer)
-    if shards:
-        return
-    if sync_optimizer:
-        for work in broadcast_optimizer_state(job.transport, job.optimizers, job.parameters):
-            work.wait()
-    elif job.strategy.exchanges_gradients() and job.strategy.synchronization.replicas_identical:
-        check_optimizer_state(job.transport, job.optimizers, job.parameters)
-    if not init_sync:
-        check_equal(job)
-        return
-    tensors = [*job.model.parameters(), *job.model.buffers()]
-    with torch.no_grad():
-        for work in broadcast_all(job.transport, tensors, purpose="control", what="initial parameters and buffers"):
-            work.wait()

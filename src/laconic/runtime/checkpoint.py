@@ -10,7 +10,7 @@
 rearranged without the methods that wrote it. A field with one value per element of a sharded parameter is a DTensor
 like that parameter; other fields have "|shard <coordinates on the mesh>" at the end of their name. "digest" is a
 checksum of the model's parameters on that rank, so that a state is not loaded with another model or with another rank's
-replica; a sharded model, which may be loaded onto other shards, has none.
+replica; that of a sharded model does not depend on the number of shards.
 
 State differs between ranks, so it is stored under the rank: torch.save writes one file per rank, and
 torch.distributed.checkpoint, which stores equal keys only once, keeps the state of every rank.
@@ -89,13 +89,13 @@ def read(
     rank: int,
     expected: ParameterState,
     kinds: Collection[str] | None,
-    digest: torch.Tensor | None,
+    digest: torch.Tensor,
     replicas_differ: bool,
 ) -> Report:
     """Read the saved state of this rank and report its problems.
 
     taken_apart: the saved whole tensors as this rank's pieces. expected: fields that this session needs. kinds: other
-    fields that it knows; None if it cannot tell. digest: of the model's current parameters, if there is one.
+    fields that it knows; None if it cannot tell. digest: of the model's current parameters.
     """
     report = Report()
     try:
@@ -109,9 +109,7 @@ def read(
                 f"the {len(report.order)} parameters in the checkpoint are not the {len(names)} that this model "
                 "trains. Load a checkpoint of the same model."
             )
-        then = saved["digest"].get(str(rank)) if digest is not None else None
-        if digest is None:
-            return report
+        then = saved["digest"].get(str(rank))
         if then is None and saved["digest"]:
             raise CheckpointError(f'the checkpoint has no "digest" of rank {rank}. {_ONE_PER_RANK}')
         if then is not None and then.shape != digest.shape:

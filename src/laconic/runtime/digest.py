@@ -15,6 +15,7 @@ import torch
 # Odd constants of splitmix64 (Steele et al. 2014), as signed numbers: torch's integers wrap around.
 _PLACE = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
+_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CPU_WORDS, _GPU_WORDS = 2**16, 2**22
 """Words mixed at a time: on a CPU as many as fit its cache, on a GPU enough to hide the cost of launches."""
 
@@ -39,6 +40,15 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
         piece = words[start : start + size]
         total = total + _mixed(piece, places[: piece.numel()] + _wrapped(start * _PLACE))
     return total
+
+
+def unordered_digest(tensor: torch.Tensor) -> torch.Tensor:
+    """A checksum of the values of one tensor, but not of their positions: those of its pieces add up to it."""
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).view(-1)
+    words = flat.view(_OF_SIZE[flat.element_size()]).to(torch.int64)
+    return _mixed(words, torch.full_like(words, _PLACE))  # so that zeros count
 
 
 def digests(tensors: Iterable[torch.Tensor]) -> list[int]:

@@ -362,7 +362,8 @@ class Session:
     def _load(self, saved: Mapping[str, Any] | None, *, unfit: str = "") -> None:
         """Load the state if every rank can load what it has read; unfit: why this rank cannot."""
         state = SessionState(self._job, self._at_work)
-        report = Report(unfit=unfit) if saved is None else state.read(saved)
+        digest = state.digest()  # also on a rank that cannot load: the ranks with other shards wait for its part
+        report = Report(unfit=unfit) if saved is None else state.read(saved, digest)
         state.load(report, self._agree("load_state_dict()", report.summary()))
 
     def settle(self) -> None:

@@ -15,8 +15,9 @@ from laconic.runtime.checkpoint import Report, compare, pack, read
 from laconic.runtime.digest import digests
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
+from laconic.runtime.other_shards import check_other_shards, whole_digests
 from laconic.runtime.pairwise_messages import PER_EDGE
-from laconic.runtime.shards import as_attached, as_saved, check_other_shards, is_sharded
+from laconic.runtime.shards import as_attached, as_saved, is_sharded
 
 
 class SessionState:
@@ -36,7 +37,7 @@ class SessionState:
                 for name, fields in self._pool.state().items():
                     state.setdefault(name, {}).update(fields)
             copied = {name: self._copied(fields) for name, fields in state.items()}
-            digest = self._digest()
+            digest = self.digest()
         job, strategy = self._job, self._strategy
         specs, rank = job.specs(), job.transport.rank
         if not strategy.architecture.holds_shards:  # else each rank keeps state of whole gradients
@@ -53,13 +54,13 @@ class SessionState:
             resize,
             rank=rank,
             state=copied,
-            digest={} if digest is None else {str(rank): digest},
+            digest={str(rank): digest},
             same_step=strategy.synchronization.barrier,
             loss_scaled=job.loss_scale.unit != 1.0,
         )
 
-    def read(self, saved: Mapping[str, Any]) -> Report:
-        """Read a saved state and report its problems."""
+    def read(self, saved: Mapping[str, Any], digest: torch.Tensor) -> Report:
+        """Read a saved state and report its problems; digest: of the model as it is now."""
         job, strategy = self._job, self._strategy
         report = read(
             saved,
@@ -71,7 +72,7 @@ class SessionState:
             expected=self._expected(),
             # The servers know the fields of their own state.
             kinds=None if self._pool is not None else {*self._resize(), CARRIED},
-            digest=self._digest(),
+            digest=digest,
             replicas_differ=not strategy.exchanges_gradients() or not strategy.synchronization.replicas_identical,
         )
         report.unfit = report.unfit or job.loss_scale.why_not_loaded(scaled=saved["loss_scaled"])
@@ -112,11 +113,12 @@ class SessionState:
                 resize[field] = "reset"
         return resize
 
-    def _digest(self) -> torch.Tensor | None:
-        """One checksum per parameter; none for a sharded model, which may be loaded onto other shards."""
-        if any(map(is_sharded, self._job.parameters.values())):
-            return None
-        return torch.tensor(digests(self._job.parameters.values()), dtype=torch.int64)
+    def digest(self) -> torch.Tensor:
+        """One checksum per parameter; of whole parameters, if the model is sharded. Every rank calls it then."""
+        job = self._job
+        if any(map(is_sharded, job.parameters.values())):
+            return torch.tensor(whole_digests(job.parameters, timeout_s=job.transport.timeout_s), dtype=torch.int64)
+        return torch.tensor(digests(job.parameters.values()), dtype=torch.int64)
 
     def _expected(self) -> ParameterState:
         """The current state without fields that a saved one may lack: of an earlier strategy, or in flight."""

@@ -11,17 +11,17 @@ The shard is looked up at every use: FSDP replaces its tensor when it starts and
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from laconic.core.stateful import ParameterState
 from laconic.core.tensor import TensorSpec
-from laconic.errors import AttachError, CheckpointError, CommunicationError, one_line
+from laconic.errors import AttachError, CheckpointError
 from laconic.strategy import Strategy
 
 _ISLANDS = (
@@ -152,39 +152,18 @@ def as_attached(state: ParameterState, parameters: Mapping[str, torch.Tensor]) -
     return found
 
 
-def check_other_shards(parameters: Mapping[str, torch.Tensor], step: int, *, can_load: bool, timeout_s: float) -> None:
-    """Raise unless the ranks with the other shards can load their states too, saved after the same number of steps.
-
-    Every rank of the meshes calls it, also one that cannot load its state.
-    """
-    meshes: list[Any] = []
-    for parameter in parameters.values():
-        mesh = getattr(parameter, "device_mesh", None) if is_sharded(parameter) else None
-        if mesh is not None and mesh not in meshes:
-            meshes.append(mesh)
-    for mesh in meshes:
-        least = torch.tensor([int(can_load), step, -step], dtype=torch.int64, device=mesh.device_type)
-        for dimension in range(mesh.ndim):
-            group = mesh.get_group(dimension)
-            work = dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group, async_op=True)
-            try:
-                # With a timeout of our own: the mesh has that of the training script, often half an hour.
-                work.wait(timedelta(seconds=timeout_s))
-            except RuntimeError as exc:
-                ranks = _listed(dist.get_process_group_ranks(group))
-                raise CommunicationError(
-                    f"load_state_dict() on rank {dist.get_rank()}: ranks {ranks}, which hold pieces of the same model, "
-                    f"did not all come within {timeout_s:g} s: {one_line(exc, 120)}."
-                ) from exc
-        all_can, lowest, highest = least.tolist()
-        if can_load and not all_can:
-            raise CheckpointError(
-                "a rank that holds another piece of the model cannot load its state. The error of that rank says why."
-            )
-        if can_load and lowest != -highest:
-            raise CheckpointError(
-                f"the checkpoint is inconsistent: shards of the model load states saved after {lowest} and after "
-                f"{-highest} steps. Load states that were saved together."
+def check_made_after_sharding(optimizers: Sequence[Optimizer], parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise if an optimizer holds parameters that sharding has replaced."""
+    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    ids = {id(parameter) for parameter in held}
+    known = {id(parameter) for parameter in parameters.values()}
+    replaced = {tuple(p.shape) for p in held if not is_sharded(p) and id(p) not in known}
+    for name, parameter in parameters.items():
+        if is_sharded(parameter) and id(parameter) not in ids and tuple(parameter.shape) in replaced:
+            raise AttachError(
+                f'parameter "{name}" is sharded, and the optimizer still holds the whole tensor that sharding has '
+                "replaced, so it would not train the model. Make the optimizer after fully_shard() or "
+                "parallelize_module(), then attach."
             )
 
 
@@ -254,8 +233,8 @@ def check_shards(
         shared = sorted(set(others) & set(ranks) - {dist.get_rank()})
         if shared:
             raise AttachError(
-                f'parameter "{name}" lies on the mesh of ranks {_listed(sorted(others))}, and process_group has rank '
-                f"{_listed(shared)} of them besides this one: they would average different shards, or average "
+                f'parameter "{name}" lies on the mesh of ranks {listed(sorted(others))}, and process_group has rank '
+                f"{listed(shared)} of them besides this one: they would average different shards, or average "
                 f"twice. {_ISLANDS}."
             )
         if mesh.device_type != "cpu" and local(tensor).device.type == "cpu":
@@ -291,8 +270,8 @@ def _check_owners(model: nn.Module, strategy: Strategy, ranks: list[int] | None)
         # In this order: rank r of the group is to own shard r.
         if mesh.ndim != 1 or dist.get_process_group_ranks(mesh.get_group()) != ranks:
             raise AttachError(
-                f'parameter "{name}" is sharded over ranks {_listed(owners)}, but process_group has ranks '
-                f'{_listed(ranks)}: "{how}" needs the ranks of one shard group, in the same order. Shard over one '
+                f'parameter "{name}" is sharded over ranks {listed(owners)}, but process_group has ranks '
+                f'{listed(ranks)}: "{how}" needs the ranks of one shard group, in the same order. Shard over one '
                 'dimension, fully_shard(..., mesh=mesh["shard"]), and attach with process_group=mesh["shard"].'
             )
         (placement,) = parameter.placements  # pyrefly: ignore[missing-attribute]
@@ -320,6 +299,7 @@ def _check_strategy(name: str, strategy: Strategy) -> None:
         raise AttachError(f'parameter "{name}" is sharded (a DTensor), and {problem}.')
 
 
-def _listed(ranks: list[int]) -> str:
+def listed(ranks: list[int]) -> str:
+    """Ranks as text."""
     shown = ", ".join(map(str, ranks[:8]))
     return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} in all)"

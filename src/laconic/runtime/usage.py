@@ -11,6 +11,9 @@ If some rank used every parameter, no parameter is unused everywhere. So ranks c
 
 A model whose parameters are all used pays nothing, on a GPU as on a CPU, and no gradient values are read.
 
+A shard without elements sends nothing, so nothing shows that every rank has been counted. Ranks whose exchanges contain
+no element of some shard are asking in every pass.
+
 Where the set of ranks may change, shared counters do not work. There every pass ends with a vote, in which each rank
 says which parameters it used.
 """
@@ -44,14 +47,19 @@ class Usage:
         # A transport may carry one session after another; each rank adds once per session, so all get the same number.
         self._session = 0 if self._alone else (job.transport.tally("sessions", 1) - 1) // job.transport.world_size
 
-    def pass_ended(self, *, missing: bool) -> None:
-        """The backward pass has ended; called before zeros are sent in place of missing gradients."""
+    def pass_ended(self, *, missing: bool, must_ask: bool) -> None:
+        """The backward pass has ended; called before zeros are sent in place of missing gradients.
+
+        must_ask: a rank may miss a gradient in place of which nothing is sent, so the counter does not suffice; the
+            same on all ranks.
+        """
         if self._job.recovery is not None:
             return
         self._passes += 1
         if self._asked is not None:
             # The answer is there: the question is from the previous pass.
             self._asking, self._asked = not self._asked.someone_used_all(), None
+        self._asking |= must_ask
         if missing and not self._asking and not self._alone:
             self._counter = f"unused/{self._session}/{self._passes}"
             self._job.transport.tally(self._counter, 1)

@@ -39,7 +39,9 @@ class _Communication:
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for a tensor that is sent or received."""
-        return self.usual.allocate(size, dtype=dtype, device=device)
+        # The communication thread writes to it, and is not in the inference mode of an evaluation.
+        with torch.inference_mode(False):
+            return self.usual.allocate(size, dtype=dtype, device=device)
 
 
 class _AllGather(_Communication):
