@@ -70,21 +70,21 @@ def test_gaps_grow_with_period_and_replicas_and_shrink_with_size() -> None:
 
 
 def test_what_was_measured_here_counts_as_it_is_and_never_as_a_gain() -> None:
-    terngrad, int8 = cost("bsp / all_reduce / terngrad"), cost("bsp / all_reduce / int8")
-    at_its_size = cost("bsp / all_reduce / terngrad", scale(120_000))
-    assert (at_its_size.known, at_its_size.gap) == ("measured", 0.018)
-    assert at_its_size.gap_high == pytest.approx(0.018 + 0.019)
-    assert terngrad.gap_low == 0, "within the noise of seeds"
+    signs, int8 = cost("bsp / all_reduce / signsgd"), cost("bsp / all_reduce / int8")
+    at_its_size = cost("bsp / all_reduce / signsgd", scale(120_000))
+    assert (at_its_size.known, at_its_size.gap) == ("measured", 0.007)
+    assert at_its_size.gap_high == pytest.approx(0.007 + 0.039)
+    assert signs.gap_low == 0, "within the noise of seeds"
     assert (int8.gap, int8.ratio_low) == (0.0003, 1), "measured with GPT-2"
-    assert cost("bsp / all_reduce / int8", scale(120_000)).gap == 0, "measured 0.9% below no compression"
+    assert cost("bsp / all_reduce / int8", scale(120_000)).gap == 0, "measured 0.4% below no compression"
     # Trained with GPT-2, and with the small GPT, whose loss was not above DDP's; between them along the logarithm.
     assert cost("demo-int4").gap == 0.0302
     assert cost("demo-int4", scale(1.84e6)).gap == 0
     assert cost("demo-int4", scale(math.sqrt(1.84e6 * 124e6))).gap == pytest.approx(0.0302 / 2)
     assert cost("demo-int4", scale(math.sqrt(1.84e6 * 124e6))).gap_high == pytest.approx(0.0302 + 0.0146)
-    # 9.4% may shrink with size as DiLoCo's gap does, from the tiny GPT's on.
-    low = 0.094 * diloco_gap(350e6, 4) / diloco_gap(120_000, 4) - 0.019
-    assert cost("powersgd").gap_low == pytest.approx(max(0, low))
+    # 15.8% may shrink with size as DiLoCo's gap does, from the tiny GPT's on.
+    low = 0.158 * diloco_gap(350e6, 4) / diloco_gap(120_000, 4) - 0.036
+    assert cost("topk-ef").gap_low == pytest.approx(max(0, low))
 
 
 def test_coarse_compressors_cost_a_larger_model_what_others_did_more() -> None:
@@ -94,22 +94,22 @@ def test_coarse_compressors_cost_a_larger_model_what_others_did_more() -> None:
     rates = [
         0.0302 / small,  # demo-int4
         (0.0729 - 0.059) / small,  # onebit_adam(first=int4)
-        (0.046 - 0.008) / tiny,  # qsgd
+        0.046 / tiny,  # qsgd
         (0.0396 - after_600) / tiny,  # onebit_adam
     ]
     found = growth()
     assert (found.mean, found.most) == pytest.approx((sum(rates) / 4, max(rates)))
     assert found.coarse == pytest.approx(1 - 2 / math.pi, abs=0.02), "the error of one bit, of normal values"
     more = found.mean * tiny
-    terngrad = cost("bsp / all_reduce / terngrad", scale(124e6))
-    assert terngrad.gap == pytest.approx(0.018 + more)
-    assert terngrad.gap_high == pytest.approx(0.018 + 0.019 + found.most * tiny)
-    assert f"{100 * more:.1f} percentage points are added" in terngrad.because
+    signs = cost("bsp / all_reduce / signsgd", scale(124e6))
+    assert signs.gap == pytest.approx(0.007 + more)
+    assert signs.gap_high == pytest.approx(0.007 + 0.039 + found.most * tiny)
+    assert f"{100 * more:.1f} percentage points are added" in signs.because
     # No further than what was trained, and not for smaller models or for what was trained at this size.
-    assert cost("bsp / all_reduce / terngrad", scale(7e9)).gap == terngrad.gap
+    assert cost("bsp / all_reduce / signsgd", scale(7e9)).gap == signs.gap
     assert cost("bsp / all_reduce / qsgd", scale(7e9)).gap == 0.046
     # Rounding to 16 bits has hardly an error, four bits have a small one.
-    assert cost("bsp / all_reduce / bf16", scale(7e9)).gap < 1e-5
+    assert cost("bsp / all_reduce / bf16", scale(7e9)).gap == pytest.approx(0.004, abs=1e-5)
     assert cost("bsp / all_reduce / nuqsgd", scale(124e6)).gap == pytest.approx(more * 0.093 / found.coarse, rel=0.1)
 
 
@@ -136,7 +136,7 @@ def test_laws_of_long_trainings_say_nothing_about_short_ones() -> None:
     along = math.log(600 / 384) / math.log(4096 / 384)
     more, _ = growth_of(Strategy.parse(streaming).compression, 120_000, 124_000_000)
     assert more == pytest.approx(growth().mean * math.log(124e6 / 120e3) * 0.0177 / 0.3712, rel=0.1)
-    gaps = [0.105, 0.105, 0.105 + along * (0.065 - 0.105), 0.065]
+    gaps = [0.116, 0.116, 0.116 + along * (0.065 - 0.116), 0.065]
     assert [found.gap - more for found in short] == pytest.approx(gaps, abs=1e-5)
     assert cost("diloco", scale(124e6, steps=8191)).known == "measured"
     assert cost("diloco(period=64)", scale(124e6, steps=600)) is None, "not measured with this period"
@@ -144,7 +144,7 @@ def test_laws_of_long_trainings_say_nothing_about_short_ones() -> None:
 
 def test_a_warm_up_counts_by_its_share_of_the_training() -> None:
     text = "bsp / all_reduce / powersgd + error_feedback + warmup(steps={})"
-    assert cost(text.format(2500), scale(120_000)).gap == 0.009
+    assert cost(text.format(2500), scale(120_000)).gap == 0.005
     assert cost(text.format(2499)) is None, "less than a quarter of the steps was not measured"
 
 

@@ -11,7 +11,8 @@ from laconic.strategy import Strategy
 
 SAME = "bsp / all_reduce / none / wfbp"
 INT8 = "bsp / all_reduce / int8 / fusion"
-POWERSGD = "bsp / all_reduce / powersgd + error_feedback / fusion"
+TOPK = "bsp / all_reduce / topk + error_feedback / fusion"
+SIGNS = "bsp / all_reduce / signsgd / fusion"
 UNKNOWN = "bsp / all_reduce / topk(density=0.3) + error_feedback / fusion"
 
 
@@ -49,20 +50,20 @@ def test_what_computes_the_same_is_as_much_sooner_as_its_steps_are_shorter() -> 
 
 
 def test_steps_that_lose_something_count_for_less() -> None:
-    needed = steps_needed(Strategy.parse(POWERSGD))
+    needed = steps_needed(Strategy.parse(TOPK))
     assert needed is not None
     assert needed.low > 1.0
-    (sentence,) = advise([DDP, row(POWERSGD, 10, sent=10)], text=True)
+    (sentence,) = advise([DDP, row(TOPK, 10, sent=10)], text=True)
     assert f"reaches torch DDP's loss {10 / needed.ratio:.1f} times sooner" in sentence
     assert f"({10 / needed.high:.1f} to {10 / needed.low:.1f})" in sentence
     assert "fewer bytes" not in sentence, "its loss is not the same at equal steps"
 
 
 def test_what_is_not_told_apart_by_seeds_counts_as_the_same() -> None:
-    needed = steps_needed(Strategy.parse(INT8))
+    needed = steps_needed(Strategy.parse(SIGNS))
     assert needed is not None
     assert needed.ratio != 1.0
-    (sentence,) = advise([DDP, row(INT8, 25, sent=250)], text=True)
+    (sentence,) = advise([DDP, row(SIGNS, 25, sent=250)], text=True)
     assert "reaches torch DDP's loss 4.0 times sooner" in sentence
     assert " and sends 4.0 times fewer bytes at the same loss" in sentence
 

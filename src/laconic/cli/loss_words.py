@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from laconic.losses.steps_needed import SAME, steps_needed
+from laconic.losses.steps_needed import SAME, measured_runs, steps_needed
 from laconic.strategy import PRESETS, Strategy
 
 _NEAR = 0.01
@@ -30,11 +30,15 @@ def instead(strategy: Strategy) -> str:
 
 @cache
 def what_keeps_it() -> str:
-    """A sentence with the lossy presets that end with torch DDP's loss."""
-    found = {name: steps_needed(Strategy.parse(name)) for name in PRESETS}
-    names = [
-        name
-        for name, needed in found.items()
-        if needed is not None and needed is not SAME and not needed.is_product and needed.loss_gap <= _NEAR
-    ]
-    return f"These end within {_NEAR:.0%} of torch DDP's loss: {', '.join(names)}."
+    """A sentence with the lossy presets that end with torch DDP's loss, and how much seeds differ."""
+    names = []
+    for name in PRESETS:
+        strategy = Strategy.parse(name)
+        needed = steps_needed(strategy)
+        if needed is not None and needed is not SAME and not needed.is_product and needed.loss_gap <= _NEAR:
+            longest = max(measured_runs(strategy), key=lambda run: run.steps)
+            names.append(f"{name} (+-{longest.noise:.1%})")
+    return (
+        f"On average of seeds (+- their deviation), these end within {_NEAR:.0%} of torch DDP's loss: "
+        f"{', '.join(names)}."
+    )

@@ -48,7 +48,7 @@ class AdaComp(CountedEntries):
     @computed_once
     def traits(self) -> Traits:
         """Unsent entries are sent later."""
-        return replace(super().traits, keeps_residual=True, loss_gap=0.133, loss_deviation=0.013)
+        return replace(super().traits, keeps_residual=True, loss_gap=0.099, loss_deviation=0.046)
 
     def init(self, bucket: Bucket) -> BucketState:
         """A residual of zero per element."""

@@ -49,8 +49,8 @@ class Atomo(LowRank):
             decodes_alone=True,
             sums_only=False,
             linear=False,
-            loss_gap=0.06,
-            loss_deviation=0.041,
+            loss_gap=0.039,
+            loss_deviation=0.048,
         )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:

@@ -100,7 +100,7 @@ class Fp16(Cast):
     @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
-        return replace(super().traits, loss_gap=0.007)
+        return replace(super().traits, loss_gap=-0.002, loss_deviation=0.002)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,4 +118,4 @@ class Bf16(Cast):
     @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
-        return replace(super().traits, loss_gap=-0.003)
+        return replace(super().traits, loss_gap=0.004, loss_deviation=0.003)

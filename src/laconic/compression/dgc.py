@@ -71,7 +71,8 @@ class Dgc(Compressor):
             accumulates=True,
             scale_equivariant=not self.clip_norm,
             payloads_add_up=False,
-            loss_gap=0.119,
+            loss_gap=0.121,
+            loss_deviation=0.013,
         )
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:

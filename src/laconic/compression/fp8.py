@@ -33,7 +33,7 @@ class Fp8(Quantizer):
     @computed_once
     def traits(self) -> Traits:
         """Rounding at random is unbiased."""
-        return replace(super().traits, unbiased=self.rounding == "stochastic", loss_gap=0.004)
+        return replace(super().traits, unbiased=self.rounding == "stochastic", loss_gap=-0.001, loss_deviation=0.004)
 
     @property
     def bits(self) -> int:

@@ -55,7 +55,8 @@ class GTopK(Compressor):
             wants_error_feedback=True,
             decodes_alone=False,
             payloads_add_up=False,
-            loss_gap=0.234,
+            loss_gap=0.219,
+            loss_deviation=0.03,
         )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:

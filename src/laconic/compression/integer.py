@@ -53,7 +53,7 @@ class Int8(Integer):
     @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
-        return replace(super().traits, loss_gap=-0.009)
+        return replace(super().traits, loss_gap=-0.004, loss_deviation=0.007)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,4 +73,4 @@ class Int4(Integer):
     @computed_once
     def traits(self) -> Traits:
         """Measured with default settings."""
-        return replace(super().traits, loss_gap=0.021)
+        return replace(super().traits, loss_gap=-0.006, loss_deviation=0.024)

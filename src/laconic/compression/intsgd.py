@@ -72,8 +72,8 @@ class IntSgd(Compressor):
             sums_only=True,
             payloads_add_up=False,
             needs_whole_tensors=True,
-            loss_gap=0.004,
-            loss_deviation=0.029,
+            loss_gap=-0.032,
+            loss_deviation=0.047,
         )
 
     def init(self, bucket: Bucket) -> BucketState:

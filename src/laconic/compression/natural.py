@@ -35,7 +35,7 @@ class Natural(Quantizer):
     @computed_once
     def traits(self) -> Traits:
         """Rounding at random is unbiased."""
-        return replace(super().traits, unbiased=True, loss_gap=0.014)
+        return replace(super().traits, unbiased=True, loss_gap=-0.021, loss_deviation=0.025)
 
     @property
     def bits(self) -> int:

@@ -43,8 +43,8 @@ class NuqSgd(Quantizer):
             super().traits,
             unbiased=True,
             amplifies=8 * self.block > 7 * 4**self.levels,
-            loss_gap=0.0,
-            loss_deviation=0.025,
+            loss_gap=-0.024,
+            loss_deviation=0.022,
         )
 
     @property

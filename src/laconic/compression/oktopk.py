@@ -65,8 +65,8 @@ class OkTopK(Compressor):
             decodes_alone=False,
             payloads_add_up=False,
             exact_bytes=False,
-            loss_gap=0.229,
-            loss_deviation=0.002,
+            loss_gap=0.212,
+            loss_deviation=0.039,
         )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:

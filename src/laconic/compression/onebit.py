@@ -34,7 +34,7 @@ class OneBit(Quantizer):
     @computed_once
     def traits(self) -> Traits:
         """One bit per value loses most of it."""
-        return replace(super().traits, wants_error_feedback=True, loss_gap=0.177)
+        return replace(super().traits, wants_error_feedback=True, loss_gap=0.164, loss_deviation=0.022)
 
     @property
     def bits(self) -> int:

@@ -38,7 +38,13 @@ class Qsgd(Levels):
     @computed_once
     def traits(self) -> Traits:
         """`amplifies` is set where the noise may exceed the signal."""
-        return replace(super().traits, unbiased=True, amplifies=4 * self.levels**2 < self.block, loss_gap=0.008)
+        return replace(
+            super().traits,
+            unbiased=True,
+            amplifies=4 * self.levels**2 < self.block,
+            loss_gap=-0.037,
+            loss_deviation=0.02,
+        )
 
     @property
     def largest_level(self) -> int:

@@ -39,7 +39,7 @@ class SignSgd(Quantizer):
     @computed_once
     def traits(self) -> Traits:
         """A vote is +1 or -1, however large gradients are."""
-        return replace(super().traits, keeps_scale=False, scale_equivariant=False, loss_gap=0.032)
+        return replace(super().traits, keeps_scale=False, scale_equivariant=False, loss_gap=0.007, loss_deviation=0.039)
 
     @property
     def bits(self) -> int:

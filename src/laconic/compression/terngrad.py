@@ -36,7 +36,7 @@ class TernGrad(Levels):
     @computed_once
     def traits(self) -> Traits:
         """Biased by clipping. `amplifies` is set where the noise, up to clip - 1 times the signal, may exceed it."""
-        return replace(super().traits, amplifies=self.clip > 2.0, loss_gap=0.018)
+        return replace(super().traits, amplifies=self.clip > 2.0, loss_gap=-0.021, loss_deviation=0.038)
 
     @property
     def largest_level(self) -> int:

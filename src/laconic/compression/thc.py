@@ -65,8 +65,8 @@ class Thc(Compressor):
             decodes_alone=False,
             sums_only=True,
             payloads_add_up=False,
-            loss_gap=0.0,
-            loss_deviation=0.019,
+            loss_gap=-0.017,
+            loss_deviation=0.028,
         )
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:

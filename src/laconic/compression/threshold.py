@@ -37,7 +37,9 @@ class Threshold(CountedEntries):
     @computed_once
     def traits(self) -> Traits:
         """Unsent entries are lost; tau is an absolute magnitude."""
-        return replace(super().traits, wants_error_feedback=True, scale_equivariant=False, loss_gap=0.107)
+        return replace(
+            super().traits, wants_error_feedback=True, scale_equivariant=False, loss_gap=0.043, loss_deviation=0.033
+        )
 
     def choose(self, flat: torch.Tensor, state: BucketState) -> tuple[torch.Tensor, torch.Tensor]:
         """Everything above the threshold."""

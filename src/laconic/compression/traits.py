@@ -75,7 +75,7 @@ class Traits:
     """The share by which the tiny GPT's loss ends above the uncompressed one, with the method's default settings and
     error feedback where it is wanted, as docs/results/convergence.md prints it; None: not measured, or lossless."""
     loss_deviation: float | None = None
-    """The standard deviation of loss_gap between seeds; None: one seed was trained."""
+    """The standard deviation of the gaps of single seeds; None: one seed was trained."""
 
 
 def computed_once(method: Callable[[Owner], Value]) -> Callable[[Owner], Value]:

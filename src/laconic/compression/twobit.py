@@ -39,7 +39,7 @@ class TwoBit(Packed):
     @computed_once
     def traits(self) -> Traits:
         """Two bits per value lose much of it."""
-        return replace(super().traits, wants_error_feedback=True, loss_gap=0.067, loss_deviation=0.035)
+        return replace(super().traits, wants_error_feedback=True, loss_gap=0.031, loss_deviation=0.033)
 
     def pack(self, flat: torch.Tensor, state: BucketState) -> torch.Tensor:
         """Scales, signs, sizes, padding."""

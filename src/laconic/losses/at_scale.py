@@ -186,8 +186,8 @@ def _from_runs(strategy: Strategy, runs: tuple[Measured, ...], scale: Scale, *, 
     by_size = [[run for run in runs if run.num_parameters == size] for size in sizes]
     gaps = [max(0.0, gap_after(scale.steps, those)) for those in by_size]
     gap = float(np.interp(math.log(here), [math.log(size) for size in sizes], gaps)) + more
-    lows = [_shrunk(one, scale) - one.deviation for one in nearest]
-    highs = [max(0.0, one.loss_gap) + one.deviation + most for one in nearest]
+    lows = [_shrunk(one, scale) - one.noise for one in nearest]
+    highs = [max(0.0, one.loss_gap) + one.noise + most for one in nearest]
     told = [
         f"{one.loss_gap:+.1%} after {one.steps} steps of a model of {human_count(one.num_parameters)} parameters"
         for one in sorted(runs, key=lambda one: (one.num_parameters, one.steps))

@@ -93,7 +93,7 @@ class _Pair:
         runs = [other for other in smaller if other.num_parameters == size]
         return cls(
             grew=run.loss_gap - max(0.0, gap_after(run.steps, runs)),
-            deviation=math.hypot(run.deviation, max(other.deviation for other in runs)),
+            deviation=math.hypot(run.noise, max(other.noise for other in runs)),
             sizes=math.log(run.num_parameters / size),
             error=error,
         )

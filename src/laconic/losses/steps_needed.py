@@ -9,8 +9,10 @@ Without compression the loss falls as a power of the number of steps, so a gap i
 p differs between these segments of the curve. The range covers up to three values of p: that of the segment that ends
 at the length of a run (or at the nearest end of a segment), that of the segment that begins there, and that of the
 segment after it, as far as they exist. The range also covers one standard deviation between seeds, and all lengths at
-which a method was measured. A strategy whose range includes 1 counts as needing the same steps as bsp. If only the
-parts of a combination were measured, their product is taken, and the result says so.
+which a method was measured. A strategy whose range includes 1 counts as needing the same steps as bsp, unless its gap
+is above 2%: a large spread between seeds is no sign of a small gap. A negative gap counts as zero, as no method here is
+known to learn more from a step than bsp does; the lower end of the range still shows it. If only the parts of a
+combination were measured, their product is taken, and the result says so.
 
 All figures are those of losses/measured.py. Neither they nor the range say how a method fares with more workers, in a
 large model or in a run of weeks; losses/at_scale.py covers that.
@@ -28,7 +30,6 @@ from laconic.losses.measured import (
     CELLS,
     COMPRESSION_STEPS,
     COMPRESSIONS,
-    DEVIATION_RATIO,
     LATER_CELLS,
     OTHER_RUNS,
     Measured,
@@ -38,6 +39,8 @@ from laconic.strategy import Strategy
 _CELLS = (*CELLS, *LATER_CELLS)
 BSP_STEPS = 1000
 """The target loss is that of bsp after this many steps."""
+_SMALL_GAP = 0.02
+"""A larger gap does not count as the same loss, even if seeds differ more than that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +59,8 @@ class StepsNeeded:
 
     @property
     def likely(self) -> float:
-        """The ratio, or 1 where the measurements do not distinguish the strategy from bsp."""
-        return 1.0 if self.low <= 1.0 <= self.high else self.ratio
+        """The ratio, or 1 where the gap is small and the measurements do not distinguish the strategy from bsp."""
+        return 1.0 if self.loss_gap <= _SMALL_GAP and self.low <= 1.0 <= self.high else self.ratio
 
     def seconds(self, step_s: float) -> tuple[float, float, float]:
         """The time to bsp's loss after BSP_STEPS steps, and its range."""
@@ -69,7 +72,7 @@ class StepsNeeded:
             ratio=self.ratio * other.ratio,
             low=self.low * other.low,
             high=self.high * other.high,
-            loss_gap=(1 + self.loss_gap) * (1 + other.loss_gap) - 1,
+            loss_gap=(1 + max(0.0, self.loss_gap)) * (1 + max(0.0, other.loss_gap)) - 1,
             because=f"{self.because}; {other.because}; measured apart, their product was not measured",
             is_product=True,
         )
@@ -115,17 +118,11 @@ def _of(measured: tuple[Measured, ...], text: str) -> tuple[Measured, ...]:
     return tuple(found for found in measured if found.text == text)
 
 
-def _deviation(method: Compressor) -> float:
-    """Of its loss_gap between seeds; that of the baseline, if one seed was trained."""
-    declared = method.traits.loss_deviation
-    return DEVIATION_RATIO if declared is None else declared
-
-
 def _compression(compression: Compressor) -> tuple[Measured, ...]:
     """The measurements of a compressor, with default or other settings."""
     text = str(compression)
     declared = tuple(
-        Measured(text, COMPRESSION_STEPS, method.traits.loss_gap, deviation=_deviation(method))
+        Measured(text, COMPRESSION_STEPS, method.traits.loss_gap, deviation=method.traits.loss_deviation)
         for method in (kind() for kind in COMPRESSORS if not issubclass(kind, Wrapper))
         if method.traits.loss_gap is not None
         and text == f"{method.name}{' + error_feedback' if method.traits.wants_error_feedback else ''}"
@@ -141,16 +138,15 @@ def _steps(measured: tuple[Measured, ...]) -> StepsNeeded | None:
     possible = [
         (1 + found.loss_gap + error) ** (1 / power)
         for found in measured
-        for error in (-found.deviation, found.deviation)
+        for error in (-found.noise, found.noise)
         for power in _powers_around(found.steps)
     ]
-    told = [f"{found.loss_gap:+.1%} after {found.steps} steps" for found in measured]
     return StepsNeeded(
-        ratio=(1 + longest.loss_gap) ** (1 / _power(longest.steps)),
+        ratio=(1 + max(0.0, longest.loss_gap)) ** (1 / _power(longest.steps)),
         low=min(possible),
-        high=max(possible),
+        high=max(1.0, *possible),
         loss_gap=longest.loss_gap,
-        because=f"{longest.text}: loss {', '.join(told)}",
+        because=f"{longest.text}: loss {', '.join(found.words for found in measured)}",
     )
 
 

@@ -38,9 +38,9 @@ _COMPRESSIONS = (
     "topk + chain + error_feedback",
     "int4 + ef21",
 )
-"""Of methods that send the same number of bytes, only the one that was measured to lose least: bf16 instead of fp16,
-int8 instead of fp8 and natural, topk instead of sidco. What it takes dct_cyclic to encode is not known, so dct_topk
-remains."""
+"""Of methods that send the same number of bytes, only one: bf16 instead of fp16, in which gradients may overflow; int8
+instead of fp8 and natural, from which seeds do not tell it apart; topk instead of sidco, which loses more. What it
+takes dct_cyclic to encode is not known, so dct_topk remains."""
 _BETWEEN_HOSTS = ("bf16", "int8", "qsgd", "int4", "terngrad")
 _WITH_WARMUP = ("powersgd + error_feedback", "onebit + error_feedback", "topk(density=0.1) + error_feedback")
 _LOCAL = (

@@ -56,6 +56,16 @@ def _of_setting(rows: Sequence[Row], workload: Workload) -> tuple[Strategy, str]
     sentence = f"Best by time to plain DDP's loss, where that is known: {name_of(best)}"
     if plain is not None and best != Strategy():
         sentence += f", {plain / times[best]:.3g} times sooner than plain DDP"
+        cost = costs[best]
+        if cost is not None and cost.known != "same":
+            low, high = (plain / steps[best] / ratio for ratio in (cost.ratio_high, cost.ratio_low))
+            sentence += f" ({low:.2g} to {high:.2g} by the range of its loss)"
+            same = [strategy for strategy, known in costs.items() if known is not None and known.known == "same"]
+            exact = min(same, key=lambda strategy: times[strategy])
+            if exact != Strategy():
+                sentence += (
+                    f"; {name_of(exact)} computes the same as plain DDP and is {plain / times[exact]:.3g} times sooner"
+                )
     if fastest != best and times[best] > _CLOSE * steps[fastest]:
         cost = costs[fastest]
         why = (
