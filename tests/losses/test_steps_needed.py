@@ -17,7 +17,12 @@ PAGE = (DOCS / "convergence.md").read_text(encoding="utf-8")
 FAST, SLOW = math.log(2.4434 / 1.7097) / math.log(2048 / 384), math.log(1.7097 / 1.5461) / math.log(2)
 LAST = math.log(1.5461 / 1.4665) / math.log(2)
 """p early in a run, late in it, and in the longest."""
-AROUND = {300: (FAST, SLOW), 384: (FAST, SLOW), 2048: (FAST, SLOW, LAST), 4096: (SLOW, LAST), 8192: (LAST,)}
+AROUND = {
+    **dict.fromkeys((300, 384), (FAST, SLOW)),
+    **dict.fromkeys((1500, 2048), (FAST, SLOW, LAST)),
+    4096: (SLOW, LAST),
+    8192: (LAST,),
+}
 
 
 def printed(page: str) -> list[tuple[str, str]]:
@@ -86,7 +91,8 @@ def test_long_runs_are_what_their_page_says_and_all_of_it() -> None:
 
 def test_other_runs_are_what_their_page_says() -> None:
     page = " ".join((DOCS / "time_to_loss.md").read_text(encoding="utf-8").split())
-    demo, onebit, qsgd, int8, warm, short, long, *families = OTHER_RUNS
+    demo, onebit, qsgd, int8, warm, short = OTHER_RUNS
+    (long,) = (cell for cell in CELLS if cell.steps == 1000)
     assert f"GPT-2 ({demo.num_parameters // 10**6} M parameters)" in page
     for run in (demo, onebit):
         gap = re.escape(f"{run.loss_gap:+.2%}")
@@ -100,9 +106,6 @@ def test_other_runs_are_what_their_page_says() -> None:
     assert "uncompressed 1.9851 and 1.8806; `onebit-adam` 2.0001 and 1.9124 (+0.8% and +1.7%)" in page
     assert long.loss_gap == pytest.approx((first + second) / 2, abs=1e-4)
     assert long.deviation == pytest.approx(abs(first - second) / math.sqrt(2), abs=2e-4)
-    assert len(families) == 4
-    for run in families:
-        assert re.search(rf"{re.escape(run.text)} [0-9.]+ [0-9.]+ {re.escape(f'{run.loss_gap:+.1%}')} ", page), run.text
 
 
 def test_compressions_are_what_the_page_says_beyond_the_defaults() -> None:
@@ -120,7 +123,8 @@ def test_defaults_are_as_methods_declare_them() -> None:
     for name, change in tables()[300][: names.index("dct_cyclic + error_feedback") + 1]:
         found = steps_needed(Strategy.parse(f"bsp / all_reduce / {name}"))
         assert found is not None
-        assert f"{name}: loss {change} after 300 steps (+-{spreads[name]} between seeds)" == found.because
+        said = found.because.partition(": loss ")[2]
+        assert f"{change} after 300 steps (+-{spreads[name]} between seeds)" == said.partition(", ")[0]
 
 
 def test_the_baseline_is_what_the_page_says() -> None:
@@ -145,7 +149,8 @@ def test_texts_are_canonical_so_that_they_are_found() -> None:
     ("strategy", "power", "gaps"),
     [
         ("ssp / parameter_server / none", FAST, {384: (0.093, 0.039)}),
-        ("bsp / all_reduce / powersgd + error_feedback", FAST, {300: (0.006, 0.023)}),
+        ("bsp / all_reduce / powersgd + error_feedback", FAST, {300: (0.006, 0.023), 1500: (0.0857, 0.0536)}),
+        ("bsp / all_reduce / gtopk + error_feedback", FAST, {300: (0.219, 0.030)}),
         ("diloco / all_reduce / none", LAST, {384: (0.142, 0.019), 4096: (0.082, 0.019), 8192: (0.018, 0.019)}),
         (
             "streaming_diloco / all_reduce / int4 + error_feedback",

@@ -47,9 +47,10 @@ class Measured:
 
     @property
     def words(self) -> str:
-        """E.g. "+11.6% after 384 steps (+-1.8% between seeds)"."""
+        """E.g. "+11.6% after 384 steps (+-1.8% between seeds)"; with the model's size if it is not the tiny one."""
         spread = "" if self.deviation is None else f" (+-{self.deviation:.1%} between seeds)"
-        return f"{self.loss_gap:+.1%} after {self.steps} steps{spread}"
+        model = "" if self.num_parameters == TINY else f" with {self.num_parameters / 1e6:.3g} M parameters"
+        return f"{self.loss_gap:+.1%} after {self.steps} steps{model}{spread}"
 
 
 def gap_after(steps: int, runs: Sequence[Measured]) -> float:
@@ -124,10 +125,30 @@ CELLS: tuple[Measured, ...] = (
         num_parameters=SMALL,
     ),
     Measured("demo / all_reduce / dct_cyclic", 1500, 0.0058, deviation=0.0148, num_parameters=SMALL),
+    *(
+        Measured(text, 1500, gap, printed=printed, deviation=deviation, num_parameters=SMALL)
+        for text, printed, gap, deviation in (
+            ("bsp / all_reduce / int4 + error_feedback", "", 0.0138, 0.0186),
+            ("onebit_adam(first=int4) / all_reduce / onebit + error_feedback", "", 0.0251, 0.0297),
+            ("local_sgd(period=8) / all_reduce / int4 + error_feedback", "", 0.0968, 0.0308),
+            ("streaming_diloco(period=16) / all_reduce / int4 + error_feedback", "", 0.1432, 0.0235),
+            (
+                "decoupled_momentum(period=8, lr=1, beta=0.95) / all_reduce / topk(density=0.03125, chunk=4096) + "
+                "chain(second=twobit)",
+                "",
+                0.1524,
+                0.0293,
+            ),
+            ("bsp / all_reduce / powersgd + error_feedback", "powersgd", 0.0857, 0.0536),
+        )
+    ),
+    Measured(
+        "onebit_adam / all_reduce / onebit + error_feedback", 1000, 0.0122, printed="onebit-adam", deviation=0.0066
+    ),
 )
 """Synchronizations and architectures, some with a compressor; all but the first lines of the tables for text, and of
-the tables of docs/results/time_to_loss.md in which demo has several seeds. After 384 steps there are three seeds each:
-the change of the mean loss, and the standard deviation of the changes of single seeds."""
+those of docs/results/time_to_loss.md that have several seeds. After 384 and 1500 steps there are three seeds each: the
+change of the mean loss, and the standard deviation of the changes of single seeds."""
 
 LATER_CELLS: tuple[Measured, ...] = tuple(
     Measured(text, 384, gap, deviation=deviation)
@@ -179,22 +200,9 @@ OTHER_RUNS: tuple[Measured, ...] = (
         num_parameters=GPT2,
     ),
     Measured("onebit_adam / all_reduce / onebit + error_feedback", 300, 0.002),
-    Measured(
-        "onebit_adam / all_reduce / onebit + error_feedback", 1000, 0.0122, printed="onebit-adam", deviation=0.0066
-    ),
-    *(
-        Measured(text, 1500, gap, deviation=0.0146, num_parameters=SMALL)
-        for text, gap in {
-            "bsp / all_reduce / int4 + error_feedback": 0.035,
-            "onebit_adam(first=int4) / all_reduce / onebit + error_feedback": 0.059,
-            "local_sgd(period=8) / all_reduce / int4 + error_feedback": 0.132,
-            "streaming_diloco(period=16) / all_reduce / int4 + error_feedback": 0.170,
-        }.items()
-    ),
 )
 """Also from docs/results/time_to_loss.md, for questions about models of a given size: GPT-2 on a GPU, one seed each,
-with the deviation of the small GPT (qsgd after 41 steps of DDP, int8 after 22); onebit-adam after 300 steps and, with
-two seeds, after 1000; other families with the small GPT, one seed."""
+with the deviation of the small GPT (qsgd after 41 steps of DDP, int8 after 22); onebit-adam after 300 steps."""
 
 COMPRESSIONS: tuple[Measured, ...] = tuple(
     Measured(text, COMPRESSION_STEPS, gap, deviation=deviation)

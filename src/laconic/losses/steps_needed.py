@@ -89,11 +89,12 @@ def steps_needed(strategy: Strategy) -> StepsNeeded | None:
     what = "none" if strategy.compression.traits.lossless else str(strategy.compression)
     if (when, what) == ("bsp", "none") and where in _SAME_SUMS:
         return SAME
-    if whole := _steps(_of(_CELLS, f"{when} / {where} / {what}")):
-        return whole
-    code = _steps(_compression(strategy.compression))
+    whole, compressed = _of(_CELLS, f"{when} / {where} / {what}"), _compression(strategy.compression)
     if (when, where) == ("bsp", "all_reduce"):
-        return code
+        return _steps((*compressed, *whole))
+    if whole:
+        return _steps(whole)
+    code = _steps(compressed)
     cell = SAME if (when, where) == ("bsp", "parameter_server") else _steps(_of(_CELLS, f"{when} / {where} / none"))
     return None if cell is None or code is None else cell.times(code)
 
