@@ -76,6 +76,7 @@ class _OwnData:
     def __init__(self, task: Task, seed: int) -> None:
         self._task, self._seed = task, seed
         self.title = f"{task.title}, different data on every worker"
+        self.num_parameters = task.num_parameters
 
     def model(self) -> nn.Module:
         return self._task.model()

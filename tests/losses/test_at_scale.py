@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,8 @@ def test_what_was_measured_here_counts_as_it_is_and_never_as_a_gain() -> None:
     assert (at_its_size.known, at_its_size.gap) == ("measured", 0.007)
     assert at_its_size.gap_high == pytest.approx(0.007 + 0.039)
     assert signs.gap_low == 0, "within the noise of seeds"
-    assert (int8.gap, int8.ratio_low) == (0.0003, 1), "measured with GPT-2"
+    assert int8.gap < 1e-6, "+0.03% with GPT-2, which is within the noise, times the share of int8"
+    assert int8.ratio_low == 1
     assert cost("bsp / all_reduce / int8", scale(120_000)).gap == 0, "measured 0.4% below no compression"
     # Trained with GPT-2, and with the small GPT, whose loss was not above DDP's; between them along the logarithm.
     assert cost("demo-int4").gap == 0.0302
@@ -100,7 +102,12 @@ def test_coarse_compressors_cost_a_larger_model_what_others_did_more() -> None:
     found = growth()
     assert (found.mean, found.most) == pytest.approx((sum(rates) / 4, max(rates)))
     assert found.coarse == pytest.approx(1 - 2 / math.pi, abs=0.02), "the error of one bit, of normal values"
+    said = " ".join((Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text(encoding="utf-8").split())
     more = found.mean * tiny
+    grew = [rates[0] * small, rates[1] * small, rates[2] * tiny, rates[3] * tiny]
+    assert f"by {100 * min(grew):.1f} to {100 * max(grew):.1f} percentage points" in said
+    assert f"{100 * found.mean:.1f} points whenever" in said
+    assert f"so {100 * more:.1f} for GPT-2" in said
     signs = cost("bsp / all_reduce / signsgd", scale(124e6))
     assert signs.gap == pytest.approx(0.007 + more)
     assert signs.gap_high == pytest.approx(0.007 + 0.039 + found.most * tiny)
@@ -109,8 +116,20 @@ def test_coarse_compressors_cost_a_larger_model_what_others_did_more() -> None:
     assert cost("bsp / all_reduce / signsgd", scale(7e9)).gap == signs.gap
     assert cost("bsp / all_reduce / qsgd", scale(7e9)).gap == 0.046
     # Rounding to 16 bits has hardly an error, four bits have a small one.
-    assert cost("bsp / all_reduce / bf16", scale(7e9)).gap == pytest.approx(0.004, abs=1e-5)
+    assert cost("bsp / all_reduce / bf16", scale(7e9)).gap < 1e-5
     assert cost("bsp / all_reduce / nuqsgd", scale(124e6)).gap == pytest.approx(more * 0.093 / found.coarse, rel=0.1)
+
+
+def test_chance_does_not_make_fine_compressors_cost_more_than_coarse_ones() -> None:
+    for size in (120e3, 350e6, 7e9):
+        gaps = [cost(f"bsp / all_reduce / {text}", scale(size)).gap for text in ("bf16", "int8", "int4", "signsgd")]
+        assert all(finer <= coarser + 1e-6 for finer, coarser in pairwise(gaps)), size
+    # +1.4% (+-1.9%) of int4 with error feedback counts by the share of its error.
+    four_bits = cost("bsp / all_reduce / int4 + error_feedback", scale(1.84e6, steps=1500))
+    assert four_bits.gap == pytest.approx(0.0138 * 0.0177 / 0.3712, rel=0.2)
+    # What seeds tell apart counts, and so does what no compressor causes.
+    assert cost("bsp / all_reduce / topk + error_feedback", scale(120e3)).gap == pytest.approx(0.158)
+    assert cost("asp / gossip / none", scale(120e3)).gap == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,28 @@ With --calibrate, whose file has measured rows with the same columns (reference/
 
     "uncalibrated": float          the first prediction without the correction
     "uncalibrated_COLUMN": float   likewise
-    "similar_measured": int        the number of similar measured rows; near 0, there is hardly any correction
+    "similar_measured": int        the number of similar rows with a measurement; others correct less (residuals.py)
+    "similar_measured_COLUMN": int likewise
     "also_measured": bool          whether the file has a row with the same configuration, so that the error says little
+
+The text leaves out the columns "uncalibrated" and "similar_measured", columns that are empty in every row and those
+that nothing reads, and says above the table what is the same in every row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from laconic.cli.terminal import emit_json, emit_sections, plain_table
+from laconic.cli.terminal import emit_json, emit_sections, natural_width, plain_table
 from laconic.errors import ConfigurationError, UsageError, one_line
 from laconic.simulator.reference.published import PublishedTable
 from laconic.simulator.reference.residuals import Calibrated, calibrated
 from laconic.simulator.reference.rows import Compared, carried, compare, read_rows, summary
 from laconic.simulator.reference.tables import published_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def print_reference(name: str, rows_file: str | None, measured_file: str | None = None, *, as_json: bool) -> None:
@@ -45,46 +53,81 @@ def print_reference(name: str, rows_file: str | None, measured_file: str | None 
     if as_json:
         emit_json(records)
         return
-    headers = list(dict.fromkeys(key for record in records for key in record))
-    numbers = [header for header in headers if any(not isinstance(record.get(header), str) for record in records)]
-    printed = plain_table(*headers, numbers=numbers)
+    shown = [{key: row[key] for key in row if _is_shown(table, key)} for row in records]
+    alike, differing = _alike(shown)
+    in_all = [f"In every row: {', '.join(f'{name} {value}' for name, value in alike.items())}"] if alike else []
+    emit_sections(*in_all, _printed(shown, differing), *sections)
+
+
+def _is_shown(table: PublishedTable, header: str) -> bool:
+    return header not in table.carried_along and not header.startswith(("uncalibrated", "similar"))
+
+
+def _printed(records: Sequence[Mapping[str, object]], columns: Sequence[str]) -> Table:
+    """A table as wide as it needs to be: a number that is cut off is another number."""
+    numbers = [column for column in columns if any(not isinstance(record.get(column), str) for record in records)]
+    # In lines that end with an underscore, so that long names of short numbers take little room.
+    table = plain_table(*(column.replace("_", "_\n") for column in columns), numbers=())
+    for column, name in zip(table.columns, columns, strict=True):
+        column.justify = "right" if name in numbers else "left"
+        column.vertical = "bottom"
+        column.no_wrap = True
     for record in records:
-        printed.add_row(*(_cell(header, record.get(header, "")) for header in headers))
-    emit_sections(printed, *sections)
+        table.add_row(*(_cell(name, record.get(name, "")) for name in columns))
+    table.width = max(natural_width(table), 1)
+    return table
+
+
+def _alike(records: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[str]]:
+    """The cells that are the same in every row, by column, and the columns that differ; without empty columns."""
+    headers = list(dict.fromkeys(key for record in records for key in record))
+    cells = {header: {_cell(header, record.get(header, "")) for record in records} for header in headers}
+    differing = [header for header in headers if len(cells[header]) > 1 or (len(records) == 1 and _computed(header))]
+    alike = {header: next(iter(cells[header])) for header in headers if header not in differing}
+    return {header: cell for header, cell in alike.items() if cell}, differing
 
 
 def _measured(table: PublishedTable, path: str) -> list[Compared]:
     rows = read_rows(path, table)
+    if not rows:
+        raise ConfigurationError(
+            f"--calibrate: {one_line(path, 120)} has no rows. Give at least one that was measured."
+        )
     if not any(column in row for row in rows for column in table.measured):
         raise ConfigurationError(
             f"--calibrate: {one_line(path, 120)} has no measured column. Add {' or '.join(table.measured)}, with "
-            "measurements, and at least one row."
+            "measurements."
         )
     return compare(table, rows)
 
 
 def _basis(table: PublishedTable, row: Calibrated) -> dict[str, int | float | bool]:
-    found: dict[str, int | float | bool] = {
-        f"uncalibrated_{column}" if index else "uncalibrated": row.uncalibrated[column]
-        for index, column in enumerate(table.measured)
-    }
-    return {**found, "similar_measured": row.similar, "also_measured": row.also_measured}
+    found: dict[str, int | float | bool] = {}
+    for index, column in enumerate(table.measured):
+        ending = f"_{column}" if index else ""
+        found |= {f"uncalibrated{ending}": row.uncalibrated[column], f"similar_measured{ending}": row.similar[column]}
+    return {**found, "also_measured": row.also_measured}
 
 
 def _basis_in_words(table: PublishedTable, rows: Sequence[Calibrated], measured: Sequence[Compared]) -> str:
-    alone = sum(not row.similar for row in rows)
-    lines = [
-        f"Calibrated with {len(measured)} measured rows; {alone} of {len(rows)} predicted rows have no similar one."
-    ]
-    lines += [
-        f"{column} is not corrected: no row to calibrate on has a measurement."
-        for column in table.measured
-        if not any(column in row.errors for row in measured)
-    ]
-    seen = sum(row.also_measured for row in rows)
-    if seen:
-        lines.append(f"{seen} predicted rows were also measured, with the same configuration; their errors say little.")
+    lines = [f"Calibrated with {_counted(len(measured), 'measured row')}."]
+    for column in table.measured:
+        if not any(column in row.errors for row in measured):
+            lines.append(f"{column} is not corrected: no row to calibrate on has a measurement.")
+        elif with_similar := sum(bool(row.similar[column]) for row in rows):
+            lines.append(f"{column}: {with_similar} of {len(rows)} predictions have a similar measured row.")
+        else:
+            lines.append(f"{column}: no prediction has a similar measured row, so hardly any is corrected.")
+    if seen := sum(row.also_measured for row in rows):
+        line = f"{_counted(seen, 'predicted row')} had been measured with the same configuration"
+        if any(row.also_measured and row.compared.errors for row in rows):
+            line += ", so errors there say little"
+        lines.append(f"{line}.")
     return "\n".join(lines)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _record(table: PublishedTable, found: Compared) -> dict[str, str | int | float | bool]:
@@ -106,12 +149,14 @@ def _value(text: str) -> str | int | float:
     return text
 
 
+def _computed(header: str) -> bool:
+    return header.startswith(("predicted", "uncalibrated", "error", "similar", "also"))
+
+
 def _cell(header: str, value: object) -> str:
     if isinstance(value, float) and header.partition("_")[0] == "error":
         return f"{value:+.1%}"
-    return (
-        f"{value:.4g}" if isinstance(value, float) and header.startswith(("predicted", "uncalibrated")) else str(value)
-    )
+    return f"{value:.4g}" if isinstance(value, float) and _computed(header) else str(value)
 
 
 def _words(table: PublishedTable, found: Sequence[Compared]) -> list[str]:

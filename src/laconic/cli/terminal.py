@@ -56,7 +56,7 @@ def emit_sections(*sections: RenderableType) -> None:
         for index, section in enumerate(sections):
             if index:
                 console.print()
-            console.print(section)
+            console.print(section, crop=False)
     emit("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
 
@@ -79,6 +79,14 @@ def plain_table(*headers: str, numbers: Iterable[str] = ()) -> Table:
     for header in headers:
         table.add_column(header, justify="right" if header in set(numbers) else "left")
     return table
+
+
+def natural_width(table: Table) -> int:
+    """The width at which nothing in the table is cut off or wrapped."""
+    from rich.console import Console
+
+    wide = Console(width=10_000)
+    return wide.measure(table).maximum
 
 
 def summary_with_settings(summary: Text, settings: Mapping[str, str]) -> RenderableType:

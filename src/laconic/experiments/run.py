@@ -20,7 +20,7 @@ from laconic.experiments.comparison import UNLIMITED, Comparison, Network, short
 from laconic.experiments.config_file import to_toml
 from laconic.experiments.contest import ContestConfig
 from laconic.experiments.rank_messages import Failure, Progress, Refusal, read
-from laconic.experiments.tasks import make_task
+from laconic.experiments.tasks import Task, make_task
 from laconic.lab.capabilities import Capabilities, detect_capabilities
 from laconic.lab.launch import Place, RankFailed, places_here, run_ranks
 from laconic.lab.machine import gpus, machine, versions
@@ -56,13 +56,13 @@ class Watcher(Protocol):
 
 def run_comparison(comparison: Comparison, watcher: Watcher, out: str | None = None) -> tuple[Results, RunFolder]:
     """Run every contest and write the files of the folder `out`; if one fails, write the results so far and raise."""
-    title = make_task(comparison.task).title  # here, so that a missing file is noticed before anything starts
+    task = make_task(comparison.task)  # here, so that a missing file is noticed before anything starts
     capabilities = detect_capabilities()
     _kind_of_links(comparison, capabilities)  # raises, before there is a folder, if they are not possible
     folder = RunFolder.create(comparison.kind, out)
     folder.write_text("config.toml", to_toml(comparison))
     folder.write_text("env.json", json.dumps(describe_environment(capabilities), indent=2) + "\n")
-    run = _Run(comparison, capabilities, folder, watcher, title=title)
+    run = _Run(comparison, capabilities, folder, watcher, task)
     problem: BaseException | None = None
     try:
         run.hold()
@@ -106,10 +106,10 @@ class _Run:
     """A running comparison."""
 
     def __init__(
-        self, comparison: Comparison, capabilities: Capabilities, folder: RunFolder, watcher: Watcher, *, title: str
+        self, comparison: Comparison, capabilities: Capabilities, folder: RunFolder, watcher: Watcher, task: Task
     ) -> None:
         self._comparison = comparison
-        self._title = title
+        self._task = task
         self._links = _kind_of_links(comparison, capabilities)
         self._capabilities = capabilities
         self._folder = folder
@@ -201,9 +201,10 @@ class _Run:
         target = comparison.target_loss if comparison.target_loss is not None else measures.default_target(found)
         names = {strategy: short_name(strategy) for strategy in comparison.contenders}
         rows = measures.rows(found, links=self._links, target_loss=target, names=names)
+        learns_text = comparison.kind == "compare" and comparison.task.kind == "text"
         return Results(
             kind=comparison.kind,
-            title=f"{self._title}, {self._where()}" + (f" {self._sharing}" if self._sharing else ""),
+            title=f"{self._task.title}, {self._where()}" + (f" {self._sharing}" if self._sharing else ""),
             began=self._began,
             seconds=time.monotonic() - self._began_s,
             problem=problem,
@@ -211,7 +212,7 @@ class _Run:
             rows=tuple(rows),
             curves=tuple(measures.curve(recording) for recording in found),
             refused=tuple(replace(refusal, name=names.get(refusal.strategy, refusal.name)) for refusal in refused),
-            advice=tuple(advise(rows, text=comparison.kind == "compare" and comparison.task.kind == "text")),
+            advice=tuple(advise(rows, gpt_parameters=self._task.num_parameters if learns_text else None)),
         )
 
     def write(self, results: Results) -> None:

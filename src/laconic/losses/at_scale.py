@@ -11,7 +11,9 @@ gap   the share by which the loss ends above that of bsp at equal steps:
         by the laws DiLoCo's shrink, while those of qsgd, demo and onebit_adam were larger for GPT-2 than for smaller
         models. So for a larger model the gap grows as theirs did (losses/growth.py), and the range reaches down to a
         gap that shrinks as DiLoCo's does.
-      A negative gap counts as zero: no method here is known to learn more from a step than bsp does.
+      A negative gap counts as zero: no method here is known to learn more from a step than bsp does. Of a gap that
+      seeds do not tell apart from zero, and that only a compressor causes, its share counts (losses/growth.py), so that
+      chance does not make 16 bits cost more than 4.
 p     how fast the loss falls with steps: 0.08 for the tiny GPT in its longest run, 0.042 for a model of 1e9 parameters
       (published), between them along the logarithm of size. In a longer run it is lower: the published run says by how
       much, and the range covers that factor both ways.
@@ -29,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from laconic.losses.growth import growth_of
+from laconic.losses.growth import growth_of, share_of
 from laconic.losses.measured import BASELINE, COMPRESSION_STEPS, TINY, Measured, gap_after
 from laconic.losses.published import (
     C4_PERIODS,
@@ -40,7 +42,7 @@ from laconic.losses.published import (
     powers,
     rounding_gap,
 )
-from laconic.losses.steps_needed import SAME, measured_runs, steps_needed
+from laconic.losses.steps_needed import SAME, measured_runs, only_compresses, steps_needed
 from laconic.strategy import Strategy
 from laconic.units import human_count
 
@@ -183,8 +185,9 @@ def _from_runs(strategy: Strategy, runs: tuple[Measured, ...], scale: Scale, *, 
     around = {max(size for size in sizes if size <= here), min(size for size in sizes if size >= here)}
     nearest = [run for run in runs if run.num_parameters in around]
     more, most = growth_of(strategy.compression, sizes[-1], scale.num_parameters)
-    by_size = [[run for run in runs if run.num_parameters == size] for size in sizes]
-    gaps = [max(0.0, gap_after(scale.steps, those)) for those in by_size]
+    counted = [replace(run, loss_gap=_counted(run, strategy)) for run in runs]
+    by_size = [[run for run in counted if run.num_parameters == size] for size in sizes]
+    gaps = [gap_after(scale.steps, those) for those in by_size]
     gap = float(np.interp(math.log(here), [math.log(size) for size in sizes], gaps)) + more
     lows = [_shrunk(one, scale) - one.noise for one in nearest]
     highs = [max(0.0, one.loss_gap) + one.noise + most for one in nearest]
@@ -198,6 +201,12 @@ def _from_runs(strategy: Strategy, runs: tuple[Measured, ...], scale: Scale, *, 
     if among_hosts:
         because += "; between hosts it is the same with so many workers as there are hosts"
     return _cost("measured", gap, min(lows), max(highs), scale, because=because)
+
+
+def _counted(run: Measured, strategy: Strategy) -> float:
+    """The part of a measured gap that counts."""
+    share = share_of(strategy.compression) if only_compresses(strategy) and not run.is_distinct else 1.0
+    return max(0.0, run.loss_gap) * share
 
 
 def _shrunk(run: Measured, scale: Scale) -> float:

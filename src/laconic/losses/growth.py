@@ -52,10 +52,14 @@ def growth_of(compression: Compressor, trained: int, num_parameters: int) -> tup
     """What the gap of a model of `trained` parameters grows by up to a model of `num_parameters`: mean and most."""
     if compression.traits.lossless:
         return 0.0, 0.0
-    found = growth()
+    found, share = growth(), share_of(compression)
     sizes = math.log(max(1.0, min(num_parameters, found.largest) / trained))
-    share = min(1.0, relative_error(compression) / found.coarse)
     return found.mean * share * sizes, found.most * share * sizes
+
+
+def share_of(compression: Compressor) -> float:
+    """How coarse a compressor is, between 0 and 1."""
+    return min(1.0, relative_error(compression) / growth().coarse)
 
 
 @lru_cache(maxsize=1)

@@ -17,11 +17,15 @@ BASELINE: tuple[tuple[int, float], ...] = ((384, 2.4434), (2048, 1.7097), (4096,
 """Steps, and the loss of bsp with an all-reduce after them, with the first seed: longer runs have no other."""
 DEVIATION_RATIO = 0.019
 """Standard deviation of the baseline's loss after 384 steps between seeds, relative to that loss. It stands for the
-deviation of a gap that was measured with one seed."""
+deviation of a gap that was measured with one seed and the tiny GPT."""
+_LARGER_DEVIATION_RATIO = 0.0146
+"""The deviation of demo-int4's gap between seeds with the small GPT; it stands for that of larger models."""
 COMPRESSION_STEPS = 300
 """Steps for which single compressors were trained; a warm-up of 75 of them is a quarter."""
 TINY, SMALL, GPT2 = 120_000, 1_840_000, 124_000_000
 """Parameters of the models that were trained."""
+_DISTINCT = 2.5
+"""A gap of at least so many deviations is not chance: the t of two degrees of freedom (4.3 for 95%) / sqrt(3 seeds)."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,31 @@ class Measured:
 
     @property
     def noise(self) -> float:
-        """The deviation, or that of the baseline if one seed was trained."""
-        return DEVIATION_RATIO if self.deviation is None else self.deviation
+        """The deviation, or a usual one if one seed was trained."""
+        if self.deviation is not None:
+            return self.deviation
+        return DEVIATION_RATIO if self.num_parameters == TINY else _LARGER_DEVIATION_RATIO
+
+    @property
+    def is_distinct(self) -> bool:
+        """Whether the gap differs from zero by more than three seeds differ by chance."""
+        return abs(self.loss_gap) > _DISTINCT * self.noise
 
     @property
     def words(self) -> str:
         """E.g. "+11.6% after 384 steps (+-1.8% between seeds)"; with the model's size if it is not the tiny one."""
         spread = "" if self.deviation is None else f" (+-{self.deviation:.1%} between seeds)"
-        model = "" if self.num_parameters == TINY else f" with {self.num_parameters / 1e6:.3g} M parameters"
-        return f"{self.loss_gap:+.1%} after {self.steps} steps{model}{spread}"
+        return f"{self.loss_gap:+.1%} after {self.steps} steps{self.model}{spread}"
+
+    @property
+    def model(self) -> str:
+        """The model in words, if it is not the tiny one."""
+        return "" if self.num_parameters == TINY else f" with {self.num_parameters / 1e6:.3g} M parameters"
+
+
+def in_words(runs: Sequence[Measured]) -> str:
+    """The runs, smaller models and shorter runs first."""
+    return ", ".join(run.words for run in sorted(runs, key=lambda run: (run.num_parameters, run.steps)))
 
 
 def gap_after(steps: int, runs: Sequence[Measured]) -> float:
@@ -178,7 +198,6 @@ OTHER_RUNS: tuple[Measured, ...] = (
         600,
         0.0302,
         printed="demo-int4",
-        deviation=0.0146,
         num_parameters=GPT2,
     ),
     Measured(
@@ -186,23 +205,21 @@ OTHER_RUNS: tuple[Measured, ...] = (
         600,
         0.0729,
         printed="onebit_adam(first=int4)",
-        deviation=0.0146,
         num_parameters=GPT2,
     ),
-    Measured("bsp / all_reduce / qsgd", 600, 0.046, deviation=0.0146, num_parameters=GPT2),
-    Measured("bsp / all_reduce / int8", 600, 0.0003, deviation=0.0146, num_parameters=GPT2),
+    Measured("bsp / all_reduce / qsgd", 600, 0.046, num_parameters=GPT2),
+    Measured("bsp / all_reduce / int8", 600, 0.0003, num_parameters=GPT2),
     Measured(
         "onebit_adam / all_reduce / onebit + error_feedback",
         600,
         0.0396,
         printed="onebit-adam",
-        deviation=0.0146,
         num_parameters=GPT2,
     ),
     Measured("onebit_adam / all_reduce / onebit + error_feedback", 300, 0.002),
 )
-"""Also from docs/results/time_to_loss.md, for questions about models of a given size: GPT-2 on a GPU, one seed each,
-with the deviation of the small GPT (qsgd after 41 steps of DDP, int8 after 22); onebit-adam after 300 steps."""
+"""Also from docs/results/time_to_loss.md, for questions about models of a given size: GPT-2 on a GPU, one seed each
+(qsgd after 41 steps of DDP, int8 after 22); onebit-adam after 300 steps."""
 
 COMPRESSIONS: tuple[Measured, ...] = tuple(
     Measured(text, COMPRESSION_STEPS, gap, deviation=deviation)

@@ -9,10 +9,12 @@ Without compression the loss falls as a power of the number of steps, so a gap i
 p differs between these segments of the curve. The range covers up to three values of p: that of the segment that ends
 at the length of a run (or at the nearest end of a segment), that of the segment that begins there, and that of the
 segment after it, as far as they exist. The range also covers one standard deviation between seeds, and all lengths at
-which a method was measured. A strategy whose range includes 1 counts as needing the same steps as bsp, unless its gap
-is above 2%: a large spread between seeds is no sign of a small gap. A negative gap counts as zero, as no method here is
-known to learn more from a step than bsp does; the lower end of the range still shows it. If only the parts of a
-combination were measured, their product is taken, and the result says so.
+which a method was measured. A gap of at most 2% that seeds do not tell apart from zero counts as none; a larger gap
+counts even if seeds differ more, because a large spread is no sign of a small gap. A negative gap counts as zero, as no
+method here is known to learn more from a step than bsp does; the lower end of the range still shows it. If only the
+parts of a combination were measured, their product is taken, and the result says so.
+
+The figure is that of the longest run of the largest model that is no larger than the one in question.
 
 All figures are those of losses/measured.py. Neither they nor the range say how a method fares with more workers, in a
 large model or in a run of weeks; losses/at_scale.py covers that.
@@ -21,6 +23,7 @@ large model or in a run of weeks; losses/at_scale.py covers that.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
@@ -32,7 +35,9 @@ from laconic.losses.measured import (
     COMPRESSIONS,
     LATER_CELLS,
     OTHER_RUNS,
+    SMALL,
     Measured,
+    in_words,
 )
 from laconic.strategy import Strategy
 
@@ -41,6 +46,9 @@ BSP_STEPS = 1000
 """The target loss is that of bsp after this many steps."""
 _SMALL_GAP = 0.02
 """A larger gap does not count as the same loss, even if seeds differ more than that."""
+
+_ABOUT = 1.1
+"""Sizes of models are rounded: one that is larger by less is of the same size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,8 @@ class StepsNeeded:
     high: float
     loss_gap: float
     """The share by which the loss ends above that of bsp at equal steps, in the longest run."""
+    is_distinct: bool
+    """Whether seeds tell that gap apart from zero."""
     because: str
     """The measurements, in words."""
     is_product: bool = False
@@ -59,8 +69,8 @@ class StepsNeeded:
 
     @property
     def likely(self) -> float:
-        """The ratio, or 1 where the gap is small and the measurements do not distinguish the strategy from bsp."""
-        return 1.0 if self.loss_gap <= _SMALL_GAP and self.low <= 1.0 <= self.high else self.ratio
+        """The ratio, or 1 where the gap is small and seeds do not tell it apart from zero."""
+        return self.ratio if self.is_distinct or self.loss_gap > _SMALL_GAP else 1.0
 
     def seconds(self, step_s: float) -> tuple[float, float, float]:
         """The time to bsp's loss after BSP_STEPS steps, and its range."""
@@ -73,6 +83,7 @@ class StepsNeeded:
             low=self.low * other.low,
             high=self.high * other.high,
             loss_gap=(1 + max(0.0, self.loss_gap)) * (1 + max(0.0, other.loss_gap)) - 1,
+            is_distinct=self.is_distinct or other.is_distinct,
             because=f"{self.because}; {other.because}; measured apart, their product was not measured",
             is_product=True,
         )
@@ -80,30 +91,40 @@ class StepsNeeded:
 
 _SAME_SUMS = ("all_reduce", "parameter_server", "sharded")
 """Architectures that form the same sums of gradients as torch DDP or FSDP2, whatever their other settings."""
-SAME = StepsNeeded(ratio=1.0, low=1.0, high=1.0, loss_gap=0.0, because="computes the same as bsp with an all-reduce")
+SAME = StepsNeeded(
+    ratio=1.0, low=1.0, high=1.0, loss_gap=0.0, is_distinct=False, because="computes the same as bsp with an all-reduce"
+)
 
 
-def steps_needed(strategy: Strategy) -> StepsNeeded | None:
-    """The steps that the strategy needs; None if that was not measured."""
+def steps_needed(strategy: Strategy, num_parameters: int = SMALL) -> StepsNeeded | None:
+    """The steps that a model of this size needs with the strategy; None if that was not measured."""
     when, where = str(strategy.synchronization), _where(strategy)
-    what = "none" if strategy.compression.traits.lossless else str(strategy.compression)
-    if (when, what) == ("bsp", "none") and where in _SAME_SUMS:
+    if strategy.compression.traits.lossless and _sums_as_bsp(strategy):
         return SAME
-    whole, compressed = _of(_CELLS, f"{when} / {where} / {what}"), _compression(strategy.compression)
-    if (when, where) == ("bsp", "all_reduce"):
-        return _steps((*compressed, *whole))
-    if whole:
-        return _steps(whole)
-    code = _steps(compressed)
-    cell = SAME if (when, where) == ("bsp", "parameter_server") else _steps(_of(_CELLS, f"{when} / {where} / none"))
+    if whole := _steps(measured_runs(strategy), num_parameters):
+        return whole
+    code = _steps(_compression(strategy.compression), num_parameters)
+    cell = _steps(_of(_CELLS, f"{when} / {where} / none"), num_parameters)
+    if (when, where) == ("bsp", "parameter_server"):
+        cell = SAME
     return None if cell is None or code is None else cell.times(code)
+
+
+def only_compresses(strategy: Strategy) -> bool:
+    """Whether the strategy computes the same as bsp, but for a lossy compressor."""
+    return not strategy.compression.traits.lossless and _sums_as_bsp(strategy)
+
+
+def _sums_as_bsp(strategy: Strategy) -> bool:
+    return str(strategy.synchronization) == "bsp" and _where(strategy) in _SAME_SUMS
 
 
 def measured_runs(strategy: Strategy) -> tuple[Measured, ...]:
     """All runs of the whole strategy, of models of any size."""
-    when, where, what = str(strategy.synchronization), _where(strategy), str(strategy.compression)
+    when, where, compression = str(strategy.synchronization), _where(strategy), strategy.compression
+    what = "none" if compression.traits.lossless else str(compression)
     whole = _of((*_CELLS, *OTHER_RUNS), f"{when} / {where} / {what}")
-    return (*whole, *(_compression(strategy.compression) if (when, where) == ("bsp", "all_reduce") else ()))
+    return (*whole, *(_compression(compression) if (when, where) == ("bsp", "all_reduce") else ()))
 
 
 def _where(strategy: Strategy) -> str:
@@ -131,14 +152,16 @@ def _compression(compression: Compressor) -> tuple[Measured, ...]:
     return _of(COMPRESSIONS, text) or declared
 
 
-def _steps(measured: tuple[Measured, ...]) -> StepsNeeded | None:
-    """The result from all measured lengths; the longest is the closest to real training."""
+def _steps(measured: Sequence[Measured], num_parameters: int) -> StepsNeeded | None:
+    """The result from all lengths measured with models up to this size; the longest is the closest to real training."""
     if not measured:
         return None
-    longest = max(measured, key=lambda found: found.steps)
+    largest = max(num_parameters, min(found.num_parameters for found in measured))
+    runs = [found for found in measured if found.num_parameters <= _ABOUT * largest]
+    longest = max(runs, key=lambda found: (found.num_parameters, found.steps))
     possible = [
         (1 + found.loss_gap + error) ** (1 / power)
-        for found in measured
+        for found in runs
         for error in (-found.noise, found.noise)
         for power in _powers_around(found.steps)
     ]
@@ -147,7 +170,8 @@ def _steps(measured: tuple[Measured, ...]) -> StepsNeeded | None:
         low=min(possible),
         high=max(1.0, *possible),
         loss_gap=longest.loss_gap,
-        because=f"{longest.text}: loss {', '.join(found.words for found in measured)}",
+        is_distinct=longest.is_distinct,
+        because=f"{longest.text}: loss {in_words(runs)}",
     )
 
 

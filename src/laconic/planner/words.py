@@ -138,7 +138,8 @@ def grounds(answer: Answer) -> dict[str, list[str]]:
     losses = sorted({choice.loss.known for choice in answer.top if choice.loss is not None} - {"same"})
     if "measured" in losses:
         measured.append(
-            "losses: this project's own runs of small models (docs/results), used unchanged for other sizes"
+            "losses: this project's own runs of small models (docs/results); what compressors cost a larger model is "
+            "taken to grow as it did for those that were trained with two sizes"
         )
     if "published" in losses:
         measured.append("losses of DiLoCo: published scaling laws, not runs of this project")

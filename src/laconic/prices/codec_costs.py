@@ -30,8 +30,8 @@ H200_KERNELS: dict[str, tuple[float, float]] = {
     "int8": (0.0359, 0.0370),
     "int4": (0.0341, 0.0341),
     "qsgd": (0.0593, 0.0350),
-    "nuqsgd": (0.0570, 0.0327),
-    "intsgd": (0.0422, 0.0420),
+    "nuqsgd": (0.0618, 0.0332),
+    "intsgd": (0.0419, 0.0425),
     "terngrad": (0.0468, 0.0314),
     "natural": (0.0531, 0.0362),
     "signsgd": (0.0321, 0.0300),
@@ -62,7 +62,7 @@ H200_SELECTIONS = {
     "dgc": 0.0840,
     "threshold": 0.0840,
     "sidco": 0.0726,
-    "adacomp": 0.2201,
+    "adacomp": 0.1632,
     "sketch": 0.7230 + 0.4770 + 0.0840,
 }
 CPU_SELECTIONS = {"topk": 6.5146, "gtopk": 6.5146, "dgc": 6.5146, "threshold": 6.5146, "sidco": 7.4566}

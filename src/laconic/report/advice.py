@@ -2,8 +2,8 @@
 
 A contest of a few steps measures how long a step takes, not how much it lowers the loss: 20 steps cannot rank losses.
 The number of steps that a strategy needs to reach torch DDP's loss is taken from long runs (losses/steps_needed.py),
-where there are any. These runs trained a GPT on text; for anything else the number is known only for strategies that
-compute what DDP computes.
+where there are any. These runs trained GPTs on text; for anything else the number is known only for strategies that
+compute what DDP computes. Runs with larger models than the one that trains here do not count.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ _FEWER = 1.1
 """The least saving of bytes that is mentioned."""
 
 
-def advise(rows: Sequence[Row], *, text: bool) -> list[str]:
-    """A sentence for every link with torch DDP and other strategies; text: whether a GPT learns from text."""
+def advise(rows: Sequence[Row], *, gpt_parameters: int | None) -> list[str]:
+    """A sentence for every link with torch DDP and other strategies.
+
+    gpt_parameters: the size of the GPT that learns from text; None: the work is another.
+    """
     sentences: list[str] = []
     for link in dict.fromkeys(row.link for row in rows):
         of_link = [row for row in rows if row.link == link]
         others = [row for row in of_link if not is_torchs_own(row.strategy)]
         baseline = next((row for row in of_link if row.strategy in BASELINES), None)
         if baseline is not None and others:
-            sentences.append(_sentence(baseline, others, text=text))
+            sentences.append(_sentence(baseline, others, gpt_parameters))
     return sentences
 
 
@@ -55,10 +58,10 @@ class _Sooner:
         )
 
 
-def _sentence(baseline: Row, others: Sequence[Row], *, text: bool) -> str:
+def _sentence(baseline: Row, others: Sequence[Row], gpt_parameters: int | None) -> str:
     native = baseline.strategy
     where = "Without a bandwidth limit" if baseline.links == "unlimited" else f"On {baseline.link} links"
-    known = [_Sooner.of(row, baseline, needed) for row in others if (needed := _known(row, text=text)) is not None]
+    known = [_Sooner.of(row, baseline, needed) for row in others if (needed := _known(row, gpt_parameters)) is not None]
     clear = [sooner for sooner in known if sooner.low >= _WORTH_IT]
     best = max(clear, key=lambda sooner: sooner.times, default=None)
     if best is None:
@@ -78,10 +81,13 @@ def _sentence(baseline: Row, others: Sequence[Row], *, text: bool) -> str:
     return f"{sentence}."
 
 
-def _known(row: Row, *, text: bool) -> StepsNeeded | None:
+def _known(row: Row, gpt_parameters: int | None) -> StepsNeeded | None:
     """The steps that a strategy needs, if they were measured for the whole strategy and with work of this kind."""
-    needed = steps_needed(Strategy.parse(row.strategy))
-    return needed if needed is SAME or (text and needed is not None and not needed.is_product) else None
+    strategy = Strategy.parse(row.strategy)
+    needed = steps_needed(strategy) if gpt_parameters is None else steps_needed(strategy, gpt_parameters)
+    if needed is SAME:
+        return needed
+    return None if gpt_parameters is None or needed is None or needed.is_product else needed
 
 
 def _least(rows: Sequence[Row], baseline: Row) -> tuple[Row, float] | None:

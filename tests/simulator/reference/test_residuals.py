@@ -46,7 +46,7 @@ def test_one_measured_row_corrects_by_its_kernel() -> None:
     expected = 100 * math.exp(math.exp(-distance) * math.log(1.5) / 1.1)
     assert found.compared.predicted[TTFT] == pytest.approx(expected)
     assert found.uncalibrated == {TTFT: 100.0, TPOT: 100.0}
-    assert (found.similar, found.also_measured) == (1, False)
+    assert (found.similar, found.also_measured) == ({TTFT: 1, TPOT: 0}, False)
 
 
 def test_each_column_is_corrected_by_itself() -> None:
@@ -62,17 +62,43 @@ def test_a_row_that_was_measured_is_close_to_its_measurement_and_marked() -> Non
     assert found.also_measured
 
 
+def test_similar_rows_count_only_where_they_have_the_measurement() -> None:
+    measured = row({TPOT: 80.0}), row({TPOT: 90.0}, concurrency="16"), row({TTFT: 150.0}, system="b200_sxm", isl="64")
+    assert one(row(), *measured).similar == {TTFT: 0, TPOT: 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "measured"),
+    [
+        ({"concurrency": "8"}, {"concurrency": "8.0"}),
+        ({"moe_ep_size": ""}, {"moe_ep_size": "1"}),
+        ({"concurrency": "", "batch_size": "8"}, {"concurrency": "8"}),
+        ({"precision": "bf16"}, {"precision": "fp16"}),
+        ({"precision": "nvfp4"}, {"precision": "mxfp4"}),
+    ],
+)
+def test_one_configuration_in_two_spellings_is_one(asked: dict[str, str], measured: dict[str, str]) -> None:
+    found = one(row(**asked), row({TTFT: 150.0}, **measured))
+    assert found.also_measured
+    assert found.compared.predicted[TTFT] == pytest.approx(100 * 1.5 ** (1 / 1.05))
+
+
+@pytest.mark.parametrize(("measured_ms", "factor"), [(1e25, math.e), (1e-300, 1 / math.e)])
+def test_an_absurd_measurement_counts_as_the_largest_residual(measured_ms: float, factor: float) -> None:
+    assert one(row(), row({TTFT: measured_ms})).compared.predicted[TTFT] == pytest.approx(100 * factor ** (1 / 1.05))
+
+
 def test_nothing_similar_leaves_the_prediction() -> None:
     far = {"backend": "sglang", "model_path": "Qwen/Qwen3-32B", "system": "b200_sxm", "precision": "fp4"}
     found = one(row(isl="64", concurrency="1", **far), row({TTFT: 150.0}))
     assert found.compared.predicted[TTFT] == pytest.approx(100.0, rel=0.02)
-    assert found.similar == 0
+    assert found.similar == {TTFT: 0, TPOT: 0}
 
 
 def test_disaggregated_rows_say_nothing_about_aggregated_ones() -> None:
     found = one(row(), row({TTFT: 150.0}, mode="disagg"))
     assert found.compared.predicted[TTFT] == 100.0
-    assert found.similar == 0
+    assert found.similar == {TTFT: 0, TPOT: 0}
 
 
 def test_several_rows_of_one_configuration_count_less_than_rows_of_several() -> None:
@@ -131,12 +157,50 @@ def test_the_command_tells_its_basis(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [one["uncalibrated"] for one in found] == [one["predicted"] for one in plain]
     assert abs(math.log(found[0]["predicted"] / 400)) < abs(math.log(plain[0]["predicted"] / 400))
     assert [(one["similar_measured"], one["also_measured"]) for one in found] == [(2, True), (0, False)]
+    assert [one[f"similar_measured_{TPOT}"] for one in found] == [0, 0]
     assert found[0][f"predicted_{TPOT}"] == plain[0][f"predicted_{TPOT}"]
     assert main([*words, "--calibrate", str(measured)]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "Calibrated with 2 measured rows; 1 of 2 predicted rows have no similar one." in out
+    assert "Calibrated with 2 measured rows. " in out
+    assert f"{TTFT}: 1 of 2 predictions have a similar measured row." in out
     assert f"{TPOT} is not corrected" in out
-    assert "1 predicted rows were also measured" in out
+    assert "1 predicted row had been measured with the same configuration." in out, "and there is no error to doubt"
+
+
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_no_number_of_the_table_is_cut_off(
+    columns: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    rows = [
+        {**CELLS, "isl": isl, "osl": "2048", TTFT: "123.456", TPOT: tpot}
+        for isl, tpot in (("512", "7.891"), ("1024", "8.5"))
+    ]
+    path = write(tmp_path / "rows.csv", *rows)
+    words = ["simulate", "--reference", "serving", "--rows", str(path), "--calibrate", str(path)]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    table = [line.split() for line in out.splitlines()]
+    for row_in_json in found:
+        shown = [str(row_in_json["isl"]), str(row_in_json[TPOT]), f"{row_in_json['predicted']:.4g}"]
+        assert any(set(shown) <= set(line) for line in table), shown
+    assert "…" not in out
+    same = " ".join(out.split())
+    assert "backend vllm" in same
+    assert "osl 2048" in same
+    assert f"{TTFT} 123.456" in same
+    assert "moe_tp_size" not in same, "an empty column"
+    assert "errors there say little" in same
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "rows.csv", CELLS)
+    empty = tmp_path / "empty.csv"
+    empty.write_text(",".join([*CELLS, TTFT]) + "\n", encoding="utf-8")
+    assert main(["simulate", "--reference", "serving", "--rows", str(path), "--calibrate", str(empty)]) == 2
+    assert "has no rows" in capsys.readouterr().err
 
 
 def test_a_file_without_a_measured_column_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,3 +110,13 @@ def test_lines_are_interpolated_exactly() -> None:
 def test_lengths_that_cannot_be_are_refused(shortest: float) -> None:
     with pytest.raises(ConfigurationError, match="shortest must be above 0"):
         Load(input_tokens=1, output_tokens=1, shortest=shortest)
+
+
+def test_passes_that_mix_give_running_sequences_as_many_tokens_as_others() -> None:
+    """Two clients, the second of which is let in late: one pass over its prompt gives the first two tokens, not one."""
+    load = Load(input_tokens=100, output_tokens=9, concurrency=2, requests_per_client=1, shortest=1.0)
+    one_by_one = replace(ALIKE, mixes=True, output_s=lambda sequences: 0.1, tokens_per_pass=100)
+    plain, double = (replay(2, load, 2, replace(one_by_one, accepted=accepted)) for accepted in (1.0, 2.0))
+    # The first client's eight further tokens: one (two) in the other's prompt pass, the rest in decode passes.
+    assert plain.token_s == pytest.approx(((PROMPT_S + 7 * 0.1) / 8 + 0.1) / 2)
+    assert double.token_s == pytest.approx(((PROMPT_S + 6 * 0.1) / 8 + 0.1) / 2)

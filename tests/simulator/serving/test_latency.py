@@ -62,12 +62,12 @@ def test_kernels_between_products_are_not_divided_by_tensor_parallelism() -> Non
         assert found == pytest.approx(moved / (device.memory_bytes_per_s * device.memory_share))
 
 
-def test_accepted_tokens_shorten_the_time_per_token_alone() -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_accepted_tokens_shorten_the_time_per_token_alone(*, apart: bool) -> None:
     load = Load(input_tokens=1024, output_tokens=256)
-    plain, speculative = (
-        aggregated(forward(8, framework=replace(BARE, passes_before_first=10.0, accepted=accepted)), load)
-        for accepted in (1.0, 2.0)
-    )
+    frameworks = (replace(BARE, passes_before_first=10.0, accepted=accepted) for accepted in (1.0, 2.0))
+    workers = (forward(8, framework=framework) for framework in frameworks)
+    plain, speculative = (disaggregated(one, one, load) if apart else aggregated(one, load) for one in workers)
     assert speculative.token_s == pytest.approx(plain.token_s / 2)
     assert speculative.first_token_s == pytest.approx(plain.first_token_s)
 

@@ -51,6 +51,8 @@ class Task(Protocol):
 
     title: str
     """The task in a few words, e.g. GPT (small, 1.84 M parameters) on text."""
+    num_parameters: int
+    """The number of parameters of the model."""
     learns: bool
     """Whether its loss means anything."""
 

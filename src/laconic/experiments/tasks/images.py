@@ -73,8 +73,8 @@ class ImageTask:
         self._images, self._labels = load_images(config.data)
         self._classes = int(self._labels.max()) + 1
         with torch.device("meta"):
-            num_parameters = sum(parameter.numel() for parameter in self._model().parameters())
-        self.title = f"CNN ({config.size}, {millions(num_parameters)} parameters) on {Path(config.data).name}"
+            self.num_parameters = sum(parameter.numel() for parameter in self._model().parameters())
+        self.title = f"CNN ({config.size}, {millions(self.num_parameters)} parameters) on {Path(config.data).name}"
 
     def _model(self) -> SmallCnn:
         return SmallCnn(self._shape, channels=self._images.shape[1], classes=self._classes)

@@ -24,7 +24,8 @@ class ReplayTask:
         if config.compute_s is not None:
             self.workload = self.workload.scaled(compute_s=config.compute_s)
         self._first: ReplayedModel | None = None
-        about = f"{millions(self.workload.num_parameters)} parameters, {self.workload.compute_s * 1e3:.0f} ms compute"
+        self.num_parameters = self.workload.num_parameters
+        about = f"{millions(self.num_parameters)} parameters, {self.workload.compute_s * 1e3:.0f} ms compute"
         self.title = f"{self.workload.name} replayed ({about})"
 
     def model(self) -> nn.Module:

@@ -69,8 +69,8 @@ class TextTask:
         self._tokens = load_text(config.data)
         # On the meta device: only the shapes count.
         with torch.device("meta"):
-            num_parameters = sum(parameter.numel() for parameter in SmallGpt(self._shape).parameters())
-        self.title = f"GPT ({config.size}, {millions(num_parameters)} parameters) on text"
+            self.num_parameters = sum(parameter.numel() for parameter in SmallGpt(self._shape).parameters())
+        self.title = f"GPT ({config.size}, {millions(self.num_parameters)} parameters) on text"
 
     def model(self) -> nn.Module:
         torch.manual_seed(self._config.seed)

@@ -9,8 +9,9 @@ The logarithm of measured / predicted is taken to vary smoothly over configurati
     calibrated   = predicted * exp(correction)
 
 This is the mean of a Gaussian process, also known as simple kriging. Several rows of one configuration count less than
-rows of different ones, and where no measured row is similar, the correction tends to none. Each column is corrected by
-itself, from the rows that have its measurement.
+rows of different ones. The further away the measured rows are, the smaller is the correction: one row at a distance of
+1 corrects by 35% of its residual, one that differs in four words by 6%. Each column is corrected by itself, from the
+rows that have its measurement.
 
 Reference: Rasmussen & Williams 2006, "Gaussian processes for machine learning", equation 2.25.
 """
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laconic.errors import ConfigurationError, UsageError
-from laconic.simulator.reference.published import Likeness, PublishedTable, Row
+from laconic.simulator.reference.published import Likeness, PublishedTable
 from laconic.simulator.reference.rows import Compared
 
 _LARGEST = 1.0
@@ -56,11 +57,11 @@ class Calibrated:
     """With the corrected predictions."""
     uncalibrated: dict[str, float]
     """The predictions before, by measured column."""
-    similar: int
-    """The number of measured rows at a distance of at most 1: the same words, or one different one, and similar
-    counts."""
+    similar: dict[str, int]
+    """By measured column, the number of rows with its measurement at a distance of at most 1: the same words, or one
+    different one, and similar counts."""
     also_measured: bool
-    """Whether a measured row has the same configuration: the prediction has seen its answer."""
+    """Whether a measured row is like this one in everything that counts: the prediction has seen its answer."""
 
 
 def calibrated(
@@ -74,16 +75,15 @@ def calibrated(
     known, asked = _likeness(table, measured), _likeness(table, predicted)
     smoothing = smoothing or Smoothing()
     between, among = _distances(asked, known, smoothing), _distances(known, known, smoothing)
-    factors = {}
+    factors, similar = {}, {}
     for column in table.measured:
         rows = [index for index, row in enumerate(measured) if column in row.errors]
+        similar[column] = (between[:, rows] <= _NEARBY).sum(axis=1)
         if rows:
-            residuals = np.array([-math.log1p(measured[index].errors[column]) for index in rows])
+            residuals = np.array([_residual(measured[index], column) for index in rows])
             kernel = np.exp(-among[np.ix_(rows, rows)]) + smoothing.noise * np.eye(len(rows))
-            weights = np.linalg.solve(kernel, np.clip(residuals, -_LARGEST, _LARGEST))
-            factors[column] = np.exp(np.exp(-between[:, rows]) @ weights)
-    similar = (between <= _NEARBY).sum(axis=1)
-    configurations = {_configuration(table, row.row) for row in measured}
+            factors[column] = np.exp(np.exp(-between[:, rows]) @ np.linalg.solve(kernel, residuals))
+    seen = (between == 0).any(axis=1)
     found = []
     for index, row in enumerate(predicted):
         corrected = {
@@ -91,9 +91,15 @@ def calibrated(
             for column, value in row.predicted.items()
         }
         errors = {column: corrected[column] / row.row.number(column) - 1 for column in row.errors}
-        seen = _configuration(table, row.row) in configurations
-        found.append(Calibrated(Compared(row.row, corrected, errors), row.predicted, int(similar[index]), seen))
+        counts = {column: int(number[index]) for column, number in similar.items()}
+        found.append(Calibrated(Compared(row.row, corrected, errors), row.predicted, counts, bool(seen[index])))
     return found
+
+
+def _residual(row: Compared, column: str) -> float:
+    # Not from the error, which is -1 to the last bit where a measurement is absurdly large.
+    residual = math.log(row.row.number(column)) - math.log(row.predicted[column])
+    return max(-_LARGEST, min(_LARGEST, residual))
 
 
 def _check(table: PublishedTable, measured: Sequence[Compared]) -> None:
@@ -134,8 +140,3 @@ def _distances(some: Sequence[Likeness], others: Sequence[Likeness], smoothing: 
     here, there = (np.array([row.group for row in rows]) for rows in (some, others))
     found[here[:, None] != there[None, :]] = np.inf
     return found
-
-
-def _configuration(table: PublishedTable, row: Row) -> tuple[str, ...]:
-    columns = (*table.columns, *(column for column in table.carried_along if column.endswith("version")))
-    return tuple(row.get(column, "") for column in columns)

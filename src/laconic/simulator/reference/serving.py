@@ -68,7 +68,7 @@ class Serving(PublishedTable):
             )
         return Likeness(
             mode,
-            (row["backend"], _model(row).name, row["system"], row["precision"], row.get("backend_version", "")),
+            (row["backend"], _model(row).name, row["system"], _precision(row), row.get("backend_version", "")),
             (load.concurrency, load.input_tokens, load.output_tokens, *degrees),
         )
 
@@ -88,6 +88,10 @@ def served(row: Row) -> Served:
             disaggregated(prefill, decode, load, prefill_workers=prefill_workers, decode_workers=decode_workers)
         )
     return min(found, key=lambda one: one.token_s)
+
+
+def _precision(row: Row) -> Precision:
+    return cast("Precision", _PRECISIONS[row.choice("precision", _PRECISIONS)])
 
 
 def _load(row: Row) -> Load:
@@ -144,7 +148,7 @@ def _forward(row: Row, tp: int, gpus: int, ep: int) -> ForwardPass:
     deployment = Deployment(
         model=model,
         device=serving_device(row.choice("system", DEVICES)),
-        precision=cast("Precision", _PRECISIONS[row.choice("precision", _PRECISIONS)]),
+        precision=_precision(row),
         tp=tp,
         dp=max(1, gpus // tp) if mixture else 1,
         ep=ep if mixture and gpus % ep == 0 else 1,

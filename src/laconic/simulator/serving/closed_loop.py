@@ -38,13 +38,15 @@ class Passes:
     prompt_s: Callable[[float], float]
     """The time of a prefill pass, by its number of tokens."""
     output_s: Callable[[float], float]
-    """The time of a decode pass, by its number of sequences."""
+    """The time per token in decode passes, by the number of sequences."""
     mixed_sequence_s: float
     """The time that a running sequence adds to a pass over prompts."""
     tokens_per_pass: int
     """The most prompt tokens in a pass; longer prompts take several passes."""
     mixes: bool
     """Whether passes over prompts give running sequences a token."""
+    accepted: float = 1.0
+    """The tokens that a running sequence gets from one pass."""
     handling_s: Callable[[float], float] = lambda tokens: 0.0
     """The time of the host for a request before its first pass, by the tokens of its prompt."""
     poll_passes: int = 1
@@ -182,7 +184,7 @@ class _Run:
         if passes.mixes:
             number = math.ceil(tokens / passes.tokens_per_pass)
             self._now_s += number * running * passes.mixed_sequence_s
-            self._tokens += number
+            self._tokens += number * passes.accepted
         for request in batch:
             self.first_s.append(self._now_s - request.sent_s)
             more = request.output_tokens - 1

@@ -61,9 +61,10 @@ def aggregated(forward: ForwardPass, load: Load) -> Served:
             batch_wait_passes=framework.batch_wait_passes,
             batch_wait_tokens=framework.batch_wait_share * framework.tokens_per_pass,
             mixes=framework.mixes,
+            accepted=framework.accepted,
         ),
     )
-    first_s = _before_first_s(forward, load, found.token_s) + found.first_s
+    first_s = _before_first_s(forward, load, framework.accepted * found.token_s) + found.first_s
     decode_s = _decode_s(forward, decode.seconds, places)
     return Served(first_s, found.token_s, decode.network_s / decode_s, prefill.network_s / prefill.seconds)
 
@@ -86,7 +87,8 @@ def disaggregated(
     per_group = max(1.0, load.concurrency / (decode_workers * decode.deployment.dp))
     sequences = _held(decode, per_group, load.mean_context)
     output = decode.decode(sequences, load.mean_context)
-    token_s = _decode_s(decode, output.seconds, sequences)
+    pass_s = _decode_s(decode, output.seconds, sequences)
+    token_s = pass_s / decode.framework.accepted
     prompt = prefill.prefill(load.mean_input, load.mean_input)
     prompt_s = prefill.framework.step_s + _prefill_s(prefill, prompt.seconds)
     output_s = load.mean_output * token_s
@@ -101,9 +103,9 @@ def disaggregated(
     queue_s = cycle_s - output_s - prompt_s
     # All clients send their first request at once: it waits for half of all prompts.
     burst_s = load.concurrency / servers / 2 * prompt_s / load.requests_per_client
-    first_s = _before_first_s(prefill, load, token_s) + prompt_s + transfer_s + max(queue_s, burst_s)
+    first_s = _before_first_s(prefill, load, pass_s) + prompt_s + transfer_s + max(queue_s, burst_s)
     first_s += (per_group / sequences - 1) * output_s
-    return Served(first_s, token_s, output.network_s / token_s, prompt.network_s / prompt.seconds, transfer_s)
+    return Served(first_s, token_s, output.network_s / pass_s, prompt.network_s / prompt.seconds, transfer_s)
 
 
 def prompt_pass_s(forward: ForwardPass, prompt_tokens: int, prompts: int = 1) -> float:
@@ -119,10 +121,9 @@ def decode_pass_s(forward: ForwardPass, sequences: int, context: float) -> float
     return _decode_s(forward, forward.decode(sequences, context).seconds, sequences)
 
 
-def _before_first_s(forward: ForwardPass, load: Load, token_s: float) -> float:
+def _before_first_s(forward: ForwardPass, load: Load, pass_s: float) -> float:
     """The part of the time to first token that passes before or after the prompt's own pass."""
     framework = forward.framework
-    pass_s = framework.accepted * token_s
     return framework.request_s + framework.client_s * load.concurrency + framework.passes_before_first * pass_s
 
 
