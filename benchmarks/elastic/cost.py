@@ -1,9 +1,9 @@
 """`python -m benchmarks.elastic.cost`: what it costs to be elastic while nothing fails.
 
 Four Gloo ranks train the same model under the same strategy, with and without elastic=..., in turns. A step waits as
-long as a larger model would compute (--step). In a third kind of turn, ranks that are not elastic make one more small
-all-gather before each optimizer step, as the vote of an elastic step is. Printed are medians of all steps but the first
-ones, and what they add to those of plain turns.
+long as a larger model would compute (--step). In a third kind of turn, ranks that are not elastic make one additional
+all-gather, as small as the vote of an elastic step, before each optimizer step. Printed are medians of all steps but
+the first ones, and the differences from plain turns.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ from laconic.runtime.hooks.optimizer_steps import OptimizerSteps, unwrapped
 from laconic.runtime.hooks.wrapping import refuse_wrapped_parts, watch_for_wrappers
 from laconic.runtime.job import Job
 from laconic.runtime.loss_scale import LossScale
+from laconic.runtime.other_shards import Attaching, attached_alike
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session import Session, announce, close_after
 from laconic.runtime.shards import (
@@ -110,67 +111,71 @@ def attach(
     differ (local SGD, gossip) continue from a checkpoint by loading model, optimizer and session after attaching.
     If attach raises, nothing of it is left on the model or the optimizer.
     """
-    chooser = strategy if isinstance(strategy, Chooser) else None
-    chosen = _planned(_first(strategy, model, total_steps, elastic), total_steps)
-    optimizers = _check_types(model, optimizer, timeout_s)
-    _check_choices(model, chosen, find_unused_parameters)
-    if transport is not None and process_group is not None:
-        raise AttachError("give process_group or transport, not both.")
-    if transport is not None and timeout_s is not None:
-        raise AttachError("timeout_s has no effect on a transport of your own; set the time limit where you make it.")
-    process_group = _group_of(process_group)
-    reshard(model)
-    parameters = trainable_parameters(model)
-    ranks = None if transport is not None else _ranks_of(process_group, elastic)
-    check_shards(model, parameters, chosen, ranks)
-    _check_model(model, optimizers, parameters, chosen)
-    if isinstance(model, DistributedDataParallel):
-        check_schedule(model, chosen.scheduling)
-        process_group = process_group or model.process_group
-    clock = clock or WallClock()
-    cleanup = ExitStack()
-    recovery = None
-    if elastic is not None:
-        given = {"process_group": process_group, "transport": transport}
-        recovery = become_member(
-            chosen,
-            model,
-            parameters,
-            elastic,
-            timeout_s=timeout_s or _TIMEOUT_S,
-            grad_scaler=grad_scaler,
-            given=given,
-            init_sync=init_sync,
-        )
-    if recovery is not None:
-        wire: Transport = recovery.transport
-        cleanup.callback(recovery.abandon)
-    else:
-        wire = transport or _torch_transport(process_group, timeout_s or _TIMEOUT_S)
-        if transport is None:
-            cleanup.callback(wire.close)
-    try:
-        wire.acquire()
-        cleanup.callback(wire.release)
-        events = _all_sinks(events, cleanup)
-        stopwatch = Stopwatch(clock, events, wire.rank)
-        engine = Engine(wire, stopwatch, recoverable=() if recovery is None else (ViewBroken,))
-        cleanup.callback(engine.stop)
-        unused, scale = find_unused_parameters, LossScale(chosen, grad_scaler)
-        job = Job(model, parameters, optimizers, chosen, wire, engine, clock, events, stopwatch, unused, scale)
-        job.recovery, job.chosen_by = recovery, "" if chooser is None else str(chooser)
-        session = _start(job, cleanup, recovery, elastic, init_sync=init_sync, sync_optimizer=sync_optimizer)
-        if chooser is not None:
-            chooser.begin(session, total_steps)
-        return session
-    except BaseException as error:
-        announce(wire, error, while_doing=" while attaching")
-        close_after(error, cleanup)
-        raise
+    if isinstance(model, nn.Module):
+        reshard(model)
+    with attached_alike(_known_to_shards(model, elastic)) as attaching:
+        chooser = strategy if isinstance(strategy, Chooser) else None
+        chosen = _planned(_first(strategy, model, total_steps, elastic), total_steps)
+        optimizers = _check_types(model, optimizer, timeout_s)
+        _check_choices(model, chosen, find_unused_parameters)
+        if transport is not None:
+            _check_own_transport(process_group, timeout_s)
+        process_group = _group_of(process_group)
+        parameters = trainable_parameters(model)
+        ranks = None if transport is not None else _ranks_of(process_group, elastic)
+        check_shards(model, parameters, chosen, ranks)
+        _check_model(model, optimizers, parameters, chosen)
+        if isinstance(model, DistributedDataParallel):
+            check_schedule(model, chosen.scheduling)
+            process_group = process_group or model.process_group
+        clock = clock or WallClock()
+        cleanup = ExitStack()
+        recovery = None
+        if elastic is not None:
+            given = {"process_group": process_group, "transport": transport}
+            recovery = become_member(
+                chosen,
+                model,
+                parameters,
+                elastic,
+                timeout_s=timeout_s or _TIMEOUT_S,
+                grad_scaler=grad_scaler,
+                given=given,
+                init_sync=init_sync,
+            )
+        if recovery is not None:
+            wire: Transport = recovery.transport
+            cleanup.callback(recovery.abandon)
+        else:
+            attaching.checked(timeout_s=timeout_s or _TIMEOUT_S)
+            wire = transport or _torch_transport(process_group, timeout_s or _TIMEOUT_S)
+            if transport is None:
+                cleanup.callback(wire.close)
+        try:
+            wire.acquire()
+            cleanup.callback(wire.release)
+            events = _all_sinks(events, cleanup)
+            stopwatch = Stopwatch(clock, events, wire.rank)
+            engine = Engine(wire, stopwatch, recoverable=() if recovery is None else (ViewBroken,))
+            cleanup.callback(engine.stop)
+            unused, scale = find_unused_parameters, LossScale(chosen, grad_scaler)
+            job = Job(model, parameters, optimizers, chosen, wire, engine, clock, events, stopwatch, unused, scale)
+            job.recovery, job.chosen_by = recovery, "" if chooser is None else str(chooser)
+            session = _start(
+                job, attaching, cleanup, recovery, elastic, init_sync=init_sync, sync_optimizer=sync_optimizer
+            )
+            if chooser is not None:
+                chooser.begin(session, total_steps)
+            return session
+        except BaseException as error:
+            announce(wire, error, while_doing=" while attaching")
+            close_after(error, cleanup)
+            raise
 
 
 def _start(
     job: Job,
+    attaching: Attaching,
     cleanup: ExitStack,
     recovery: ElasticRecovery | None,
     elastic: Elastic | None,
@@ -181,7 +186,7 @@ def _start(
     """Agree with the other ranks, then install the strategy's hooks; `cleanup` undoes every step taken so far."""
     transport, began_s = job.transport, job.clock.now()
     if recovery is None:
-        make_equal(job, init_sync, sync_optimizer)
+        make_equal(job, attaching, init_sync, sync_optimizer)
     device = next(iter(job.parameters.values())).device
     job.strategy = strategy = settle(job.strategy, transport, job.clock, device)
     parts = cleanup.enter_context(ExitStack())
@@ -234,9 +239,19 @@ def _first(
     return strategy.first(total_steps)
 
 
+def _known_to_shards(model: object, elastic: Elastic | None) -> dict[str, nn.Parameter]:
+    """The parameters about whose shards ranks agree; none in an elastic job, where replicas join one by one."""
+    joins = elastic is not None and is_started_by_laconic()
+    return dict(model.named_parameters()) if isinstance(model, nn.Module) and not joins else {}
+
+
 def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
     if group is None or isinstance(group, dist.ProcessGroup):
         return group
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise AttachError(
+            "this rank is not a member of the process group given as process_group. Call attach() only on its ranks."
+        )
     if not isinstance(group, DeviceMesh):
         raise AttachError(
             f"process_group must be a process group or a mesh of one dimension, got {group!r}. Give a group of "
@@ -286,6 +301,14 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that get gradients, each once, under their names without any wrapper."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     return {plain_name(name): parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
+
+
+def _check_own_transport(process_group: object, timeout_s: float | None) -> None:
+    """Raise where an argument would have no effect on a transport that the user has made."""
+    if process_group is not None:
+        raise AttachError("give process_group or transport, not both.")
+    if timeout_s is not None:
+        raise AttachError("timeout_s has no effect on a transport of your own; set the time limit where you make it.")
 
 
 def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters: bool | None) -> None:

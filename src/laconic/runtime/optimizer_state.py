@@ -58,15 +58,33 @@ def broadcast_optimizer_state(
     yield from broadcast_all(transport, tensors, purpose="control", what="the optimizer's state", source=source)
 
 
+def settings_of(optimizers: Optimizers) -> list[str]:
+    """The plain values and the numbers in tensors among the settings of the optimizers, in words."""
+    found = [entry for number in range(len(optimizers)) for entry in _settings(optimizers, number)]
+    return [
+        f"{key} = {value.item() if isinstance(value, torch.Tensor) else value!r}"
+        for key, value in found
+        if not isinstance(value, torch.Tensor) or value.numel() == 1
+    ]
+
+
+def _settings(optimizers: Optimizers, number: int) -> Iterator[tuple[str, Any]]:
+    of = _of(optimizers, number)
+    for index, group in enumerate(optimizers[number].param_groups):
+        for key in sorted(group):
+            if key != "params" and _comparable(group[key]):
+                yield f"{key} in parameter group {index}{of}", group[key]
+
+
+def _of(optimizers: Optimizers, number: int) -> str:
+    return f" of optimizer {number}" if len(optimizers) > 1 else ""
+
+
 def _entries(optimizers: Optimizers, parameters: Parameters) -> Iterator[tuple[str, Any]]:
     """Everything that can be compared, in words, in the same order on all ranks."""
-    several = len(optimizers) > 1
     for number, optimizer in enumerate(optimizers):
-        of = f" of optimizer {number}" if several else ""
-        for index, group in enumerate(optimizer.param_groups):
-            for key in sorted(group):
-                if key != "params" and _comparable(group[key]):
-                    yield f"{key} in parameter group {index}{of}", group[key]
+        of = _of(optimizers, number)
+        yield from _settings(optimizers, number)
         for name, parameter in parameters.items():
             fields = optimizer.state.get(parameter, {})
             for key in sorted(fields):

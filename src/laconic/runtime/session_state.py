@@ -15,7 +15,7 @@ from laconic.runtime.checkpoint import Report, compare, pack, read
 from laconic.runtime.digest import digests
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
-from laconic.runtime.other_shards import check_other_shards, whole_digests
+from laconic.runtime.other_shards import check_other_shards, refuse_load, whole_digests
 from laconic.runtime.pairwise_messages import PER_EDGE
 from laconic.runtime.shards import as_attached, as_saved, is_sharded
 
@@ -81,13 +81,12 @@ class SessionState:
     def load(self, report: Report, said: Sequence[Mapping[str, str]]) -> None:
         """Load what this rank has read, unless a rank has reported a problem; said: the summaries of all ranks."""
         job = self._job
-        limit_s = job.transport.timeout_s
         try:
             compare(said, report, rank=job.transport.rank, same_step=self._strategy.synchronization.barrier)
         except CheckpointError:
-            check_other_shards(job.parameters, report.step, can_load=False, timeout_s=limit_s)
+            refuse_load(job.parameters)
             raise
-        check_other_shards(job.parameters, report.step, can_load=True, timeout_s=limit_s)
+        check_other_shards(job.parameters, report.step, timeout_s=job.transport.timeout_s)
         job.loss_scale.loaded()
         if self._hooks is not None:
             self._hooks.load(report.state, report.order, report.step)

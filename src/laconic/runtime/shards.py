@@ -100,6 +100,17 @@ def place_of(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} as {placements} at {mesh.get_coordinate()} of {tuple(mesh.shape)}"
 
 
+def offsets_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The indices in the whole tensor of the first element of this rank's piece of a DTensor."""
+    # A module of PyTorch's own, which torch.distributed.checkpoint takes the places of pieces from.
+    _, offsets = sys.modules["torch.distributed.tensor._utils"].compute_local_shape_and_global_offset(
+        tensor.shape,
+        tensor.device_mesh,  # pyrefly: ignore[missing-attribute]
+        tensor.placements,  # pyrefly: ignore[missing-attribute]
+    )
+    return offsets
+
+
 def shard_key(tensor: torch.Tensor) -> str:
     """The suffix that distinguishes this rank's shard in a saved state; empty for a plain tensor."""
     if not is_sharded(tensor):

@@ -11,8 +11,8 @@ If some rank used every parameter, no parameter is unused everywhere. So ranks c
 
 A model whose parameters are all used pays nothing, on a GPU as on a CPU, and no gradient values are read.
 
-A shard without elements sends nothing, so nothing shows that every rank has been counted. Ranks whose exchanges contain
-no element of some shard are asking in every pass.
+An empty shard in a bucket of its own is not exchanged, so the end of the exchanges does not imply that every rank has
+been counted. Ranks with such a shard ask in every pass.
 
 Where the set of ranks may change, shared counters do not work. There every pass ends with a vote, in which each rank
 says which parameters it used.
@@ -56,10 +56,12 @@ class Usage:
         if self._job.recovery is not None:
             return
         self._passes += 1
-        if self._asked is not None:
+        if must_ask:
+            self._asking = True  # the previous answer does not matter, and reading it would wait for the device
+        elif self._asked is not None:
             # The answer is there: the question is from the previous pass.
-            self._asking, self._asked = not self._asked.someone_used_all(), None
-        self._asking |= must_ask
+            self._asking = not self._asked.someone_used_all()
+        self._asked = None
         if missing and not self._asking and not self._alone:
             self._counter = f"unused/{self._session}/{self._passes}"
             self._job.transport.tally(self._counter, 1)

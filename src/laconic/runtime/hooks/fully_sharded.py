@@ -39,7 +39,8 @@ class _Communication:
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for a tensor that is sent or received."""
-        # The communication thread writes to it, and is not in the inference mode of an evaluation.
+        # The communication thread writes to it, and is not in the inference mode of an evaluation. Such an evaluation
+        # works after the first training pass, as with FSDP2 itself.
         with torch.inference_mode(False):
             return self.usual.allocate(size, dtype=dtype, device=device)
 

@@ -65,6 +65,9 @@ class GradientHooks(TrainingHooks):
     def _allocate(self, plan: Plan, saved: ParameterState) -> Buckets:
         buckets = Buckets(plan, self._job.strategy, self._views.layouts, saved)
         self._views.use(buckets)
+        sharded = [name for name, parameter in self._job.parameters.items() if is_sharded(parameter)]
+        self._has_silent_shards = not all(_travels(name, buckets) for name in sharded)
+        """Whether a shard here has no elements and blocks no exchange, so that its use cannot be announced in time."""
         return buckets
 
     def plan(self) -> Plan:
@@ -252,11 +255,11 @@ class GradientHooks(TrainingHooks):
             # They may lie in the bucket, where the exchange will overwrite them.
             kept = {name: gradient.clone() for name in unused if (gradient := own[name]) is not None}
             # A parameter without elements needs no gradient. A shard without elements does: the other shards have one.
-            missing = any(self._travels(name) or is_sharded(job.parameters[name]) for name in unused)
+            missing = any(_travels(name, self._buckets) or is_sharded(job.parameters[name]) for name in unused)
             # In a local step no other rank can be asked.
             usage = self._usage if job.strategy.synchronization.due(job.step + 1) else None
             if usage is not None:
-                usage.pass_ended(missing=missing, must_ask=self._has_silent_shards())
+                usage.pass_ended(missing=missing, must_ask=self._has_silent_shards)
             for name, gradient in own.items():
                 self._fill(name, gradient)
             self._sending.launch(self._used, ended=True)
@@ -275,7 +278,11 @@ class GradientHooks(TrainingHooks):
             nowhere: set[str] = set()
             if usage is not None:
                 nobody |= usage.used_by_no_voter(self._used)
-                nobody |= {name for name in unused if not self._travels(name) and not is_sharded(job.parameters[name])}
+                nobody |= {
+                    name
+                    for name in unused
+                    if not _travels(name, self._buckets) and not is_sharded(job.parameters[name])
+                }
                 nowhere = {name for name in nobody if name in kept or not self._is_owed(name)}
             for name in unused:
                 if name not in nowhere:
@@ -297,16 +304,6 @@ class GradientHooks(TrainingHooks):
 
     def _own_gradient(self, name: str) -> torch.Tensor | None:
         return _arrived(gradient_of(self._job.parameters[name]))
-
-    def _travels(self, name: str) -> bool:
-        """Whether the parameter is in a bucket that has any elements."""
-        return any(self._buckets.flats[index].numel() for index in self._buckets.buckets_of[name])
-
-    def _has_silent_shards(self) -> bool:
-        """Whether a shard here has no elements and blocks no exchange, so that its use cannot be announced in time."""
-        return any(
-            is_sharded(parameter) and not self._travels(name) for name, parameter in self._job.parameters.items()
-        )
 
     def _is_owed(self, name: str) -> bool:
         """Whether a residual has arrived for a parameter that no rank used."""
@@ -393,3 +390,8 @@ class GradientHooks(TrainingHooks):
 def _arrived(gradient: torch.Tensor | None) -> torch.Tensor | None:
     """The real gradient, once it has arrived."""
     return gradient.arrived() if isinstance(gradient, LazyGradient) else gradient
+
+
+def _travels(name: str, buckets: Buckets) -> bool:
+    """Whether the parameter is in a bucket that has any elements."""
+    return any(buckets.flats[index].numel() for index in buckets.buckets_of[name])
