@@ -69,6 +69,17 @@ def test_what_is_not_told_apart_by_seeds_counts_as_the_same() -> None:
     assert " and sends 4.0 times fewer bytes at the same loss" in sentence
 
 
+def test_what_is_surely_sooner_comes_before_what_may_be_soonest() -> None:
+    powersgd = "bsp / all_reduce / powersgd + error_feedback"
+    needed = steps_needed(Strategy.parse(powersgd))
+    assert needed is not None
+    step_ms = 100 / (1.2 * needed.high)  # surely 1.2 times sooner, and more by the figure
+    assert 100 / (step_ms * needed.ratio) > 2.5
+    (sentence,) = advise([DDP, row(powersgd, step_ms), row(SAME, 50)], gpt_parameters=SMALL)
+    assert f"{SAME} reaches torch DDP's loss 2.0 times sooner" in sentence
+    assert f"; {powersgd} is {100 / step_ms:.1f}x as fast per step and needs" in sentence
+
+
 def test_losses_of_larger_models_count_for_them_only() -> None:
     demo = [DDP, row("demo / all_reduce / dct_topk(density=0.03125) + chain(second=int4)", 25, sent=20)]
     for size in (TINY, SMALL):

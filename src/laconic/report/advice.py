@@ -1,9 +1,12 @@
-"""One sentence per link: which strategy reaches torch DDP's loss soonest, and which sends the fewest bytes for it.
+"""One sentence per link: which strategy reaches torch DDP's loss sooner, and which sends the fewest bytes for it.
 
 A contest of a few steps measures how long a step takes, not how much it lowers the loss: 20 steps cannot rank losses.
 The number of steps that a strategy needs to reach torch DDP's loss is taken from long runs (losses/steps_needed.py),
 where there are any. These runs trained GPTs on text; for anything else the number is known only for strategies that
 compute what DDP computes. Runs with larger models than the one that trains here do not count.
+
+Named is the strategy whose range begins highest: the one that is surely sooner, not the one that may be soonest. Ranges
+of strategies that change the loss are wide, so the figures within them rank strategies by chance.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ def _sentence(baseline: Row, others: Sequence[Row], gpt_parameters: int | None) 
     where = "Without a bandwidth limit" if baseline.links == "unlimited" else f"On {baseline.link} links"
     known = [_Sooner.of(row, baseline, needed) for row in others if (needed := _known(row, gpt_parameters)) is not None]
     clear = [sooner for sooner in known if sooner.low >= _WORTH_IT]
-    best = max(clear, key=lambda sooner: sooner.times, default=None)
+    best = max(clear, key=lambda sooner: sooner.low, default=None)
     if best is None:
         sentence = f"{where} no strategy here is known to reach {native}'s loss clearly sooner than {native} itself"
     else:
