@@ -117,7 +117,7 @@ def _basis_in_words(table: PublishedTable, rows: Sequence[Calibrated], measured:
         elif with_similar := sum(bool(row.similar[column]) for row in rows):
             lines.append(f"{column}: {with_similar} of {len(rows)} predictions have a similar measured row.")
         else:
-            lines.append(f"{column}: no prediction has a similar measured row, so hardly any is corrected.")
+            lines.append(f"{column}: no prediction has a similar measured row; less similar ones correct little.")
     if seen := sum(row.also_measured for row in rows):
         line = f"{_counted(seen, 'predicted row')} had been measured with the same configuration"
         if any(row.also_measured and row.compared.errors for row in rows):
