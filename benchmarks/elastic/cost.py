@@ -39,7 +39,7 @@ _RANKS = 4
 _FIRST = 10
 """Steps that are not counted."""
 _KINDS = ("plain", "all-gather", "elastic")
-_VOTE = 5
+_VOTE = 6
 """Numbers of 64 bits in a vote."""
 
 

@@ -137,3 +137,26 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
         job.send_signal(signal.SIGINT)
         assert job.wait(60) == 130
     assert not Path(f"/proc/{pid.read_text()}").exists()
+
+
+@pytest.mark.slow
+def test_a_host_that_has_joined_says_when_the_first_host_is_gone(tmp_path: Path) -> None:
+    started, stop = tmp_path / "started", tmp_path / "stop"
+    script = (
+        "import pathlib, sys, time\n"
+        f"pathlib.Path({str(started)!r}).touch()\n"
+        f"while not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.05)\n"
+        "sys.exit(1)\n"
+    )
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with Command(["run", "--on-error", "replace", "--", *sleep], tmp_path / "first") as first:
+        assert eventually(lambda: "laconic run --join" in first.stderr)
+        address = first.stderr.split("laconic run --join ")[1].split()[0]
+        words = ["run", "--join", address, "--", sys.executable, "-c", script]
+        with Command(words, tmp_path / "second") as second:
+            assert eventually(started.exists)
+            first.kill()
+            stop.touch()
+            assert second.wait(60) == 2
+            assert "the host that started the job is gone" in second.stderr
+            assert "takes its place" not in second.stderr

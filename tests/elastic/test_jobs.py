@@ -95,6 +95,12 @@ def test_an_error_of_the_script_ends_the_job_and_is_named(tmp_path: Path) -> Non
     assert len(others) == 4  # all of them say why
 
 
+@pytest.mark.slow
+def test_ranks_that_divide_other_samples_are_named(tmp_path: Path) -> None:
+    outcome = run_job(FUSION, tmp_path, target="tests.elastic.workers:with_other_samples")
+    assert "divides other samples than this one" in outcome.error
+
+
 def test_rounds_by_time_weight_ranks_by_the_steps_they_made(tmp_path: Path) -> None:
     strategy = "local_sgd(period=1000, seconds=0.2s)"
     outcome = run_job(strategy, tmp_path, target="tests.elastic.workers:rounds_by_time")

@@ -8,9 +8,10 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 import laconic
+from laconic.errors import AttachError
 from tests.processes import run_processes
 
 
@@ -46,3 +47,75 @@ def test_a_script_for_laconic_run_works_under_torchrun() -> None:
     for result in results:
         assert "not started by laconic run" in result["told"]
         assert (result["rank"], result["views"]) == (0, 0)
+
+
+class _Backwards(SequentialSampler):
+    def __iter__(self):
+        return iter(range(len(self) - 1, -1, -1))
+
+
+def mistakes() -> dict[str, str]:
+    """What is raised for each mistake, by name."""
+    data = TensorDataset(torch.randn(24, 4))
+    usual = {"batch_size": 6, "shuffle": True}
+
+    def of(session: laconic.Session, **settings: object) -> object:
+        return session.batches(DataLoader(data, **settings), seed=0)
+
+    def one_epoch_again_and_again(session: laconic.Session) -> None:
+        for _ in range(2):
+            for _ in session.batches(DataLoader(data, **usual)):
+                pass
+
+    def two_at_once(session: laconic.Session) -> None:
+        first = session.batches(DataLoader(data, **usual))
+        other = session.batches(DataLoader(TensorDataset(torch.randn(12, 4)), **usual))
+        list(zip(first, other, strict=False))
+
+    def another_seed(session: laconic.Session) -> None:
+        session.batches(DataLoader(data, **usual), seed=session.rank)
+
+    cases = {
+        "replacement": lambda s: of(s, batch_size=6, sampler=RandomSampler(data, replacement=True)),
+        "fewer": lambda s: of(s, batch_size=6, sampler=RandomSampler(data, num_samples=12)),
+        "own sampler": lambda s: of(s, batch_size=6, sampler=_Backwards(data)),
+        "generator": lambda s: of(s, **usual, generator=torch.Generator()),
+        "order": lambda s: of(s, **usual, num_workers=1, in_order=False),
+        "again": one_epoch_again_and_again,
+        "two at once": two_at_once,
+        "seed": another_seed,
+    }
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    said = {}
+    for name, case in cases.items():
+        with laconic.attach(model, optimizer, "bsp", elastic=laconic.Elastic(), timeout_s=30) as session:
+            try:
+                case(session)
+            except AttachError as error:
+                said[name] = str(error)
+    # Two epochs one after the other, and the rest of an epoch that was left.
+    with laconic.attach(model, optimizer, "bsp", elastic=laconic.Elastic(), timeout_s=30) as session:
+        loader = DataLoader(data, **usual, num_workers=1, persistent_workers=True)
+        counts = [sum(len(one) for (one,) in session.batches(loader, epochs=epoch + 1)) for epoch in range(2)]
+        batches = session.batches(loader, epochs=3)
+        for _ in batches:
+            break
+        counts.append(sum(len(one) for (one,) in batches))
+        said["counts"] = str(counts)
+    return said
+
+
+@pytest.mark.dist
+def test_mistakes_in_loops_over_batches_are_named() -> None:
+    for result in run_processes("tests.elastic.test_torchrun:mistakes", world_size=2):
+        said = result.value
+        assert "with replacement, or another number" in said["replacement"]
+        assert "with replacement, or another number" in said["fewer"]
+        assert "either shuffle=True or no sampler" in said["own sampler"]
+        assert "session.batches(loader, seed=...)" in said["generator"]
+        assert "in_order=False" in said["order"]
+        assert "session.batches(loader, epochs=epoch + 1)" in said["again"]
+        assert "two loops over session.batches()" in said["two at once"]
+        assert "seed is 0 on rank 0 and 1 on rank 1" in said["seed"]
+        assert said["counts"] == "[12, 12, 9]"

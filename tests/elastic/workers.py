@@ -88,6 +88,18 @@ def joiners_die_with_half_the_state(strategy: str, folder: str) -> None:
     train(strategy, folder)
 
 
+def with_other_samples(strategy: str, folder: str) -> None:
+    """One worker draws the order of samples from another seed."""
+    model, optimizer = make_model()
+    elastic = laconic.Elastic(min_ranks=1)
+    loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
+    with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60) as session:
+        for inputs, targets in session.batches(loader, epochs=10**6, seed=int(os.environ["LOCAL_RANK"] == "2")):
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def rounds_by_time(strategy: str, folder: str) -> None:
     """Every step moves the only parameter by one, and the worker in one slot is slower than the others."""
     place = Path(folder)

@@ -114,3 +114,69 @@ def test_values_in_another_order_break_the_promise_of_init_sync() -> None:
 
     with pytest.raises(AttachError, match=r'"0.weight" is not the same on rank 0 and rank 1'):
         laconic.InProcessCluster(2, timeout_s=10).run(one_rank)
+
+
+class Nested(torch.optim.Optimizer):
+    """Keeps lists and dictionaries of tensors, as optimizers with preconditioners do, and a state of no parameter."""
+
+    def __init__(self, parameters, extra: object = None) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        self.extra = extra
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        shared = self.state.setdefault("shared", {"count": 0, "sizes": [torch.zeros(2)]})
+        shared["count"] += 1
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["means"] = [torch.zeros_like(parameter), (torch.zeros(3), 0)]
+                state["by_name"] = {"square": torch.zeros_like(parameter)}
+            if self.extra is not None:
+                state["extra"] = [self.extra]
+            mean, (kept, count) = state["means"]
+            mean.mul_(0.9).add_(parameter.grad)
+            state["means"][1] = (kept + parameter.grad.mean(), count + 1)
+            state["by_name"]["square"].mul_(0.9).addcmul_(parameter.grad, parameter.grad)
+            shared["sizes"][0] += parameter.grad.norm()
+            parameter.add_(mean / (state["by_name"]["square"].sqrt() + 1e-3 + shared["sizes"][0][0]), alpha=-0.01)
+
+
+def nested(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return Nested(model.parameters())
+
+
+def test_nested_state_is_compared_and_made_equal() -> None:
+    with pytest.raises(AttachError, match=r"by_name\['square'\] of parameter 0.weight is \(7, 5\)"):
+        attached(apart, make=nested)
+
+    def one_rank(transport: InProcessTransport) -> tuple[dict, dict]:
+        model = mlp()
+        optimizer = Nested(model.parameters())
+        train(model, optimizer, transport.rank, 1 + transport.rank)
+        with laconic.attach(model, optimizer, "bsp", transport=transport, sync_optimizer=True):
+            train(model, optimizer, transport.rank, 2)
+        first = optimizer.state[next(iter(model.parameters()))]
+        shared = optimizer.state["shared"]
+        kept = {"count": torch.tensor(shared["count"]), "sizes": shared["sizes"][0]}
+        kept |= {"mean": first["means"][0], "kept": first["means"][1][0], "square": first["by_name"]["square"]}
+        return {**snapshot(model), **kept}, {"kinds": (type(first["means"]), type(first["means"][1]))}
+
+    (first, kinds), *others = laconic.InProcessCluster(3, timeout_s=10).run(one_rank)
+    assert first["count"] == 3  # rank 0 had made one step before, and the others more
+    assert kinds == {"kinds": (list, tuple)}
+    for state, _ in others:
+        assert_equal(state, first)
+
+
+def test_state_that_cannot_be_sent_is_named_on_every_rank() -> None:
+    def one_rank(transport: InProcessTransport) -> str:
+        model = mlp()
+        optimizer = Nested(model.parameters(), extra=object() if transport.rank == 0 else None)
+        train(model, optimizer, 0, 1)
+        with pytest.raises(AttachError) as raised:
+            laconic.attach(model, optimizer, "bsp", transport=transport, sync_optimizer=True)
+        return str(raised.value)
+
+    for said in laconic.InProcessCluster(2, timeout_s=10).run(one_rank):
+        assert said.startswith('Nested keeps a list in the state of parameter 0.weight, as "extra"')

@@ -112,6 +112,9 @@ class Launcher:
     def is_over(self) -> bool:
         return self._over
 
+    def is_cut_off(self) -> bool:
+        return False
+
     def was_given_up(self, worker: str) -> bool:
         return self._keeper.was_silent(worker)
 
@@ -166,6 +169,10 @@ class JobState(Protocol):
         """Whether all workers have completed training."""
         ...
 
+    def is_cut_off(self) -> bool:
+        """Whether the host that holds the job's store is gone: then no worker can be replaced."""
+        ...
+
     def was_given_up(self, worker: str) -> bool:
         """Whether the job goes on without this worker, as its host was silent: it is then replaced, however it ends."""
         ...
@@ -179,7 +186,6 @@ class StateInStore:
         self._store = store
         self._leaving = False
         self._store_is_gone = False
-        """The launcher has ended, with this job or before; workers notice that themselves."""
 
     def leave(self) -> None:
         """Tell every worker of this host to finish its step and end; none is replaced any more."""
@@ -194,10 +200,14 @@ class StateInStore:
             return None
 
     def is_ending(self) -> bool:
-        return self._leaving or self._store_is_gone
+        return self._leaving or self.is_cut_off()
 
     def is_over(self) -> bool:
         return False
+
+    def is_cut_off(self) -> bool:
+        self.why_ended()  # asks the store
+        return self._store_is_gone
 
     def was_given_up(self, worker: str) -> bool:
         return False
@@ -231,7 +241,8 @@ def run_workers(agent: Agent, launch: Launch, job: JobState) -> None:
         if code == 0 or worker.after_others:
             continue
         agent.on_event(f"worker {worker.name} {worker.how}")
-        if code > 0 and launch.on_error == "end" and not job.was_given_up(worker.name):
+        counts = launch.on_error == "end" or job.is_cut_off()
+        if code > 0 and counts and not job.was_given_up(worker.name):
             failed = failed or worker
             given_up_s = given_up_s or time.monotonic()
         elif job.why_ended() is None and not job.is_ending() and failed is None:
@@ -242,6 +253,11 @@ def run_workers(agent: Agent, launch: Launch, job: JobState) -> None:
                 num_restarts += 1
                 lost.append((time.monotonic() + launch.replace_after_s, worker))
     if job.why_ended() is not None:
-        raise LaconicError(f"the job has ended: {job.why_ended()}.")
+        raise LaconicError(f"the job has ended: {(job.why_ended() or '').rstrip('.')}.")
+    if failed is not None and job.is_cut_off():
+        raise LaconicError(
+            f"worker {failed.name} {failed.how}, and the host that started the job is gone, or has ended it. Start the "
+            "job again from a checkpoint. The worker's output is above."
+        )
     if failed is not None:
         raise LaconicError(f"worker {failed.name} {failed.how}, so the job has ended. Its output is above.")

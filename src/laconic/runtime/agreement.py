@@ -119,6 +119,19 @@ def agree(job: Job, operation: str, about: Mapping[str, str] | None = None) -> l
     return said
 
 
+def agree_on(job: Job, operation: str, about: Mapping[str, str]) -> None:
+    """As `agree`; raise on every rank unless `about` is the same on all of them."""
+    said = agree(job, operation, about)
+    for rank, other in enumerate(said):
+        found = first_difference(said[0], other)
+        if found is not None:
+            key, here, there = found
+            raise AttachError(
+                f"{operation} differs between ranks: {key} is {one_line(here, 80)} on rank 0 and {one_line(there, 80)} "
+                f"on rank {rank}."
+            )
+
+
 def check_equal(job: Job) -> None:
     """Raise on every rank unless parameters and buffers are equal on all ranks, as init_sync=False promises."""
     named = [*job.model.named_parameters(), *job.model.named_buffers()]

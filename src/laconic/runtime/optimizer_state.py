@@ -1,7 +1,8 @@
 """State and settings of optimizers: compared between ranks, and made equal.
 
-Replicas stay equal only if momenta and learning rates are equal too. Tensors and plain values (numbers, texts, None,
-and tuples of them) are compared and sent; other objects, such as functions, stay as they are on each rank.
+Replicas stay equal only if momenta and learning rates are equal too. Of the state, tensors and plain values (numbers,
+texts, None) and lists, tuples and dictionaries of them are compared and sent; other objects cannot be sent, which
+raises. Of the settings, other objects, such as functions, stay as they are on each rank.
 """
 
 from __future__ import annotations
@@ -45,15 +46,22 @@ def broadcast_optimizer_state(
 ) -> Exchange:
     """Make settings and state of the optimizers those of rank `source`."""
     device = transport.control_device
-    text = json.dumps(_plan(optimizers, parameters)).encode() if transport.rank == source else b""
+    said: dict[str, Any] = {}
+    if transport.rank == source:
+        problem = _unsendable(optimizers, parameters)
+        said = {"problem": problem} if problem else {"plan": _plan(optimizers, parameters)}
+    text = json.dumps(said).encode() if said else b""
     size = torch.tensor([len(text)], dtype=torch.int64, device=device)
     yield transport.broadcast(size, source=source, purpose="control", what="the size of the optimizer's state")
     packed = torch.zeros(int(size.item()), dtype=torch.uint8, device=device)
     if text:
         packed.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
     yield transport.broadcast(packed, source=source, purpose="control", what="the fields of the optimizer's state")
+    said = json.loads(bytes(packed.tolist()))
+    if "problem" in said:
+        raise AttachError(said["problem"])
     if transport.rank != source:
-        _rebuild(json.loads(bytes(packed.tolist())), optimizers, parameters)
+        _rebuild(said["plan"], optimizers, parameters)
     tensors = [value for _, value in _entries(optimizers, parameters) if isinstance(value, torch.Tensor)]
     yield from broadcast_all(transport, tensors, purpose="control", what="the optimizer's state", source=source)
 
@@ -86,11 +94,36 @@ def _entries(optimizers: Optimizers, parameters: Parameters) -> Iterator[tuple[s
         of = _of(optimizers, number)
         yield from _settings(optimizers, number)
         for name, parameter in parameters.items():
-            fields = optimizer.state.get(parameter, {})
-            for key in sorted(fields):
-                if _comparable(fields[key]):
-                    value = fields[key]
-                    yield f"{key} of parameter {name}{of}", local(value) if isinstance(value, torch.Tensor) else value
+            for key, value in _sorted(optimizer.state.get(parameter, {})):
+                yield from _leaves(str(key), f" of parameter {name}{of}", value)
+        for name in _names(optimizer):
+            yield from _leaves(name, f" in the state{of}", _state(optimizer)[name])
+
+
+def _sorted(fields: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    return sorted(fields.items(), key=lambda item: str(item[0]))
+
+
+def _names(optimizer: Optimizer) -> list[str]:
+    """The state that belongs to no parameter, but has a name."""
+    return sorted(key for key in _state(optimizer) if isinstance(key, str))
+
+
+def _state(optimizer: Optimizer) -> dict[Any, Any]:
+    """The state by parameter and, with some optimizers, by name."""
+    return optimizer.state
+
+
+def _leaves(place: str, of: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors and plain values in a state, each with its place in words; other objects are left out."""
+    if isinstance(value, Mapping):
+        for key, part in _sorted(value):
+            yield from _leaves(f"{place}[{key!r}]", of, part)
+    elif _comparable(value):
+        yield place + of, local(value) if isinstance(value, torch.Tensor) else value
+    elif isinstance(value, tuple | list):
+        for index, part in enumerate(value):
+            yield from _leaves(f"{place}[{index}]", of, part)
 
 
 def _comparable(value: object) -> bool:
@@ -101,6 +134,13 @@ def _comparable(value: object) -> bool:
 
 def _comparable_plain(value: object) -> bool:
     return isinstance(value, _Plain)
+
+
+def _sendable(value: object) -> bool:
+    """Whether a state consists of tensors and plain values, however nested."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, _Plain) and _sendable(part) for key, part in value.items())
+    return _comparable(value) or (isinstance(value, tuple | list) and all(map(_sendable, value)))
 
 
 def _describe(optimizers: Optimizers, parameters: Parameters) -> dict[str, str]:
@@ -117,6 +157,13 @@ def _describe(optimizers: Optimizers, parameters: Parameters) -> dict[str, str]:
     return described
 
 
+def layout_of(optimizers: Optimizers, parameters: Parameters) -> str:
+    """The parameters of each group of each optimizer, by name."""
+    names = {parameter: name for name, parameter in parameters.items()}
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    return " | ".join(", ".join(names.get(one, "frozen") for one in params) for params in groups)
+
+
 def _plan(optimizers: Optimizers, parameters: Parameters) -> list[dict[str, Any]]:
     """Settings and state with a description in the place of every tensor."""
     return [
@@ -126,16 +173,37 @@ def _plan(optimizers: Optimizers, parameters: Parameters) -> list[dict[str, Any]
                 for group in optimizer.param_groups
             ],
             "state": {
-                name: {key: _form(value) for key, value in optimizer.state[parameter].items() if _comparable(value)}
+                name: _form(optimizer.state[parameter])
                 for name, parameter in parameters.items()
                 if parameter in optimizer.state
             },
+            "named": {name: _form(_state(optimizer)[name]) for name in _names(optimizer)},
         }
         for optimizer in optimizers
     ]
 
 
+def _unsendable(optimizers: Optimizers, parameters: Parameters) -> str:
+    """What an optimizer keeps that other ranks cannot take over, in words; empty: nothing."""
+    for optimizer in optimizers:
+        states = {f"the state of parameter {name}": optimizer.state.get(one, {}) for name, one in parameters.items()}
+        states |= {"its state": {name: _state(optimizer)[name] for name in _names(optimizer)}}
+        for where, fields in states.items():
+            for key, value in fields.items():
+                if not _sendable(value):
+                    return (
+                        f'{type(optimizer).__name__} keeps a {type(value).__name__} in {where}, as "{key}", which '
+                        "other ranks cannot take over. They take over numbers, texts, dense tensors, and lists and "
+                        "dictionaries of them."
+                    )
+    return ""
+
+
 def _form(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {"pairs": [[key, _form(part)] for key, part in value.items()]}
+    if isinstance(value, tuple | list) and not _comparable(value):
+        return {"parts": [_form(part) for part in value], "tuple": isinstance(value, tuple)}
     if not isinstance(value, torch.Tensor):
         return {"value": value, "tuple": isinstance(value, tuple)}
     value = local(value)
@@ -149,25 +217,37 @@ def _rebuild(plan: list[dict[str, Any]], optimizers: Optimizers, parameters: Par
             for key, form in settings.items():
                 group[key] = _value(form, group.get(key), group["params"][0] if group["params"] else None)
         for name, parameter in parameters.items():
-            fields = theirs["state"].get(name)
-            if fields is None:
+            form = theirs["state"].get(name)
+            if form is None:
                 optimizer.state.pop(parameter, None)
-                continue
-            mine = optimizer.state[parameter]
-            for key in [key for key, value in mine.items() if key not in fields and _comparable(value)]:
-                del mine[key]
-            for key, form in fields.items():
-                mine[key] = _value(form, mine.get(key), parameter)
+            else:
+                optimizer.state[parameter] = _value(form, optimizer.state[parameter], parameter)
+        for name in _names(optimizer):
+            if name not in theirs["named"]:
+                del _state(optimizer)[name]
+        for name, form in theirs["named"].items():
+            _state(optimizer)[name] = _value(form, _state(optimizer).get(name), None)
 
 
 def _value(form: dict[str, Any], mine: object, like: torch.Tensor | None) -> Any:
     """A plain value as it is; for the description of a tensor, an empty tensor to receive it."""
+    if "pairs" in form:
+        known = mine if isinstance(mine, dict) else {}
+        made = {key: _value(part, known.get(key), like) for key, part in form["pairs"]}
+        known.clear()
+        known.update(made)  # the optimizer may hold on to its own dictionary
+        return known
+    if "parts" in form:
+        parts = form["parts"]
+        own = mine if isinstance(mine, tuple | list) and len(mine) == len(parts) else [None] * len(parts)
+        found = [_value(part, one, like) for part, one in zip(parts, own, strict=True)]
+        return tuple(found) if form["tuple"] else found
     if "tensor" not in form:
         return tuple(form["value"]) if form["tuple"] else form["value"]
     dtype: torch.dtype = getattr(torch, form["tensor"])
     if isinstance(mine, torch.Tensor) and mine.dtype == dtype and list(local(mine).shape) == form["shape"]:
         return mine
     device = torch.device("cpu") if form["on"] == "cpu" or like is None else like.device
-    made = torch.empty_strided(form["shape"], form["stride"], dtype=dtype, device=device)
+    made_here = torch.empty_strided(form["shape"], form["stride"], dtype=dtype, device=device)
     # State of the parameter's shape is sharded like the parameter.
-    return as_piece_of(like, made) if like is not None and local(like).shape == made.shape else made
+    return as_piece_of(like, made_here) if like is not None and local(like).shape == made_here.shape else made_here

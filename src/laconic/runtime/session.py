@@ -24,7 +24,7 @@ from laconic.errors import (
     UnsupportedGradient,
     one_line,
 )
-from laconic.runtime.agreement import agree
+from laconic.runtime.agreement import agree, agree_on
 from laconic.runtime.change import AtWork, Workplace, change, check_change
 from laconic.runtime.checkpoint import Report
 from laconic.runtime.consensus import average, consensus_distance
@@ -156,7 +156,8 @@ class Session:
         batch="local". Losses are means over the batch: gradients are weighted by the number of samples of each rank. If
         a rank dies, its contribution to that step is missing. A rank that joins starts at the position of the others.
 
-        seed: determines the order of samples with shuffle=True.
+        epochs: counted from the beginning of training; in a loop over epochs, epochs=epoch + 1. seed: determines the
+        order of samples with shuffle=True.
         """
         if self._division is None:
             raise AttachError(
@@ -168,7 +169,10 @@ class Session:
                 f'session.batches() divides the samples of steps that all ranks make, and under "{self.strategy}" each '
                 "makes as many as it can. Let every rank draw samples of its own, and train while session.step < total."
             )
-        return Batches(self._job, self._division, loader, epochs=epochs, seed=seed)
+        batches = Batches(self._job, self._division, loader, epochs=epochs, seed=seed)
+        if self._job.recovery is None:
+            agree_on(self._job, "session.batches()", batches.about())
+        return batches
 
     @property
     def step(self) -> int:

@@ -8,6 +8,7 @@ step with fewer samples than ranks is skipped, and so are the samples that FSDP'
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +31,10 @@ class Division(Protocol):
     """The epoch and the position in it from which to continue."""
     weights: dict[str, int] | None
     """The number of samples of each replica in the current step."""
+    asked: int
+    """The largest number of epochs that this process has asked for."""
+    data: int
+    """A number that stands for the samples and their order, the same on all ranks; 0: not known yet."""
 
     @property
     def reader(self) -> Reader:
@@ -64,6 +69,8 @@ class FixedDivision:
     world_size: int
     position: tuple[int, int] = (0, 0)
     weights: dict[str, int] | None = None
+    asked: int = 0
+    data: int = 0
     reader: Reader = Reader()
 
     @property
@@ -90,30 +97,50 @@ class Batches:
         self._loader = loader
         self._epochs = epochs
         self._seed = seed
-        if loader.batch_size is None or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-            raise AttachError(
-                "session.batches() needs a DataLoader with batch_size and either shuffle=True or no sampler: it "
-                "divides the samples among the ranks itself. Leave DistributedSampler and batch_sampler out."
-            )
+        self._batch_size = _batch_size(loader)
         self._size = len(loader.dataset)  # pyrefly: ignore[bad-argument-type]
+        self._chosen = _Chosen()
+        self._own = _loader_of(loader, self._chosen)
+        # Never 0, which means that the samples are not known.
+        self._number = zlib.crc32(repr(self.about()).encode()) + 1
         if division.elastic.batch == "local":
             return
         alike = division.reader.count
         most = alike * (division.elastic.max_ranks or len(division.split.members))
-        if loader.batch_size < most:
+        if self._batch_size < most:
             raise AttachError(
-                f"the global batch of {loader.batch_size} samples is too small for {most} ranks: some would have none. "
+                f"the global batch of {self._batch_size} samples is too small for {most} ranks: some would have none. "
                 'Give the DataLoader a larger batch_size, or use Elastic(batch="local").'
             )
-        if loader.batch_size % alike:
+        if self._batch_size % alike:
             raise AttachError(
-                f"the global batch of {loader.batch_size} samples is no multiple of {alike}: the {alike} ranks over "
+                f"the global batch of {self._batch_size} samples is no multiple of {alike}: the {alike} ranks over "
                 "which FSDP averages gradients need equal parts. Give the DataLoader another batch_size."
             )
+
+    def about(self) -> dict[str, str]:
+        """The properties that must be the same on all ranks."""
+        loader = self._loader
+        return {
+            "the number of samples": str(self._size),
+            "batch_size": str(self._batch_size),
+            "shuffle": str(isinstance(loader.sampler, RandomSampler)),
+            "drop_last": str(loader.drop_last),
+            "seed": str(self._seed),
+            "epochs": str(self._epochs),
+            "elastic.batch": self._division.elastic.batch,
+        }
 
     def __iter__(self) -> Iterator[Any]:
         division = self._division
         division.before_batch()
+        if self._epochs <= min(division.position[0], division.asked):
+            raise AttachError(
+                f"session.batches(epochs={self._epochs}) has no batch left: epochs are counted from the beginning of "
+                f"training, and so many are done: {division.position[0]}. In a loop over epochs, write "
+                "session.batches(loader, epochs=epoch + 1)."
+            )
+        division.asked = max(division.asked, self._epochs)
         while division.position[0] < self._epochs:
             split = division.split
             epoch, begin = division.position
@@ -122,17 +149,24 @@ class Batches:
                 division.position = (epoch + 1, 0)
                 continue
             mine = split.members.index(division.name)
-            own = [division.reader.own(part[mine]) for part in parts]
-            for part, batch in zip(parts, self._loaded(own), strict=True):
+            self._chosen.batches = [division.reader.own(part[mine]) for part in parts]
+            for part, batch in zip(parts, self._own, strict=True):
                 self._note(epoch, split, part)
+                at = division.position
                 division.handed_out()
                 yield batch
+                if division.position != at:
+                    raise AttachError(
+                        "two loops over session.batches() take batches in turn, but a job has one position in its "
+                        "data, which joining ranks take over. Put both data sets into one DataLoader."
+                    )
                 division.before_batch()
                 if division.split != split:
                     break  # the rest is divided among another set of ranks
 
     def _note(self, epoch: int, split: Split, part: list[list[int]]) -> None:
         division, job = self._division, self._job
+        division.data = self._number
         begin = division.position[1]
         division.position = (epoch, begin + sum(map(len, part)))
         before = division.weights or {}
@@ -146,7 +180,7 @@ class Batches:
 
     def _parts(self, epoch: int, begin: int, split: Split) -> list[list[list[int]]]:
         """For each remaining step of the epoch, the samples of each rank."""
-        size, loader = self._loader.batch_size or 1, self._loader
+        size, loader = self._batch_size, self._loader
         order = order_of(self._size, epoch, seed=self._seed, shuffled=isinstance(loader.sampler, RandomSampler))
         together = size if self._division.elastic.batch == "global" else size * split.least
         steps = [order[first : first + together] for first in range(begin, self._size, together)]
@@ -154,20 +188,61 @@ class Batches:
         least = together if loader.drop_last else split.least
         return [split.parts(step) for step in steps if len(step) >= least]
 
-    def _loaded(self, indices: list[list[int]]) -> DataLoader[Any]:
-        """The user's loader over these samples."""
-        loader = self._loader
-        return DataLoader(
-            loader.dataset,
-            batch_sampler=indices,  # pyrefly: ignore[bad-argument-type]
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            prefetch_factor=loader.prefetch_factor,
+
+def _batch_size(loader: DataLoader[Any]) -> int:
+    """Its batch size; raises unless its samples can be divided in the order that the seed determines."""
+    sampler = loader.sampler
+    if loader.batch_size is None or type(sampler) not in (RandomSampler, SequentialSampler):
+        raise AttachError(
+            "session.batches() needs a DataLoader with batch_size and either shuffle=True or no sampler: it "
+            "divides the samples among the ranks itself. Leave DistributedSampler and batch_sampler out."
         )
+    if getattr(sampler, "replacement", False) or len(sampler) != len(loader.dataset):  # pyrefly: ignore[bad-argument-type]
+        raise AttachError(
+            "session.batches() uses every sample of the data set once per epoch, and the DataLoader's sampler draws "
+            "samples with replacement, or another number of them. Write DataLoader(..., shuffle=True); a part of a "
+            "data set is a torch.utils.data.Subset."
+        )
+    if loader.generator is not None:
+        raise AttachError(
+            "session.batches() does not use the DataLoader's generator: joining ranks could not continue it. Leave it "
+            "out, and write session.batches(loader, seed=...)."
+        )
+    if not getattr(loader, "in_order", True):
+        raise AttachError(
+            "session.batches() counts the samples of each batch, so batches must arrive in order. Leave in_order=False "
+            "out of the DataLoader."
+        )
+    return loader.batch_size
+
+
+class _Chosen:
+    """A batch sampler of batches that are set before each iteration."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _loader_of(loader: DataLoader[Any], chosen: _Chosen) -> DataLoader[Any]:
+    """A loader with the settings of the user's loader, over the chosen batches."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=chosen,  # pyrefly: ignore[bad-argument-type]
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
 
 
 def order_of(size: int, epoch: int, *, seed: int, shuffled: bool) -> list[int]:

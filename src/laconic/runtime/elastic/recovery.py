@@ -78,6 +78,7 @@ class ElasticRecovery:
         """The number of units that are done."""
         self.position = (0, 0)
         """The epoch and the position in it from which session.batches() continues."""
+        self.asked = self.data = 0
         self.weights: dict[str, int] | None = None
         """The number of samples of each replica in the current unit; None: all have the same number."""
         self.raised: tuple[bool, ...] = ()
@@ -269,7 +270,7 @@ class ElasticRecovery:
     def _vote(self, what: str) -> tuple[dict[str, int], bool]:
         """Return when all members have prepared the unit: the replicas' speeds, and whether one wants another view."""
         wants = bool(self._leaving) or self.member.wants_change(self.view.number)
-        mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0)
+        mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0, self.data)
         said = vote(self._the_job, self._connections.votes, self.view.members, mine, flags=self._flags, what=what)
         self.raised = said.raised
         # A replica is as fast as its slowest rank, which all others wait for.

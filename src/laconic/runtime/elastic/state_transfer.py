@@ -20,7 +20,7 @@ from laconic.runtime.elastic.settings import Carried
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
-from laconic.runtime.optimizer_state import broadcast_optimizer_state
+from laconic.runtime.optimizer_state import broadcast_optimizer_state, layout_of
 from laconic.runtime.shards import as_piece_of, is_sharded, local, place_of
 
 _WHAT = "the state of training"
@@ -96,7 +96,8 @@ def _about(job: Job) -> dict[str, str]:
     described = {"strategy": str(job.strategy), "model class": type(job.model).__name__}
     tensors = [*job.model.named_parameters(), *job.model.named_buffers()]
     described |= {name: f"{tuple(t.shape)} {t.dtype} trained={t.requires_grad} {place_of(t)}" for name, t in tensors}
-    return described | {"optimizers": ", ".join(type(one).__name__ for one in job.optimizers)}
+    described |= {"optimizers": ", ".join(type(one).__name__ for one in job.optimizers)}
+    return described | {"division into parameter groups": layout_of(job.optimizers, job.parameters)}
 
 
 def _in_common(job: Job, hooks: TrainingHooks) -> ParameterState:

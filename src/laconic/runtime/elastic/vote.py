@@ -27,6 +27,8 @@ class Ballot(NamedTuple):
     """It wants another view after this unit: it has been told to end, or knows of others that want to join."""
     speed: int
     """Thousandths of a sample per second; 0: unknown."""
+    data: int
+    """A number that stands for the samples that are divided, the same on all members; 0: unknown."""
 
 
 class Result(NamedTuple):
@@ -44,7 +46,7 @@ def vote(
 
     flags: as many on all members.
     """
-    numbers = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, _rates(job)], dtype=torch.int64)
+    numbers = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, mine.data, _rates(job)], dtype=torch.int64)
     own = torch.cat([numbers, torch.from_numpy(_words(flags))])
     rows = torch.empty((transport.world_size, len(own)), dtype=torch.int64)
     job.engine.call(
@@ -54,16 +56,22 @@ def vote(
         device=own.device,
     )
     said = rows[:, : len(numbers)].tolist()
-    for name, (unit, _, _, rates) in zip(members, said, strict=True):
+    for name, (unit, _, _, data, rates) in zip(members, said, strict=True):
         if unit != mine.unit:
             raise CommunicationError(f"{what}: this rank is in unit {mine.unit}, worker {name} in {unit}.")
-        if rates != said[0][3]:
+        if rates != said[0][-1]:
             raise CommunicationError(
                 f"workers {name} and {members[0]} have different learning rates, so replicas would drift apart. Give "
                 "the scheduler to attach: elastic=Elastic(carry=[scheduler])."
             )
+        if data and mine.data and data != mine.data:
+            raise CommunicationError(
+                f"worker {name} divides other samples than this one: some would be used twice, and others never. Call "
+                "session.batches() with the same data set, batch_size, seed and epochs on every rank."
+            )
     ballots = {
-        name: Ballot(unit, bool(wants), speed) for name, (unit, wants, speed, _) in zip(members, said, strict=True)
+        name: Ballot(unit, bool(wants), speed, data)
+        for name, (unit, wants, speed, data, _) in zip(members, said, strict=True)
     }
     return Result(ballots, _flags(np.bitwise_or.reduce(rows[:, len(numbers) :].numpy(), axis=0), len(flags)))
 
