@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 
@@ -54,8 +55,8 @@ class _Backwards(SequentialSampler):
         return iter(range(len(self) - 1, -1, -1))
 
 
-def mistakes() -> dict[str, str]:
-    """What is raised for each mistake, by name."""
+def loops() -> dict[str, str]:
+    """What is raised for each mistake, by name, and which samples are used."""
     data = TensorDataset(torch.randn(24, 4))
     usual = {"batch_size": 6, "shuffle": True}
 
@@ -94,6 +95,7 @@ def mistakes() -> dict[str, str]:
                 case(session)
             except AttachError as error:
                 said[name] = str(error)
+    said["resumed"] = str(sorted(_interrupted(model, optimizer)))
     # Two epochs one after the other, and the rest of an epoch that was left.
     with laconic.attach(model, optimizer, "bsp", elastic=laconic.Elastic(), timeout_s=30) as session:
         loader = DataLoader(data, **usual, num_workers=1, persistent_workers=True)
@@ -106,9 +108,38 @@ def mistakes() -> dict[str, str]:
     return said
 
 
+def _interrupted(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """The samples of one epoch that are used before a checkpoint, and after it in another session."""
+    numbers = torch.arange(24.0).view(-1, 1).expand(-1, 4)
+    loader, used = DataLoader(TensorDataset(numbers), batch_size=6, shuffle=True), []
+    with laconic.attach(model, optimizer, "bsp", elastic=laconic.Elastic(), timeout_s=30) as session:
+        for (inputs,) in session.batches(loader, seed=5):
+            used += inputs[:, 0].tolist()
+            model(inputs / 24).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            saved = session.state_dict()
+            if session.step == 3:
+                break
+    with laconic.attach(model, optimizer, "bsp", elastic=laconic.Elastic(), timeout_s=30) as session:
+        session.load_state_dict(saved)
+        used += [number for (inputs,) in session.batches(loader, seed=5) for number in inputs[:, 0].tolist()]
+        session.load_state_dict(saved)  # and once more, in the middle of a loop
+        repeated = []
+        for (inputs,) in session.batches(loader, seed=5):
+            repeated += inputs[:, 0].tolist()
+            if len(repeated) == 3:
+                session.load_state_dict(saved)
+    assert repeated == used[-3:] * 2
+    return used
+
+
 @pytest.mark.dist
-def test_mistakes_in_loops_over_batches_are_named() -> None:
-    for result in run_processes("tests.elastic.test_torchrun:mistakes", world_size=2):
+def test_loops_over_batches_continue_from_a_checkpoint_and_mistakes_are_named() -> None:
+    results = run_processes("tests.elastic.test_torchrun:loops", world_size=2)
+    halves = [json.loads(result.value["resumed"]) for result in results]
+    assert sorted(halves[0] + halves[1]) == list(range(24))
+    for result in results:
         said = result.value
         assert "with replacement, or another number" in said["replacement"]
         assert "with replacement, or another number" in said["fewer"]

@@ -1,6 +1,7 @@
 """Session state as plain containers and tensors, keyed by parameter name.
 
-    {"format": 2, "strategy": text, "world_size": n, "step": s, "order": [parameter, ...],
+    {"format": 3, "strategy": text, "world_size": n, "step": s, "order": [parameter, ...],
+     "epoch": that of session.batches(), "samples": the number of its samples that have been used,
      "same_step": whether all ranks are in that step, "loss_scaled": whether a GradScaler was in use,
      "resize": {"<method>.<field>": "sum" | "copy" | "reset"},
      "digest": {"<rank>": tensor with one number per parameter},
@@ -27,10 +28,11 @@ import torch
 
 from laconic.core.stateful import ParameterState, Resize
 from laconic.errors import CheckpointError, one_line
+from laconic.runtime.progress import Position
 
-FORMAT = 2
-_LAST_STEP = 2**53
-"""A larger number of steps than any training has."""
+FORMAT = 3
+_LARGEST = 2**53
+"""A larger number of steps, epochs or samples than any training has."""
 
 
 def pack(
@@ -45,6 +47,7 @@ def pack(
     digest: Mapping[str, torch.Tensor],
     same_step: bool,
     loss_scaled: bool,
+    position: Position,
 ) -> dict[str, Any]:
     """The state of one rank."""
     return {
@@ -54,6 +57,8 @@ def pack(
         "step": step,
         "same_step": same_step,
         "loss_scaled": loss_scaled,
+        "epoch": position[0],
+        "samples": position[1],
         "order": order,
         "resize": dict(resize),
         "digest": dict(digest),
@@ -66,6 +71,7 @@ class Report:
     """What one rank has read from its saved state, and the problems found in it."""
 
     step: int = 0
+    position: Position = (0, 0)
     order: list[str] = field(default_factory=list)
     state: ParameterState = field(default_factory=dict)
     unfit: str = ""
@@ -102,6 +108,7 @@ def read(
         _check_form(saved)
         _check_origin(saved, strategy, world_size, rank)
         report.step, report.order = saved["step"], list(saved["order"])
+        report.position = (saved["epoch"], saved["samples"])
         report.state = taken_apart(saved["ranks"][str(rank)])
         _check_state(report.state, names, expected, kinds, saved["resize"])
         if report.order and sorted(report.order) != sorted(names):
@@ -238,7 +245,7 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
         _check_form(saved)
         by_rank |= {int(rank): state for rank, state in saved["ranks"].items()}
     first = states[0]
-    alike = ("strategy", "world_size", *(("step",) if first["same_step"] else ()))
+    alike = ("strategy", "world_size", *(("step", "epoch", "samples") if first["same_step"] else ()))
     for saved in states:
         for key in alike:
             if saved[key] != first[key]:
@@ -256,6 +263,7 @@ def redistribute(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
     ]
     common = (first["strategy"], world_size, max(saved["step"] for saved in states), list(first["order"]), resize)
     facts = {"same_step": first["same_step"], "loss_scaled": first["loss_scaled"]}
+    facts |= {"position": (first["epoch"], first["samples"])}
     # Without digests: a new rank may load the model of any old one.
     return [pack(*common, rank=rank, state=state, digest={}, **facts) for rank, state in enumerate(merged)]
 
@@ -287,7 +295,8 @@ def _kind(key: str) -> str:
 def _check_form(saved: Mapping[str, Any]) -> None:
     """Raise unless an untrusted value has the form of a session state."""
     flags = {"same_step", "loss_scaled"}
-    keys = {"format", "strategy", "world_size", "step", "order", "resize", "digest", "ranks", *flags}
+    counts = {"step", "epoch", "samples"}
+    keys = {"format", "strategy", "world_size", "order", "resize", "digest", "ranks", *counts, *flags}
     if not isinstance(saved, Mapping) or "format" not in saved:
         raise CheckpointError(f"this is not a laconic session state: it must have the keys {', '.join(sorted(keys))}.")
     if saved["format"] != FORMAT:
@@ -299,7 +308,8 @@ def _check_form(saved: Mapping[str, Any]) -> None:
         raise CheckpointError(f"this is not a laconic session state: it has no {', '.join(missing)}.")
     _check(saved, "strategy", isinstance(saved["strategy"], str), "a text")
     _check(saved, "world_size", _is_count(saved["world_size"], at_least=1), "a number of workers")
-    _check(saved, "step", _is_count(saved["step"], at_least=0), f"a whole number from 0 to {_LAST_STEP}")
+    for count in sorted(counts):
+        _check(saved, count, _is_count(saved[count], at_least=0), f"a whole number from 0 to {_LARGEST}")
     for flag in sorted(flags):
         _check(saved, flag, isinstance(saved[flag], bool), "true or false")
     order, resize = saved["order"], saved["resize"]
@@ -346,7 +356,7 @@ def _check_tensor(value: object, what: str) -> None:
 
 
 def _is_count(value: object, *, at_least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= _LAST_STEP
+    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= _LARGEST
 
 
 def _is_rank(key: object) -> bool:

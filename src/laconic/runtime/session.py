@@ -37,6 +37,7 @@ from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.job import Job
 from laconic.runtime.join import join
+from laconic.runtime.progress import Progress
 from laconic.runtime.reenterable import Reenterable
 from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session_state import SessionState
@@ -330,7 +331,7 @@ class Session:
         with the change that this rank has not sent yet.
         """
         self._agree("state_dict()")
-        return SessionState(self._job, self._at_work).packed()
+        return SessionState(self._job, self._at_work, self._progress).packed()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state of state_dict() on this rank; load model and optimizer first.
@@ -365,10 +366,14 @@ class Session:
 
     def _load(self, saved: Mapping[str, Any] | None, *, unfit: str = "") -> None:
         """Load the state if every rank can load what it has read; unfit: why this rank cannot."""
-        state = SessionState(self._job, self._at_work)
+        state = SessionState(self._job, self._at_work, self._progress)
         digest = state.digest()  # also on a rank that cannot load: the ranks with other shards wait for its part
         report = Report(unfit=unfit) if saved is None else state.read(saved, digest)
         state.load(report, self._agree("load_state_dict()", report.summary()))
+
+    @property
+    def _progress(self) -> Progress | None:
+        return None if self._division is None else self._division.progress
 
     def settle(self) -> None:
         """Return when every optimizer.step() so far has been applied to all parameters.

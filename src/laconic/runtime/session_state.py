@@ -17,14 +17,17 @@ from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
 from laconic.runtime.other_shards import check_other_shards, refuse_load, whole_digests
 from laconic.runtime.pairwise_messages import PER_EDGE
+from laconic.runtime.progress import Progress
 from laconic.runtime.shards import as_attached, as_saved, is_sharded
 
 
 class SessionState:
     """The state of one rank's session."""
 
-    def __init__(self, job: Job, at_work: AtWork) -> None:
+    def __init__(self, job: Job, at_work: AtWork, progress: Progress | None) -> None:
+        """progress: the position in the data, if session.batches() may be used."""
         self._job = job
+        self._progress = progress
         self._strategy = job.strategy
         self._hooks = at_work.hooks
         self._pool = at_work.pool
@@ -57,6 +60,7 @@ class SessionState:
             digest={str(rank): digest},
             same_step=strategy.synchronization.barrier,
             loss_scaled=job.loss_scale.unit != 1.0,
+            position=(0, 0) if self._progress is None else self._progress.position,
         )
 
     def read(self, saved: Mapping[str, Any], digest: torch.Tensor) -> Report:
@@ -92,6 +96,8 @@ class SessionState:
             self._hooks.load(report.state, report.order, report.step)
         if self._pool is not None:
             self._pool.load(report.state)
+        if self._progress is not None:
+            self._progress.load(report.position)
         job.step = report.step
 
     def _copied(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,20 +21,16 @@ from laconic.errors import AttachError
 from laconic.runtime.elastic.division import Reader, Split
 from laconic.runtime.elastic.settings import Elastic
 from laconic.runtime.job import Job
+from laconic.runtime.progress import Progress
 
 
 class Division(Protocol):
     """The ranks among which samples are divided, and the position in the data."""
 
     elastic: Elastic
-    position: tuple[int, int]
-    """The epoch and the position in it from which to continue."""
+    progress: Progress
     weights: dict[str, int] | None
     """The number of samples of each replica in the current step."""
-    asked: int
-    """The largest number of epochs that this process has asked for."""
-    data: int
-    """A number that stands for the samples and their order, the same on all ranks; 0: not known yet."""
 
     @property
     def reader(self) -> Reader:
@@ -67,10 +63,8 @@ class FixedDivision:
     elastic: Elastic
     rank: int
     world_size: int
-    position: tuple[int, int] = (0, 0)
+    progress: Progress = field(default_factory=Progress)
     weights: dict[str, int] | None = None
-    asked: int = 0
-    data: int = 0
     reader: Reader = Reader()
 
     @property
@@ -132,30 +126,32 @@ class Batches:
         }
 
     def __iter__(self) -> Iterator[Any]:
-        division = self._division
+        division, progress = self._division, self._division.progress
         division.before_batch()
-        if self._epochs <= min(division.position[0], division.asked):
+        if self._epochs <= min(progress.position[0], progress.asked):
             raise AttachError(
                 f"session.batches(epochs={self._epochs}) has no batch left: epochs are counted from the beginning of "
-                f"training, and so many are done: {division.position[0]}. In a loop over epochs, write "
+                f"training, and so many are done: {progress.position[0]}. In a loop over epochs, write "
                 "session.batches(loader, epochs=epoch + 1)."
             )
-        division.asked = max(division.asked, self._epochs)
-        while division.position[0] < self._epochs:
-            split = division.split
-            epoch, begin = division.position
+        progress.asked = max(progress.asked, self._epochs)
+        while progress.position[0] < self._epochs:
+            split, loads = division.split, progress.loads
+            epoch, begin = progress.position
             parts = self._parts(epoch, begin, split)
             if not parts:
-                division.position = (epoch + 1, 0)
+                progress.position = (epoch + 1, 0)
                 continue
             mine = split.members.index(division.name)
             self._chosen.batches = [division.reader.own(part[mine]) for part in parts]
             for part, batch in zip(parts, self._own, strict=True):
                 self._note(epoch, split, part)
-                at = division.position
+                at = progress.position
                 division.handed_out()
                 yield batch
-                if division.position != at:
+                if progress.loads != loads:
+                    break  # the rest is what follows the loaded position
+                if progress.position != at:
                     raise AttachError(
                         "two loops over session.batches() take batches in turn, but a job has one position in its "
                         "data, which joining ranks take over. Put both data sets into one DataLoader."
@@ -165,10 +161,10 @@ class Batches:
                     break  # the rest is divided among another set of ranks
 
     def _note(self, epoch: int, split: Split, part: list[list[int]]) -> None:
-        division, job = self._division, self._job
-        division.data = self._number
-        begin = division.position[1]
-        division.position = (epoch, begin + sum(map(len, part)))
+        division, job, progress = self._division, self._job, self._division.progress
+        progress.data = self._number
+        begin = progress.position[1]
+        progress.position = (epoch, begin + sum(map(len, part)))
         before = division.weights or {}
         counts = dict(zip(split.members, map(len, part), strict=True))
         division.weights = {name: before.get(name, 0) + count for name, count in counts.items()}

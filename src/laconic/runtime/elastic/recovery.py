@@ -41,6 +41,7 @@ from laconic.runtime.engine import Engine, Task
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
 from laconic.runtime.job import Job
+from laconic.runtime.progress import Progress
 from laconic.runtime.shards import local, reshard
 from laconic.strategy import Strategy
 
@@ -76,9 +77,7 @@ class ElasticRecovery:
         self.views: list[ViewChange] = []
         self.unit = 0
         """The number of units that are done."""
-        self.position = (0, 0)
-        """The epoch and the position in it from which session.batches() continues."""
-        self.asked = self.data = 0
+        self.progress = Progress()
         self.weights: dict[str, int] | None = None
         """The number of samples of each replica in the current unit; None: all have the same number."""
         self.raised: tuple[bool, ...] = ()
@@ -162,12 +161,12 @@ class ElasticRecovery:
             return
         reshard(job.model)  # an evaluation since the last step leaves parameters of FSDP's outermost module whole
         try:
-            facts = Facts(units, job.step, self.position, self._speeds.used, job.loss_scale.unit)
+            facts = Facts(units, job.step, self.progress.position, self._speeds.used, job.loss_scale.unit)
             facts = share_state(transport, job, self._the_hooks, facts, self._carried)
         finally:
             transport.close()
         if transport.rank > 0:
-            self.unit, job.step, self.position, self._speeds.used, loss_scale = facts
+            self.unit, job.step, self.progress.position, self._speeds.used, loss_scale = facts
             job.loss_scale.adopt(loss_scale)
         self.split = self._speeds.split(self.view.replicas)
 
@@ -270,7 +269,7 @@ class ElasticRecovery:
     def _vote(self, what: str) -> tuple[dict[str, int], bool]:
         """Return when all members have prepared the unit: the replicas' speeds, and whether one wants another view."""
         wants = bool(self._leaving) or self.member.wants_change(self.view.number)
-        mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0, self.data)
+        mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0, self.progress.data)
         said = vote(self._the_job, self._connections.votes, self.view.members, mine, flags=self._flags, what=what)
         self.raised = said.raised
         # A replica is as fast as its slowest rank, which all others wait for.

@@ -21,6 +21,7 @@ from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.rounds import PENDING
 from laconic.runtime.job import Job
 from laconic.runtime.optimizer_state import broadcast_optimizer_state, layout_of
+from laconic.runtime.progress import Position
 from laconic.runtime.shards import as_piece_of, is_sharded, local, place_of
 
 _WHAT = "the state of training"
@@ -31,7 +32,7 @@ class Facts(NamedTuple):
 
     unit: int
     step: int
-    position: tuple[int, int]
+    position: Position
     speeds: dict[str, int]
     """The speeds by which samples are divided."""
     loss_scale: float
