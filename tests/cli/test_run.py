@@ -121,6 +121,39 @@ def test_a_rank_whose_script_raises_is_replaced_if_that_is_wanted(tmp_path: Path
         assert "worker 0.2 takes its place" in job.stderr
 
 
+_NEVER_DETACHES = """
+import sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import laconic
+
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.randn(480, 8), torch.randn(480, 1))
+session = laconic.attach(model, optimizer, "bsp", elastic=laconic.Elastic(max_ranks=2), timeout_s=60)
+for inputs, targets in session.batches(DataLoader(data, batch_size=48)):
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+"""
+_EXITS_INSIDE = (
+    _NEVER_DETACHES
+    + """
+with session:
+    sys.exit(0)
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [_NEVER_DETACHES, _EXITS_INSIDE], ids=["never detaches", "sys.exit(0)"])
+def test_a_script_that_ends_without_an_error_has_ended_in_order(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    with Command(["run", "--nproc", "2", "--min", "2", str(path)], tmp_path / "run") as job:
+        assert job.wait(120) == 0, job.stderr
+        assert "takes its place" not in job.stderr
+
+
 @pytest.mark.slow
 def test_an_error_of_the_script_ends_the_job(tmp_path: Path) -> None:
     script = "import os, sys, time\nif os.environ['LOCAL_RANK'] == '1': sys.exit(3)\ntime.sleep(60)"

@@ -189,6 +189,7 @@ class InProcessTransport:
         self.description = f"{cluster.world_size} threads of one process"
         self.timeout_s = cluster.timeout_s
         self.in_process = True
+        self.is_open = True
         self.link = None
         self._sequence = 0
         self._num_texts = 0

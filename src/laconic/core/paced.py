@@ -109,6 +109,10 @@ class PacedTransport:
     def in_process(self) -> bool:
         return self.inner.in_process
 
+    @property
+    def is_open(self) -> bool:
+        return self.inner.is_open
+
     def waits_on_stream(self, device: torch.device) -> bool:
         return False
 

@@ -82,6 +82,10 @@ class TorchTransport(GroupOperations):
         self._heartbeat.group = self._group
         self._tallies = Tallies(self._questions.under(place), self._heartbeat)
 
+    @property
+    def is_open(self) -> bool:
+        return self.world_size == 1 or (self._group is not None and dist.is_initialized())
+
     def waits_on_stream(self, device: torch.device) -> bool:
         return device.type == "cuda" and self._backends.get("cuda") != "gloo"
 

@@ -136,6 +136,11 @@ class Transport(Protocol):
         """Whether all ranks are threads of one process."""
         ...
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this rank can still reach the others: False once the process group has been destroyed."""
+        ...
+
     def waits_on_stream(self, device: torch.device) -> bool:
         """Whether a wait for an operation on tensors of this device makes the current stream wait, not the host."""
         ...

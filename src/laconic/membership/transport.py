@@ -67,6 +67,10 @@ class ViewTransport(GroupOperations):
         if self.world_size > 1:
             self._connect(cuda)
 
+    @property
+    def is_open(self) -> bool:
+        return self.world_size == 1 or self._group is not None
+
     def _connect(self, cuda: bool) -> None:
         number = self._view.number
         place = f"group/{number}/{self._part}"

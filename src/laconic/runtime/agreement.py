@@ -120,7 +120,7 @@ def agree(job: Job, operation: str, about: Mapping[str, str] | None = None) -> l
 
 
 def agree_on(job: Job, operation: str, about: Mapping[str, str]) -> None:
-    """As `agree`; raise on every rank unless `about` is the same on all of them."""
+    """Return when every rank has called this operation with the same `about`; raise on every rank if one differs."""
     said = agree(job, operation, about)
     for rank, other in enumerate(said):
         found = first_difference(said[0], other)

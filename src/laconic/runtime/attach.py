@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -164,6 +165,7 @@ def attach(
             session = _start(
                 job, attaching, cleanup, recovery, elastic, init_sync=init_sync, sync_optimizer=sync_optimizer
             )
+            _detach_at_exit(session)
             if chooser is not None:
                 chooser.begin(session, total_steps)
             return session
@@ -171,6 +173,17 @@ def attach(
             announce(wire, error, while_doing=" while attaching")
             close_after(error, cleanup)
             raise
+
+
+def _detach_at_exit(session: Session) -> None:
+    here = os.getpid()
+
+    def end() -> None:
+        if os.getpid() == here:  # a process forked from this one has its handlers, but not its connections
+            session.end_with_process()
+
+    atexit.register(end)
+    session.call_on_detach(lambda: atexit.unregister(end))
 
 
 def _start(

@@ -402,20 +402,24 @@ class Session:
             return
         handled = sys.exception()
         # An error that was being handled when the session began is unrelated; StopIteration ends a loop.
-        if handled is not None and handled is not self._handled_before and not isinstance(handled, StopIteration):
+        unrelated = handled is self._handled_before or isinstance(handled, StopIteration)
+        if handled is not None and not unrelated and not self._ends_in_order(handled):
             self._release_after(handled)
         elif self._job.engine.failure_was_raised:
             self._release()
         else:
-            try:
-                self._finish()
-            except BaseException as error:
-                self._release_after(error)
-                raise
-            self._release()
+            self._leave(at_exit=False)
 
-    def _finish(self) -> None:
-        """Finish the last step together with the other ranks."""
+    def _leave(self, *, at_exit: bool) -> None:
+        try:
+            self._finish(at_exit=at_exit)
+        except BaseException as error:
+            self._release_after(error)
+            raise
+        self._release()
+
+    def _finish(self, *, at_exit: bool) -> None:
+        """Finish the last step together with the other ranks; at_exit: begin nothing that they may not take part in."""
         self._job.transport.set_status(DETACHING)  # tells a rank that waits for this one elsewhere
         if self._recovery is not None:
             self._recovery.rest()
@@ -425,7 +429,7 @@ class Session:
         if self._hooks is not None:
             self._hooks.finish_updates()
             self._hooks.wait()
-        if self._buffers is not None:
+        if self._buffers is not None and not at_exit:
             self._buffers.synchronize()
         self._job.stopwatch.flush()
         if self._hooks is not None:
@@ -452,10 +456,30 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or self._ends_in_order(error):
             self.detach()
         elif self._attached:
             self._release_after(error)
+
+    def end_with_process(self) -> None:
+        """The script ends without having detached: complete what others wait for, or tell them why this rank fails.
+
+        Threads that communicate must have ended before the interpreter does: it would abort the process otherwise.
+        """
+        transport = self._job.transport
+        unable = transport.in_process or not transport.is_open or self._job.engine.failed()
+        error = getattr(sys, "last_value", None)  # what ended the script, if nothing handled it
+        if isinstance(error, BaseException):
+            self.__exit__(type(error), error, error.__traceback__)
+        elif self._recovery is None and unable:
+            self._release()
+        else:
+            self._leave(at_exit=True)
+
+    def _ends_in_order(self, error: BaseException) -> bool:
+        """Whether this is sys.exit(0) in an elastic job, whose other ranks continue or end by themselves."""
+        elastic = self._recovery is not None and not self._recovery.is_closed
+        return elastic and isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def announce(transport: Transport, error: BaseException, *, while_doing: str = "") -> None:

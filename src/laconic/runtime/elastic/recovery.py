@@ -506,6 +506,11 @@ class ElasticRecovery:
         self._leaving.stop_listening()
         self._boundary.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this worker has left the job."""
+        return self._closed
+
     def abandon(self) -> None:
         """After an error: release everything; other ranks have been informed already."""
         if not self._closed:
