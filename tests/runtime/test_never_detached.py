@@ -6,13 +6,22 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+import laconic
+from laconic.core.in_process import InProcessTransport
+from laconic.errors import CommunicationError
+from laconic.runtime import session as session_module
+from tests.core.sockets import nothing_left
 from tests.processes import ROOT
+from tests.runtime.replicas import mlp, sgd
+from tests.runtime.servers.one_worker import steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 
 _SCRIPT = """
 import os, sys, time
@@ -40,6 +49,34 @@ if end == "destroys":
 """
 
 
+@pytest.mark.parametrize("strategy", ["asp / parameter_server", "asp / gossip", "bsp / bounded_loss"])
+def test_at_the_end_of_a_script_ranks_that_continue_are_served_for_a_while_only(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_AT_EXIT_S", 0.3)
+    trained, left = threading.Barrier(2), threading.Event()
+
+    def one(transport: InProcessTransport) -> float:
+        model = mlp()
+        optimizer = sgd(model)
+        session = laconic.attach(model, optimizer, strategy, transport=transport)
+        steps(model, optimizer, 2, rank=transport.rank)
+        trained.wait(20)
+        began_s = time.monotonic()
+        if transport.rank == 1:
+            assert left.wait(20), "rank 0 waited for this one"
+            session.__exit__(CommunicationError, CommunicationError("rank 0 is gone"), None)
+        else:
+            session._leave(at_exit=True)
+            left.set()
+        return time.monotonic() - began_s
+
+    with nothing_left():
+        took_s = laconic.InProcessCluster(2, timeout_s=10).run(one)[0]
+    assert 0.3 <= took_s < 8
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "end"),
     [
@@ -56,6 +93,7 @@ def test_the_process_ends_in_order(strategy: str, end: str, tmp_path: Path) -> N
         assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_another_rank_hears_which_error_ended_this_one(tmp_path: Path) -> None:
     (waiting, told), (failed, said) = _run("bsp", "error", tmp_path)
     assert waiting == failed == 1
@@ -64,6 +102,7 @@ def test_another_rank_hears_which_error_ended_this_one(tmp_path: Path) -> None:
     assert "PeerLost" not in said
 
 
+@pytest.mark.slow
 def test_another_rank_hears_that_this_one_has_made_all_its_steps(tmp_path: Path) -> None:
     (failed, said), (ended, _) = _run("bsp", "uneven", tmp_path)
     assert ended == 0

@@ -130,8 +130,12 @@ def _destroy(last: list[dist.ProcessGroup]) -> None:
     """Drop the last reference to a group in another thread: destroying a Gloo group waits for its own threads."""
     _being_destroyed[:] = [thread for thread in _being_destroyed if thread.is_alive()]
     thread = threading.Thread(target=last.clear, name="laconic-last-reference", daemon=True)
-    _being_destroyed.append(thread)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # while the interpreter ends, from Python 3.12 on
+        last.clear()
+    else:
+        _being_destroyed.append(thread)
 
 
 @atexit.register

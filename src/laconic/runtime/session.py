@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +44,9 @@ from laconic.runtime.servers.server_pool import ServerPool
 from laconic.runtime.session_state import SessionState
 from laconic.runtime.shards import reshard
 from laconic.strategy import Strategy, as_strategy
+
+_AT_EXIT_S = 10.0
+"""How long a script that has ended without detaching serves ranks that still need it."""
 
 
 class Session:
@@ -408,9 +412,9 @@ class Session:
         elif self._job.engine.failure_was_raised:
             self._release()
         else:
-            self._leave(at_exit=False)
+            self._leave()
 
-    def _leave(self, *, at_exit: bool) -> None:
+    def _leave(self, *, at_exit: bool = False) -> None:
         try:
             self._finish(at_exit=at_exit)
         except BaseException as error:
@@ -419,7 +423,10 @@ class Session:
         self._release()
 
     def _finish(self, *, at_exit: bool) -> None:
-        """Finish the last step together with the other ranks; at_exit: begin nothing that they may not take part in."""
+        """Finish the last step together with the other ranks.
+
+        at_exit: they may be doing something else, such as an evaluation, or this one may have failed.
+        """
         self._job.transport.set_status(DETACHING)  # tells a rank that waits for this one elsewhere
         if self._recovery is not None:
             self._recovery.rest()
@@ -432,12 +439,13 @@ class Session:
         if self._buffers is not None and not at_exit:
             self._buffers.synchronize()
         self._job.stopwatch.flush()
+        at_most_s = _AT_EXIT_S if at_exit else math.inf
         if self._hooks is not None:
-            self._hooks.leave()
+            self._hooks.leave(at_most_s)
         if self._pool is not None:
-            self._pool.leave()
+            self._pool.leave(at_most_s)
         if self._at_work.datagrams is not None:
-            self._at_work.datagrams.leave()
+            self._at_work.datagrams.leave(at_most_s)
 
     def _release(self) -> None:
         self._attached = False
@@ -464,7 +472,8 @@ class Session:
     def end_with_process(self) -> None:
         """The script ends without having detached: complete what others wait for, or tell them why this rank fails.
 
-        Threads that communicate must have ended before the interpreter does: it would abort the process otherwise.
+        An error that was caught, so that the script ended by sys.exit(1), is not known here. Threads that communicate
+        must have ended before the interpreter does: it would abort the process otherwise.
         """
         transport = self._job.transport
         unable = transport.in_process or not transport.is_open or self._job.engine.failed()

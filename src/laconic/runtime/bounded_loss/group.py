@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -18,6 +19,7 @@ from laconic.runtime.agreement import gather_addresses, gather_bytes
 from laconic.runtime.bounded_loss.frames import CODES, DTYPES
 from laconic.runtime.bounded_loss.peers import Peers, Request
 from laconic.runtime.datagrams import Datagrams
+from laconic.runtime.engine import Task
 from laconic.runtime.job import Job
 
 _TAG_BYTES = 8
@@ -67,16 +69,22 @@ class DatagramGroup:
         request = self._peers.reduce(sent.view(torch.uint8).numpy(), code, what=what)
         return ReducedRows(request, self._peers, rows, self._job.transport)
 
-    def leave(self) -> None:
-        """Return when every rank has all means: until then another rank may ask this one for a lost row."""
+    def leave(self, at_most_s: float = math.inf) -> None:
+        """Return when every rank has all means: until then another rank may ask this one for a lost row.
+
+        at_most_s: then return nevertheless.
+        """
         transport, what = self._job.transport, "the end of datagrams"
         here = torch.ones(1, device=transport.control_device)
-        self._job.engine.call(
+        task = Task(
             what,
             lambda: one_round(transport.all_reduce(here, purpose="control", what=what)),
             step=self._job.step,
             device=here.device,
         )
+        self._job.engine.submit(task)
+        if math.isinf(at_most_s) or task.finished.wait(at_most_s):
+            self._job.engine.wait(task)
 
     def close(self) -> None:
         """End the thread and release the socket, waiting for no other rank."""

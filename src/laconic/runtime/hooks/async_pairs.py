@@ -11,6 +11,7 @@ Requests are answered by a thread that never waits for another rank, so no graph
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -251,13 +252,16 @@ class AsyncPairHooks(TrainingHooks):
             self._messages.load(saved)
         meet(self._job.transport, "all states being loaded")
 
-    def leave(self) -> None:
+    def leave(self, at_most_s: float = math.inf) -> None:
         """Say goodbye; answer neighbours until they have said it too, as long as they make steps."""
         self._idle.wait(self._job.transport.timeout_s + 5.0)
         self._check()
         self._say_goodbye()
         self._check()
-        self._job.transport.wait_for(self._all_said_goodbye, "detaching", heard_s=lambda: self._heard_s)
+        if math.isfinite(at_most_s):
+            self._all_said_goodbye.wait(at_most_s)
+        else:
+            self._job.transport.wait_for(self._all_said_goodbye, "detaching", heard_s=lambda: self._heard_s)
         self._check()
 
     def _say_goodbye(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -90,8 +91,11 @@ class TrainingHooks:
         """A writable view of a field of each parameter's state; between two exchanges."""
         raise NotImplementedError
 
-    def leave(self) -> None:
-        """Say goodbye to other ranks and serve them as long as they need this one; not called after an error."""
+    def leave(self, at_most_s: float = math.inf) -> None:
+        """Say goodbye to other ranks and serve them as long as they need this one; not called after an error.
+
+        at_most_s: then leave nevertheless.
+        """
 
     def detach(self) -> None:
         """Remove every hook and leave gradients as ordinary tensors; waits for nothing, so it may follow an error."""

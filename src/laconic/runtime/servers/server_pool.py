@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import time
@@ -321,33 +322,34 @@ class ServerPool:
     def _overwrite(self, name: str, values: torch.Tensor) -> None:
         self._job.parameters[name].copy_(values)
 
-    def leave(self) -> None:
+    def leave(self, at_most_s: float = math.inf) -> None:
         """Say goodbye; when every rank has said goodbye, end the servers that this rank has started.
 
+        at_most_s: then end them nevertheless.
         After a failure that is known here it says no goodbye and waits for nothing: see abandon().
         """
         try:
             if self.client is not None and self.client.failure is None and not self._job.engine.failed():
-                self._say_goodbye(self.client)
+                self._say_goodbye(self.client, time.monotonic() + at_most_s)
                 self._left = True
                 self._end(at_once=False)
         finally:
             self.abandon()
 
-    def _say_goodbye(self, client: Client) -> None:
+    def _say_goodbye(self, client: Client, until_s: float) -> None:
         if self._rule.optimizer_on_servers:
             self._hand_back(client)
         client.leave()
         for number in self._mine:
-            self._wait_for_goodbyes(client, number)
+            self._wait_for_goodbyes(client, number, until_s)
         client.hang_up()
 
-    def _wait_for_goodbyes(self, client: Client, number: int) -> None:
+    def _wait_for_goodbyes(self, client: Client, number: int, until_s: float) -> None:
         """Wait while other ranks still make steps, which need this rank's servers."""
         transport = self._job.transport
         while True:
             ranks, quiet_s = client.missing(number)
-            if not ranks:
+            if not ranks or time.monotonic() >= until_s:
                 return
             known = transport.known_failure()
             if known is not None:
