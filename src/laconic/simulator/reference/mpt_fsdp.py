@@ -118,6 +118,7 @@ class MptFsdp(PublishedTable):
             name="FSDP",
             extra_passes=kind.extra_passes,
             interference=kind.interference,
+            exchanges_every_micro_batch=True,
             overlaps_gradients=True,
             overlaps_parameters=True,
             gradient_bytes=4,
