@@ -78,6 +78,10 @@ def test_a_published_configuration_is_read(tmp_path: Path) -> None:
         ({"num_experts": 8}, "num_experts and num_experts_per_tok go together"),
         ({"num_experts": 2, "num_experts_per_tok": 3}, "at most num_experts = 2"),
         ({"vocab_size": None}, "vocab_size must be at least 1"),
+        ({"hidden_size": 10**12}, "hidden_size must be at most 10000000"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers must be at most 100000"),
+        ({"head_dim": -64}, "head_dim must be at least 0"),
+        ({"first_k_dense_replace": 33}, "first_k_dense_replace must be at most num_hidden_layers = 32, got 33"),
     ],
 )
 def test_bad_configurations_are_refused(change: dict[str, object], expected: str) -> None:

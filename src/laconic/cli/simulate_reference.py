@@ -6,6 +6,9 @@ With --json, an array of the rows as they were read, numbers as numbers, and for
     "predicted_COLUMN": float      every further one
     "error": float                 predicted / measured - 1, where the row has the measurement
     "error_COLUMN": float          likewise
+    "problem": str                 instead of all these: why the row cannot be predicted, and what is allowed
+
+The other rows are predicted nevertheless; stderr says how many were not. If no row can be predicted, that is an error.
 
 With --calibrate, whose file has measured rows with the same columns (reference/residuals.py), also for each:
 
@@ -21,18 +24,24 @@ that nothing reads, and says above the table what is the same in every row.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from laconic.cli.terminal import emit_json, emit_sections, natural_width, plain_table
+from laconic.cli.terminal import emit_json, emit_sections, natural_width, plain_table, printable
 from laconic.errors import ConfigurationError, UsageError, one_line
 from laconic.simulator.reference.published import PublishedTable
 from laconic.simulator.reference.residuals import Calibrated, calibrated
-from laconic.simulator.reference.rows import Compared, carried, compare, read_rows, summary
+from laconic.simulator.reference.rows import Compared, Refused, carried, compare, compare_each, read_rows, summary
 from laconic.simulator.reference.tables import published_table
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+_MOST_NAMED = 20
+"""Rows whose problem is printed."""
 
 
 def print_reference(name: str, rows_file: str | None, measured_file: str | None = None, *, as_json: bool) -> None:
@@ -41,22 +50,50 @@ def print_reference(name: str, rows_file: str | None, measured_file: str | None 
     if measured_file is not None and rows_file is None:
         raise UsageError("simulate: --calibrate needs --rows, which names the file of the rows to predict.")
     rows = carried(table) if rows_file is None else read_rows(rows_file, table)
-    found = compare(table, rows)
-    records = [_record(table, row) for row in found]
+    every = compare_each(table, rows)
+    found = [one for one in every if isinstance(one, Compared)]
+    refused = [one for one in every if isinstance(one, Refused)]
+    if refused and not found:
+        raise ConfigurationError(_in_all(refused))
+    predicted = [_record(table, row) for row in found]
     sections = _words(table, found)
     if measured_file is not None:
         basis = _measured(table, measured_file)
         corrected = calibrated(table, found, basis)
         found = [row.compared for row in corrected]
-        records = [{**_record(table, row.compared), **_basis(table, row)} for row in corrected]
+        predicted = [{**_record(table, row.compared), **_basis(table, row)} for row in corrected]
         sections = [*_words(table, found), _basis_in_words(table, corrected, basis)]
+    if refused:
+        for line in _not_predicted(refused, len(every)):
+            print(printable(line), file=sys.stderr)
     if as_json:
-        emit_json(records)
+        ready = iter(predicted)
+        emit_json([_refusal(one) if isinstance(one, Refused) else next(ready) for one in every])
         return
-    shown = [{key: row[key] for key in row if _is_shown(table, key)} for row in records]
+    shown = [{key: row[key] for key in row if _is_shown(table, key)} for row in predicted]
     alike, differing = _alike(shown)
     in_all = [f"In every row: {', '.join(f'{name} {value}' for name, value in alike.items())}"] if alike else []
     emit_sections(*in_all, _printed(shown, differing), *sections)
+
+
+def _refusal(row: Refused) -> dict[str, str | int | float]:
+    return {**{column: _value(text) for column, text in row.row.items()}, "problem": row.problem}
+
+
+def _in_all(refused: Sequence[Refused]) -> str:
+    """The problem of a file no row of which can be predicted: that of its first row."""
+    others = f" No other of the {len(refused)} rows can be predicted either." if len(refused) > 1 else ""
+    return f"{refused[0].problem}{others}"
+
+
+def _not_predicted(refused: Sequence[Refused], total: int) -> list[str]:
+    lines = [
+        f"laconic: {len(refused)} of {total} rows cannot be predicted:",
+        *(one_line(row.problem, 2000) for row in refused[:_MOST_NAMED]),
+    ]
+    if len(refused) > _MOST_NAMED:
+        lines.append(f"... and {len(refused) - _MOST_NAMED} more; --json has the problem of each.")
+    return lines
 
 
 def _is_shown(table: PublishedTable, header: str) -> bool:
@@ -143,9 +180,11 @@ def _record(table: PublishedTable, found: Compared) -> dict[str, str | int | flo
 def _value(text: str) -> str | int | float:
     for kind in (int, float):
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             continue
+        # JSON has no other numbers.
+        return value if math.isfinite(value) else text
     return text
 
 

@@ -19,6 +19,12 @@ from laconic.errors import ConfigurationError, did_you_mean, one_line
 
 Split = Literal["column", "row", "none"]
 
+_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")
+_LARGEST = 10_000_000
+"""Larger shapes are mistakes, and some loops run over them."""
+_MOST = {"num_hidden_layers": 100_000, "max_position_embeddings": 10**15}
+"""Layers are listed one by one; positions are not."""
+
 
 class Projection(NamedTuple):
     """A matrix of one layer: `inputs` x `outputs`, `experts` times where there are several of its kind."""
@@ -83,9 +89,19 @@ class Transformer:
     v_head_dim: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"):
-            if getattr(self, key) < 1:
-                raise ConfigurationError(f"model {self.name}: {key} must be at least 1, got {getattr(self, key)}.")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                continue
+            least, most = int(field.name in _NEEDED), _MOST.get(field.name, _LARGEST)
+            if not least <= value <= most:
+                bound = f"at least {least}" if value < least else f"at most {most}"
+                raise ConfigurationError(f"model {self.name}: {field.name} must be {bound}, got {value}.")
+        if self.first_k_dense_replace > self.num_hidden_layers:
+            raise ConfigurationError(
+                f"model {self.name}: first_k_dense_replace must be at most num_hidden_layers = "
+                f"{self.num_hidden_layers}, got {self.first_k_dense_replace}."
+            )
         heads = self.num_attention_heads
         if not self.head_dim and self.hidden_size % heads:
             divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
@@ -315,4 +331,3 @@ def from_config(config: Mapping[str, object], name: str = "") -> Transformer:
 
 
 _ROTATED = {"llama", "mixtral", "deepseek_v3", "qwen3_moe", "qwen3", "mistral"}
-_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")

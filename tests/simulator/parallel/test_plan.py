@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.errors import ConfigurationError
-from laconic.simulator.parallel.plan import Plan, parse_plan
+from laconic.simulator.parallel.plan import Plan, nearest_divisor, parse_plan
 from laconic.workload.transformer_presets import MODELS
 
 _DEGREE = st.sampled_from((1, 2, 3, 4, 8))
@@ -90,6 +90,8 @@ def test_bad_words_are_refused(text: str, expected: str) -> None:
         ("pp=8 schedule=interleaved(5)", "llama3-8b", 8, "The largest pp is 6"),
         ("dp=4 ep=2", "llama3-8b", 4, "has no experts. Give ep=1"),
         ("dp=3 ep=3", "mixtral-8x7b", 3, "8 experts are not divisible by ep=3. The nearest that divides them is ep=2"),
+        ("pp=2 schedule=interleaved(40)", "llama3-8b", 2, "With pp=2 there are at most 16 groups"),
+        ("cp=3 tp=2 sequence_parallel", "llama3-8b", 6, "by cp=3 x tp=2. The nearest cp that divides them is 2"),
         ("cp=3", "llama3-8b", 3, "8192 tokens are not divisible by cp=3. The nearest cp that divides them is 2"),
     ],
 )
@@ -97,6 +99,25 @@ def test_plans_that_do_not_fit_the_model_are_refused(text: str, model: str, gpus
     with pytest.raises(ConfigurationError) as caught:
         parse_plan(text).check(MODELS[model], gpus=gpus, sequence=8192)
     assert expected in str(caught.value)
+
+
+def test_lengths_that_tensor_parallelism_does_not_divide_name_the_nearest_length() -> None:
+    with pytest.raises(ConfigurationError, match=r"tp must divide them; the nearest length .* is 8200"):
+        parse_plan("tp=8 sequence_parallel").check(MODELS["llama3-8b"], sequence=8197)
+
+
+@pytest.mark.parametrize("number", [1, 2, 7, 12, 97, 360])
+def test_the_nearest_divisor(number: int) -> None:
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    for wanted in range(1, 400):
+        assert nearest_divisor(wanted, number) == min(divisors, key=lambda n: (abs(n - wanted), n))
+    assert nearest_divisor(1 << 20, 2**89 - 1) == 1, "a large prime takes no loop over all of it"
+
+
+@pytest.mark.parametrize("key", ["dp", "tp", "pp", "ep", "cp", "micro_batch"])
+def test_absurd_degrees_are_refused_at_once(key: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"plan: {key} must be at most 1048576, got 999999999"):
+        parse_plan(f"{key}=999999999")
 
 
 def test_a_batch_that_cannot_be_divided_names_the_nearest() -> None:

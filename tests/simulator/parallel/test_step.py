@@ -188,3 +188,27 @@ def test_of_several_stages_in_a_node_some_send_over_the_network() -> None:
     assert step_time(job, Plan(pp=4), system).pipeline_s == 0
     assert step_time(job, Plan(pp=8), system).pipeline_s == pytest.approx(16 * message / 1e8)
     assert step_time(job, Plan(pp=2, dp=4), system).pipeline_s == pytest.approx(4 * 2 * message / 1e8)
+
+
+def _exchanged(plan: Plan, software: Software, micro_batches: int) -> float:
+    job = Job(model=MODEL, sequence=1024, global_batch=8 * micro_batches)
+    return step_time(job, plan, System(accelerator=EXACT, fabric=a100_nodes(25e9), software=software)).exchange_s
+
+
+def test_shards_of_gradients_are_scattered_in_every_micro_batch() -> None:
+    once, twice = (_exchanged(Plan(dp=8, zero=2), PLAIN, number) for number in (1, 2))
+    sharded_state = _exchanged(Plan(dp=8, zero=1), PLAIN, 1)
+    assert once == pytest.approx(sharded_state)
+    assert once < twice < 2 * once, "parameters are gathered once"
+    fsdp = replace(PLAIN, exchanges_every_micro_batch=True)
+    for zero in (0, 2):
+        plan = Plan(dp=8, zero=zero)
+        assert _exchanged(plan, fsdp, 3) == pytest.approx(3 * _exchanged(plan, fsdp, 1))
+    assert _exchanged(Plan(dp=8, zero=1), PLAIN, 3) == pytest.approx(sharded_state)
+
+
+def test_hidden_exchanges_slow_down_compute() -> None:
+    overlapped = replace(PLAIN, overlaps_gradients=True, overlaps_parameters=True)
+    plan = Plan(dp=8, zero=2)
+    hidden = _exchanged(plan, overlapped, 1)
+    assert hidden < _exchanged(plan, replace(overlapped, interference=0.5), 1) < _exchanged(plan, PLAIN, 1)

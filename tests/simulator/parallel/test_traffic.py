@@ -48,7 +48,7 @@ def test_tensor_pipeline_and_data(tp: int, pp: int, dp: int, micro_batch: int, o
     assert found.data == pytest.approx(rough, rel=2e-3)
 
 
-@pytest.mark.parametrize(("zero", "times"), [(0, 2 * 4), (1, 4 + 2), (2, 4 + 2), (3, 5 * (2 + 2 + 4))])
+@pytest.mark.parametrize(("zero", "times"), [(0, 2 * 4), (1, 4 + 2), (2, 5 * 4 + 2), (3, 5 * (2 + 2 + 4))])
 def test_sharding_sends_what_zero_says(zero: int, times: int) -> None:
     model = MODELS["llama3-8b"]
     job = Job(model=model, sequence=1024, global_batch=8 * 5)

@@ -108,3 +108,13 @@ def test_serving_is_predicted_as_the_results_page_says() -> None:
         errors = summary(found, column)
         assert errors is not None
         assert errors.median <= median
+
+
+@pytest.mark.parametrize(("model", "gpu", "gpus"), [("70b", "a100_40gb", 512), ("1b", "h100_80gb", 8)])
+@pytest.mark.parametrize("grad_accum", [1, 8])
+def test_sharding_less_saves_one_gather_of_three_exchanges(model: str, gpu: str, gpus: int, grad_accum: int) -> None:
+    table = published_table("mpt-fsdp")
+    cells = {"model": model, "seq": "2048", "gpus": str(gpus), "gpu": gpu, "micro_batch": "2"}
+    cells |= {"grad_accum": str(grad_accum), "precision": "amp_bf16", "act_ckpt": "True"}
+    whole, part = (table.predict(Row({**cells, "sharding": kind})) for kind in ("FULL_SHARD", "SHARD_GRAD_OP"))
+    assert 1 < part["mfu_pct"] / whole["mfu_pct"] < 1.2

@@ -150,6 +150,8 @@ def test_a_cache_that_is_too_small_makes_requests_wait() -> None:
         ({"ep": 2}, "has no experts; use ep=1"),
         ({"dp": 2}, "use more workers"),
         ({"model": served_model("deepseek-v3"), "tp": 8, "ep": 3}, "the nearest is ep=2"),
+        ({"model": served_model("deepseek-v3"), "tp": 20, "ep": 9}, "the nearest is ep=10"),
+        ({"tp": 10**12}, "tp must be at most 1048576"),
     ],
 )
 def test_deployments_that_cannot_be_are_refused(change: dict[str, object], expected: str) -> None:
@@ -159,3 +161,5 @@ def test_deployments_that_cannot_be_are_refused(change: dict[str, object], expec
     assert expected in str(caught.value)
     with pytest.raises(ConfigurationError, match="concurrency must be at least 1"):
         Load(input_tokens=1, output_tokens=1, concurrency=0)
+    with pytest.raises(ConfigurationError, match="concurrency must be at most 65536, got 1000000000. .* several"):
+        Load(input_tokens=1, output_tokens=1, concurrency=10**9)

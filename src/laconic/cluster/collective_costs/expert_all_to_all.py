@@ -50,7 +50,8 @@ class Routing:
                 f"{self.experts} experts cannot be spread evenly over {self.gpus} GPUs. Use a multiple of "
                 f"{self.gpus} experts."
             )
-        if self.most_nodes < 1 or not 1 <= self.experts_per_token <= self.experts // self.nodes * self.most_nodes:
+        reachable = self.experts // self.nodes * min(self.nodes, self.most_nodes)
+        if self.most_nodes < 1 or not 1 <= self.experts_per_token <= reachable:
             raise UsageError(
                 f"{self.experts_per_token} experts per token cannot be drawn from {self.experts} experts on at most "
                 f"{self.most_nodes} of {self.nodes} nodes."

@@ -20,6 +20,8 @@ Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 Recompute = Literal["none", "selective", "full"]
 _SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 _RECOMPUTE = ("none", "selective", "full")
+_MOST = 1 << 20
+"""Of every degree, and of sequences in a micro-batch."""
 _EXAMPLE = 'Write e.g. "dp=16 tp=8 pp=4 micro_batch=1 schedule=interleaved(3) recompute=selective sequence_parallel".'
 
 
@@ -51,8 +53,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         for key in ("dp", "tp", "pp", "ep", "cp", "micro_batch", "interleave"):
-            if getattr(self, key) < 1:
-                raise ConfigurationError(f"plan: {key} must be at least 1, got {getattr(self, key)}.")
+            if not 1 <= getattr(self, key) <= _MOST:
+                bound = "at least 1" if getattr(self, key) < 1 else f"at most {_MOST}"
+                raise ConfigurationError(f"plan: {key} must be {bound}, got {getattr(self, key)}.")
         if self.zero not in (0, 1, 2, 3):
             raise ConfigurationError(f"plan: zero must be 0, 1, 2 or 3, got {self.zero}.")
         if (self.interleave > 1) != (self.schedule == "interleaved"):
@@ -114,9 +117,14 @@ class Plan:
             )
         layers = model.num_hidden_layers
         if self.pp * self.interleave > layers:
+            largest = layers // self.interleave
+            # With pp=1 there are no groups.
+            hint = (
+                f"The largest pp is {largest}." if largest > 1 else f"With pp=2 there are at most {layers // 2} groups."
+            )
             raise ConfigurationError(
                 f"plan: pp={self.pp} with {self.interleave} groups per stage needs {self.pp * self.interleave} layers, "
-                f"but {model.name or 'the model'} has {layers}. The largest pp is {layers // self.interleave}."
+                f"but {model.name or 'the model'} has {layers}. {hint}"
             )
         if self.ep > 1 and not experts:
             raise ConfigurationError(f"plan: ep={self.ep}, but {model.name or 'the model'} has no experts. Give ep=1.")
@@ -127,11 +135,18 @@ class Plan:
                 f"divides them is ep={near}."
             )
         if sequence is not None and sequence % (self.cp * self.tp if self.sequence_parallel else self.cp):
-            near = nearest_divisor(self.cp, sequence)
-            raise ConfigurationError(
-                f"plan: sequences of {sequence} tokens are not divisible by cp={self.cp}"
-                f"{f' x tp={self.tp}' if self.sequence_parallel else ''}. The nearest cp that divides them is {near}."
-            )
+            self._refuse_sequence(sequence)
+
+    def _refuse_sequence(self, sequence: int) -> None:
+        each, words = (self.tp, f" x tp={self.tp}") if self.sequence_parallel else (1, "")
+        if sequence % each:
+            near = max(1, round(sequence / each)) * each
+            hint = f"With sequence_parallel, tp must divide them; the nearest length that is divisible is {near}."
+        else:
+            hint = f"The nearest cp that divides them is {nearest_divisor(self.cp, sequence // each)}."
+        raise ConfigurationError(
+            f"plan: sequences of {sequence} tokens are not divisible by cp={self.cp}{words}. {hint}"
+        )
 
     def _refuse_gpus(self, gpus: int) -> None:
         others = self.tp * self.pp * self.cp
@@ -161,7 +176,11 @@ class Plan:
 
 def nearest_divisor(wanted: int, number: int) -> int:
     """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
-    return min((n for n in range(1, number + 1) if number % n == 0), key=lambda n: (abs(n - wanted), n))
+    if wanted >= number:
+        return number
+    # Outwards: both numbers may be large, but 1 is no farther away than `wanted`.
+    near = ((wanted - distance, wanted + distance) for distance in range(wanted))
+    return next(n for pair in near for n in pair if number % n == 0)
 
 
 def parse_plan(text: str) -> Plan:

@@ -47,10 +47,14 @@ class Software:
     """The data-parallel exchange overlaps with the backward pass."""
     overlaps_parameters: bool = False
     """The all-gather of sharded parameters overlaps with the forward pass."""
+    exchanges_every_micro_batch: bool = False
+    """Every micro-batch gathers sharded parameters and exchanges gradients also with zero=0 and 2, as FSDP does outside
+    of no_sync(): SHARD_GRAD_OP is zero=2. Otherwise gradients of zero=0 are exchanged, and parameters of zero=2
+    gathered, once per step."""
     shard_messages: int = 1
     """Messages into which the gathers and scatters of a layer are divided with zero=3: 1, or one per tensor."""
     interference: float = 0.0
-    """Seconds that compute loses per second of hidden gathers and scatters of zero=3, which use the same processors."""
+    """Seconds that compute loses per second of hidden gathers and scatters of FSDP, which use the same processors."""
     overlaps_pipeline: bool = False
     """Messages between stages overlap with compute."""
     scatter_gather: bool = False

@@ -24,8 +24,9 @@ from laconic.simulator.parallel.fabric import Members, Operation
 from laconic.simulator.parallel.layer import Slice, backward_s, forward_s
 from laconic.simulator.parallel.plan import Plan
 from laconic.simulator.parallel.shares import RankParameters, layer_parameters, stage_layers, stage_parameters
+from laconic.simulator.parallel.software import Software
 from laconic.simulator.parallel.system import Job, System
-from laconic.simulator.parallel.traffic import Groups, LayerTraffic, layer_traffic
+from laconic.simulator.parallel.traffic import Groups, LayerTraffic, exchanges, layer_traffic
 from laconic.simulator.parallel.work import Item, Kernel, Product
 from laconic.workload.transformer import Transformer
 
@@ -90,7 +91,7 @@ def step_time(job: Job, plan: Plan, system: System, *, exchange: Exchange | None
     largest = max(stages, key=lambda stage: stage.parameters.total)
     software = system.software
     if exchange is None:
-        exposed_s = _exchange_s(largest.parameters, slowest, plan, system)
+        exposed_s = _exchange_s(largest.parameters, slowest, micro_batches, plan, system)
     else:
         alone_s = micro_batches * slowest.total_s + bubble_s
         before_s = alone_s - slowest.backward_s
@@ -334,19 +335,28 @@ def _ends(here: Slice, system: System, groups: Groups, *, first: bool, last: boo
     )
 
 
-def _exchange_s(parameters: RankParameters, stage: Stage, plan: Plan, system: System) -> float:
-    """The exposed part of the exchange of gradients among replicas, once per step."""
+def _exchange_s(parameters: RankParameters, stage: Stage, micro_batches: int, plan: Plan, system: System) -> float:
+    """The exposed part of the exchanges of gradients and parameters among replicas in one step."""
     software = system.software
     if plan.gathers_layers:
         return 0.0
     groups = Groups.of(plan, system.fabric)
+    scatters, gathers = exchanges(plan, software, micro_batches)
     if plan.zero == 0:
         whole_s = _over_replicas_s("all_reduce", parameters, software.gradient_bytes, system, groups)
-        return software.exposed_s(whole_s, stage.backward_s) if software.overlaps_gradients else whole_s
+        return scatters * _with_interference_s(whole_s, stage.backward_s, software.overlaps_gradients, software)
     scatter_s = _over_replicas_s("reduce_scatter", parameters, software.gradient_bytes, system, groups)
     gather_s = _over_replicas_s("all_gather", parameters, 2, system, groups)
-    if software.overlaps_gradients:
-        scatter_s = software.exposed_s(scatter_s, stage.backward_s)
-    if software.overlaps_parameters:
-        gather_s = software.exposed_s(gather_s, stage.total_s - stage.backward_s)
-    return scatter_s + gather_s
+    scatter_s = _with_interference_s(scatter_s, stage.backward_s, software.overlaps_gradients, software)
+    ahead_s = stage.total_s - stage.backward_s
+    return scatters * scatter_s + gathers * _with_interference_s(
+        gather_s, ahead_s, software.overlaps_parameters, software
+    )
+
+
+def _with_interference_s(whole_s: float, beside_s: float, overlaps: bool, software: Software) -> float:
+    """What an exchange adds: its exposed part, and what the compute beside it loses to the hidden part."""
+    if not overlaps:
+        return whole_s
+    shown_s = software.exposed_s(whole_s, beside_s)
+    return shown_s + software.interference * (whole_s - shown_s)

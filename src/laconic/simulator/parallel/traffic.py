@@ -8,8 +8,8 @@ bytes of a micro-batch's activations between layers on one rank of the context d
     context     m L * 3 gathers of the sequence's keys and values, (n-1)/n each
     expert      m L * 4 all-to-alls of the tokens to their experts and back, 6 with full recomputation
     pipeline    m * 2 messages of hidden per boundary and group of layers
-    data        2 (n-1)/n of the gradients; with zero=1 and 2, (n-1)/n of gradients and of 16-bit parameters; with
-                zero=3, m times (n-1)/n of two gathers and a scatter
+    data        2 (n-1)/n of the gradients; with zero=1, (n-1)/n of gradients and of 16-bit parameters; with zero=2, m
+                times the gradients; with zero=3, m times (n-1)/n of two gathers and a scatter
 """
 
 from __future__ import annotations
@@ -135,8 +135,19 @@ def _data_bytes(job: Job, plan: Plan, software: Software, micro_batches: int) ->
     found = stage_parameters(job.model, plan, 0)
     shared, routed = replicas(plan), expert_replicas(plan)
     sent = found.shared * (shared - 1) / shared + found.routed * (routed - 1) / routed
+    scatters, gathers = exchanges(plan, software, micro_batches)
     if plan.zero == 0:
-        return 2 * software.gradient_bytes * sent
+        return 2 * scatters * software.gradient_bytes * sent
     if plan.gathers_layers:
         return micro_batches * (2 * _ELEMENT_BYTES + software.gradient_bytes) * sent
-    return (software.gradient_bytes + _ELEMENT_BYTES) * sent
+    return (scatters * software.gradient_bytes + gathers * _ELEMENT_BYTES) * sent
+
+
+def exchanges(plan: Plan, software: Software, micro_batches: int) -> tuple[int, int]:
+    """How often a step exchanges gradients, and how often it gathers parameters; not for layers gathered one by one.
+
+    A rank that keeps gradients of its shard alone (zero=2) cannot add up those of several micro-batches before it
+    scatters them.
+    """
+    every = software.exchanges_every_micro_batch
+    return micro_batches if every or plan.zero == 2 else 1, micro_batches if every and plan.zero == 2 else 1

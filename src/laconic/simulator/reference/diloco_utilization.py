@@ -35,12 +35,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from laconic.errors import one_line
 from laconic.simulator.reference.published import PublishedTable, Row
 
 GRID_GBIT = tuple(0.1 * 10 ** (4 * index / 49) for index in range(50))
 TARGETS = {"cu50": 0.5, "cu80": 0.8, "cu90": 0.9, "cu95": 0.95, "cu99": 0.99}
 _LAYERS = {1: 24, 10: 48, 100: 108, 405: 126, 671: 61}
 """Billions of parameters -> layers, where a row does not say: the papers' own models, Llama 3 and DeepSeek-V3."""
+_MOST_LAYERS = 1000
 _INNER_VOLUME, _OUTER_VOLUME = 110.0, 55.0
 
 
@@ -140,13 +142,15 @@ class DilocoUtilization(PublishedTable):
 
 def exchange_of(row: Row) -> Exchange:
     """The method and model that a row names."""
-    size = re.search(r"(\d+(?:\.\d+)?)\s*([BM])\b", row["model"], re.IGNORECASE)
-    if size is None:
+    size = re.search(r"(\d+(?:\.\d+)?)\s*([TBM])\b", row["model"], re.IGNORECASE)
+    if size is None or not float(size[1]):
         raise row.problem("model", "a name with the number of parameters, such as 10B")
-    billions = float(size[1]) * (1 if size[2] in "Bb" else 1e-3)
+    billions = float(size[1]) * {"T": 1e3, "B": 1.0, "M": 1e-3}[size[2].upper()]
     method = row["method"].lower()
-    if not any(word in method for word in ("data-parallel", "diloco", "streaming")):
+    is_data_parallel = re.search(r"\bdata[\s_-]*parallel", method) is not None
+    if not is_data_parallel and not any(word in method for word in ("diloco", "streaming")):
         raise row.problem("method", "Data-Parallel, DiLoCo or Streaming ...")
+    bits = re.search(r"\b(?:fp|bf|int)(4|8|16|32)\b", method)
     overlapped = ""
     if "overlapped" in method or "-step" in method:
         overlapped = "outer" if "outer" in method else "inner"
@@ -154,10 +158,21 @@ def exchange_of(row: Row) -> Exchange:
     nearest = min(_LAYERS, key=lambda known: abs(math.log(known / billions)))
     return Exchange(
         parameters=1e9 * billions,
-        layers=row.whole("layers", empty=_LAYERS[nearest]),
+        layers=row.whole("layers", most=_MOST_LAYERS, empty=_LAYERS[nearest]),
         step_s=row.number("step_s"),
-        period=1 if "data-parallel" in method else row.whole("H"),
+        period=1 if is_data_parallel else _period(row, method),
         fragment_layers=(fragment or 3) if "streaming" in method else None,
-        bits=4.0 if "fp4" in method else 16.0,
+        bits=float(bits[1]) if bits else 16.0,
         overlapped=overlapped,
     )
+
+
+def _period(row: Row, method: str) -> int:
+    """H, of the column or of the method's name."""
+    named = re.search(r"\bh\s*=?\s*(\d{1,9})\b", method)
+    if row.is_empty("H") and named and int(named[1]):
+        return int(named[1])
+    period = row.whole("H")
+    if named and int(named[1]) != period:
+        raise row.problem("H", f"{named[1]}, as the method is {one_line(row['method'], 40)}")
+    return period

@@ -24,7 +24,12 @@ from laconic.workload.transformer_presets import gpt
 SELENE = a100_nodes(25e9)
 """NVIDIA's Selene: a NIC of 200 Gbit/s per GPU."""
 
-_RECOMPUTE: dict[str, Recompute] = {"none": "none", "attn_only": "selective", "full": "full"}
+_RECOMPUTE: dict[str, Recompute] = {
+    "none": "none",
+    "attn_only": "selective",
+    "selective": "selective",
+    "full": "full",
+}
 
 
 class Korthikanti(PublishedTable):
@@ -65,18 +70,18 @@ def _system(matmul_share: float) -> System:
 def _iteration_s(row: Row, system: System) -> float:
     sequence, batch = row.whole("seq"), row.whole("batch")
     model = gpt("gpt", hidden=row.whole("hidden"), layers=row.whole("layers"), heads=row.whole("heads"))
-    interleave = row.whole("interleave")
+    interleave, tp = row.whole("interleave", empty=1), row.whole("tp")
     try:
         plan = Plan(
             dp=row.whole("dp"),
-            tp=row.whole("tp"),
+            tp=tp,
             pp=row.whole("pp"),
             micro_batch=row.whole("micro_batch"),
             schedule="interleaved" if interleave > 1 else "1f1b",
             interleave=interleave,
             recompute=_RECOMPUTE[row.choice("recompute", _RECOMPUTE)],
-            sequence_parallel=row.choice("tp_comm", ("ar", "rs_ag")) == "rs_ag",
+            sequence_parallel=row.choice("tp_comm", ("ar", "rs_ag")) == "rs_ag" and tp > 1,
         )
         return step_time(Job(model=model, sequence=sequence, global_batch=batch), plan, system).total_s
     except ConfigurationError as exc:
-        raise ConfigurationError(f"{row.where}: {exc}") from exc
+        raise row.located(exc) from exc

@@ -112,4 +112,4 @@ def _iteration_s(row: Row, share: float, constant_s: float) -> float:
         job = Job(model=_MODEL, sequence=_SEQUENCE, global_batch=row.whole("batch"))
         return step_time(job, plan, system).total_s
     except ConfigurationError as exc:
-        raise ConfigurationError(f"{row.where}: {exc}") from exc
+        raise row.located(exc) from exc

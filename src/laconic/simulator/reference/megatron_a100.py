@@ -81,5 +81,5 @@ def _tflops(row: Row, system: System) -> float:
         job = Job(model=model, sequence=SEQUENCE, global_batch=batch)
         step_s = fastest_s(job, plan, system, micro_batches=(1, 2, 4, 8, 16), interleaves=(1, 2, 3, 4))
     except ConfigurationError as exc:
-        raise ConfigurationError(f"{row.where}: {exc}") from exc
+        raise row.located(exc) from exc
     return paper_flops(model, batch) / step_s / gpus / 1e12

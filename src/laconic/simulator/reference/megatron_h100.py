@@ -79,5 +79,5 @@ def _tflops(row: Row, system: System) -> float:
         plan.check(model, gpus=gpus, sequence=_SEQUENCE)
         step_s = fastest_s(job, plan, system, micro_batches=(1, 2, 4), interleaves=(1, 2, 3, 4, 6, 7, 8))
     except ConfigurationError as exc:
-        raise ConfigurationError(f"{row.where}: {exc}") from exc
+        raise row.located(exc) from exc
     return model.model_flops(job.tokens, _SEQUENCE, causal=False) / step_s / gpus / 1e12

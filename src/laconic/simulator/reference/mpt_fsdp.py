@@ -50,6 +50,7 @@ class _Kind:
     interference: float
     """Share of the time of overlapped all-gathers and reduce-scatters that compute loses to interference."""
     peak: float
+    has_eight_bit: bool = False
 
 
 _KINDS = {
@@ -80,6 +81,7 @@ _KINDS = {
         extra_passes=15.1,
         interference=0.76,
         peak=989.4e12,
+        has_eight_bit=True,
     ),
 }
 
@@ -107,11 +109,16 @@ class MptFsdp(PublishedTable):
         kind = _KINDS[row.choice("gpu", _KINDS)]
         eight_bit = row.choice("precision", ("amp_bf16", "bf16", "amp_fp8")) == "amp_fp8"
         sharding = row.choice("sharding", ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"))
-        recomputes = row.choice("act_ckpt", ("True", "False")) == "True"
+        if eight_bit and not kind.has_eight_bit:
+            raise row.problem("precision", f"amp_bf16 or bf16, since {row['gpu']} does not multiply 8-bit floats")
+        recomputes = row.flag("act_ckpt")
+        if row.get("act_offload", "") and row.flag("act_offload"):
+            raise row.problem("act_offload", "False, since moving activations to the host is not modelled")
         software = Software(
             name="FSDP",
             extra_passes=kind.extra_passes,
             interference=kind.interference,
+            exchanges_every_micro_batch=True,
             overlaps_gradients=True,
             overlaps_parameters=True,
             gradient_bytes=4,

@@ -39,7 +39,10 @@ class Nccl(PublishedTable):
         costs = CollectiveCosts(row.choice("system", system_names()))
         operation = _OPERATIONS[row.choice("op", _OPERATIONS)]
         gpus, nbytes = row.whole("gpus"), row.whole("bytes")
-        if row["library"].startswith("oneccl") and operation == "all_gather":
+        library = row["library"].lower()
+        if not library.startswith(("nccl", "oneccl")):
+            raise row.problem("library", "nccl or oneccl, with or without /VERSION")
+        if library.startswith("oneccl") and operation == "all_gather":
             nbytes *= gpus  # that benchmark counts the bytes of one rank
         return {"latency_ms": 1e3 * costs.seconds(operation, nbytes, gpus)}
 

@@ -7,21 +7,30 @@ NAME` predicts the rows that the table carries, and with `--rows FILE` those of 
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from laconic.errors import ConfigurationError, did_you_mean, one_line
+from laconic.errors import ConfigurationError, LaconicError, did_you_mean, one_line
+
+_EMPTY = frozenset({"", "-", "na", "n/a", "nan", "none", "null"})
+"""What programs and people write into a cell without a value, in lower case."""
+_YES, _NO = ("true", "1", "yes"), ("false", "0", "no")
+_MOST = 10**15
+"""Larger numbers are mistakes; floats still count to this one by ones."""
 
 
 class Row(Mapping[str, str]):
     """The cells of one row by column, as text, and as the kind of value that a table expects there."""
 
-    def __init__(self, cells: Mapping[str, str], where: str = "row") -> None:
+    def __init__(self, cells: Mapping[str, str], where: str = "row", *, unreadable: str = "") -> None:
         self._cells = dict(cells)
         self.where = where
         """The file and line, for messages."""
+        self.unreadable = unreadable
+        """Why the line could not be divided into cells; "" if it could."""
 
     def __getitem__(self, column: str) -> str:
         return self._cells[column]
@@ -32,11 +41,17 @@ class Row(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self._cells)
 
-    def whole(self, column: str, *, least: int = 1, empty: int | None = None) -> int:
-        """A whole number of at least `least`; an empty cell means `empty`, where that is given."""
-        if empty is not None and not self._cells.get(column, ""):
+    def is_empty(self, column: str) -> bool:
+        """Whether the cell is missing, or says that there is no value."""
+        return self._cells.get(column, "").lower() in _EMPTY
+
+    def whole(self, column: str, *, least: int = 1, most: int = _MOST, empty: int | None = None) -> int:
+        """A whole number from `least` to `most`; an empty cell means `empty`, where that is given."""
+        if empty is not None and self.is_empty(column):
             return empty
         text = self._cells.get(column, "")
+        if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+            text = text.replace(",", "")
         try:
             # Tables that have passed through pandas write 8 as 8.0.
             number = float(text)
@@ -45,6 +60,8 @@ class Row(Mapping[str, str]):
             raise self.problem(column, f"a whole number of at least {least}") from None
         if value != number or value < least:
             raise self.problem(column, f"a whole number of at least {least}")
+        if value > most:
+            raise self.problem(column, f"a whole number of at most {most}")
         return value
 
     def number(self, column: str) -> float:
@@ -58,19 +75,40 @@ class Row(Mapping[str, str]):
         return value
 
     def choice(self, column: str, allowed: Iterable[str]) -> str:
-        """One of the words in `allowed`."""
+        """The word of `allowed` that the cell has; upper and lower case, spaces, "-" and "_" need not be the same."""
         known = list(allowed)
         text = self._cells.get(column, "")
-        if text not in known:
-            raise ConfigurationError(
-                f'{self.where}, column {column}: "{one_line(text, 40)}" is not known. {did_you_mean(text, known)}'
-            )
-        return text
+        if text in known:
+            return text
+        alike = [word for word in known if _plain(word) == _plain(text)]
+        if len(alike) == 1:
+            return alike[0]
+        raise ConfigurationError(
+            f'{self.where}, column {column}: "{one_line(text, 40)}" is not known. {did_you_mean(text, known)}'
+        )
+
+    def flag(self, column: str, *, empty: bool | None = None) -> bool:
+        """True or False; also 1 or 0, yes or no. An empty cell means `empty`, where that is given."""
+        if empty is not None and self.is_empty(column):
+            return empty
+        text = self._cells.get(column, "").lower().removesuffix(".0")
+        if text not in (*_YES, *_NO):
+            raise self.problem(column, "True or False")
+        return text in _YES
 
     def problem(self, column: str, expected: str) -> ConfigurationError:
         """The error for an invalid cell, with the expected value."""
         found = one_line(self._cells.get(column, ""), 40)
         return ConfigurationError(f'{self.where}, column {column}: expected {expected}, got "{found}".')
+
+    def located(self, error: LaconicError) -> ConfigurationError:
+        """The error with the row that it is about, if it does not name the row yet."""
+        text = str(error)
+        return ConfigurationError(text if text.startswith(self.where) else f"{self.where}: {text}")
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[\s_-]+", "", word).casefold()
 
 
 @dataclass(frozen=True)
@@ -97,7 +135,7 @@ class PublishedTable(ABC):
     measured: ClassVar[tuple[str, ...]]
     """The columns that are predicted, the most important first; a file of rows may have them or not."""
     carried_along: ClassVar[tuple[str, ...]] = ()
-    """Columns that are neither in `columns` nor in `measured`: a file of rows may have them, and nothing reads them."""
+    """Columns that are in neither of these: a file may have them, and no prediction depends on them."""
     calibrated_on: ClassVar[str]
     """Which rows or figures were used, in words."""
 

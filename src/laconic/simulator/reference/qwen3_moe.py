@@ -10,6 +10,7 @@ Reference: yanring/Megatron-MoE-ModelZoo, best_practice/qwen3/readme.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -30,6 +31,11 @@ _MODELS = {"Qwen3-235B-A22B": MODELS["qwen3-235b-a22b"], "Qwen3-30B-A3B": MODELS
 _DISPATCHERS = {"deepep": True, "hybridep": True, "alltoall": False, "a2a": False}
 """Dispatchers in lower case, and whether a token crosses the network once for all its experts in a node."""
 _LARGE_MODULES = {"moe", "mlp"}
+_SMALL_MODULES = {
+    *("norm", "layernorm", "act", "moe_act", "core_attn", "mla_up_proj", "up_proj", "shared_experts", "router"),
+    *("none", "selective"),
+}
+"""As Megatron-Core's --recompute-modules and the model zoo name them."""
 
 
 class Qwen3Moe(PublishedTable):
@@ -86,14 +92,13 @@ def _step(row: Row, factor: float, hidden: float) -> tuple[float, float]:
     model = _MODELS[row.choice("model", _MODELS)]
     interleave, pp, tp, cp = (row.whole(key, empty=1) for key in ("vpp", "pp", "tp", "cp"))
     gpus, sequence = row.whole("gpus"), row.whole("seq")
-    fsdp = row["fsdp"] not in ("", "0", "False", "no", "1")
+    fsdp = _is_sharded(row)
     interleaved = pp > 1 and interleave > 1
-    large = _LARGE_MODULES & {module.strip() for module in row["recompute"].split(",")}
-    recompute: Recompute = "full" if "full" in row["recompute"] else "selective" if large else "none"
+    recompute = _recompute(row)
     software = replace(
         MEGATRON_CORE,
         tokens_once_per_node=_tokens_once_per_node(row),
-        expert_overlap=hidden if "overlap" in row["note"] else 0.0,
+        expert_overlap=hidden if "overlap" in row["note"].lower() else 0.0,
         selective_share=0.6,
     )
     try:
@@ -115,7 +120,27 @@ def _step(row: Row, factor: float, hidden: float) -> tuple[float, float]:
         system = System(accelerator=H100.scaled(factor), fabric=h100_nodes(50e9), software=software)
         return step_time(job, plan, system).total_s, model.model_flops(job.tokens, sequence)
     except ConfigurationError as exc:
-        raise ConfigurationError(f"{row.where}: {exc}") from exc
+        raise row.located(exc) from exc
+
+
+def _is_sharded(row: Row) -> bool:
+    """Whether parameters are sharded: the cell has the number of shards, of which 1 is none, or yes or no."""
+    try:
+        return row.whole("fsdp", least=0, empty=1) > 1
+    except ConfigurationError:
+        if row["fsdp"].lower() not in ("true", "false", "yes", "no"):
+            raise row.problem("fsdp", "the number of shards, or an empty cell") from None
+        return row.flag("fsdp")
+
+
+def _recompute(row: Row) -> Recompute:
+    modules = {module for module in re.split(r"[\s,;+/]+", row["recompute"].lower()) if module}
+    unknown = modules - _LARGE_MODULES - _SMALL_MODULES - {"full"}
+    if unknown and not row.is_empty("recompute"):
+        raise row.problem("recompute", f"modules among {', '.join(sorted(_LARGE_MODULES | _SMALL_MODULES))}, or full")
+    if "full" in modules:
+        return "full"
+    return "selective" if modules & _LARGE_MODULES else "none"
 
 
 def _tokens_once_per_node(row: Row) -> bool:

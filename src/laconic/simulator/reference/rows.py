@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from laconic.errors import ConfigurationError, UsageError, did_you_mean, one_line
+from laconic.errors import ConfigurationError, LaconicError, UsageError, did_you_mean, one_line
 from laconic.simulator.reference.published import PublishedTable, Row
 
 
@@ -22,6 +22,15 @@ class Compared:
     """By measured column."""
     errors: dict[str, float]
     """predicted / measured - 1, for the measured columns that the row has."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One row that cannot be predicted."""
+
+    row: Row
+    problem: str
+    """The file and line, what is wrong there, and what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +58,34 @@ def read_rows(path: str | Path, table: PublishedTable) -> list[Row]:
     name = Path(path).name
     numbered = [
         (number, line)
-        for number, line in enumerate(text.splitlines(), 1)
+        for number, line in enumerate(text.split("\n"), 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if not numbered:
         raise ConfigurationError(f"{name}: there is no header line. Expected: {','.join(table.columns)}.")
     parsed = csv.reader(line for _, line in numbered)
-    header = [column.strip() for column in next(parsed)]
-    _check_header(header, table, name)
     rows: list[Row] = []
-    for (number, _), cells in zip(numbered[1:], parsed, strict=False):
-        if len(cells) != len(header):
-            raise ConfigurationError(
-                f"{name}, line {number}: {len(cells)} cells, but the header has {len(header)} columns."
-            )
-        rows.append(Row(dict(zip(header, map(str.strip, cells), strict=True)), f"{name}, line {number}"))
+    try:
+        header = [column.strip() for column in next(parsed)]
+        _check_header(header, table, name)
+        for cells in map(_stripped, parsed):
+            if any(cells):
+                # Of a cell with line breaks, the last line.
+                rows.append(_row(header, cells, f"{name}, line {numbered[parsed.line_num - 1][0]}"))
+    except csv.Error as exc:
+        raise ConfigurationError(f"{name}: not a CSV file: {exc}. Is a quotation mark missing?") from exc
     return rows
+
+
+def _stripped(cells: Iterable[str]) -> list[str]:
+    return [cell.strip() for cell in cells]
+
+
+def _row(header: Sequence[str], cells: Sequence[str], where: str) -> Row:
+    if len(cells) == len(header):
+        return Row(dict(zip(header, cells, strict=True)), where)
+    unreadable = f"{where}: {len(cells)} cells, but the header has {len(header)} columns."
+    return Row(dict(zip(header, cells, strict=False)), where, unreadable=unreadable)
 
 
 def _check_header(header: Sequence[str], table: PublishedTable, name: str) -> None:
@@ -73,6 +94,10 @@ def _check_header(header: Sequence[str], table: PublishedTable, name: str) -> No
         raise ConfigurationError(f"{name}: the column {one_line(twice[0], 40)} occurs twice.")
     known = [*table.columns, *table.measured, *table.carried_along]
     for column in header:
+        if not column:
+            raise ConfigurationError(
+                f"{name}: a column has no name. Name it, or remove it; pandas leaves out its index with index=False."
+            )
         if column not in known:
             raise ConfigurationError(
                 f'{name}: the table {table.name} has no column "{one_line(column, 40)}". {did_you_mean(column, known)}'
@@ -83,16 +108,36 @@ def _check_header(header: Sequence[str], table: PublishedTable, name: str) -> No
 
 
 def compare(table: PublishedTable, rows: Iterable[Row]) -> list[Compared]:
-    """Each row predicted, and compared where it has a measurement."""
-    found: list[Compared] = []
+    """Each row predicted, and compared where it has a measurement; the first that cannot be is an error."""
+    return [_compared(table, row) for row in rows]
+
+
+def compare_each(table: PublishedTable, rows: Iterable[Row]) -> list[Compared | Refused]:
+    """Each row predicted and compared, or the reason why it cannot be."""
+    found: list[Compared | Refused] = []
     for row in rows:
+        try:
+            found.append(_compared(table, row))
+        except LaconicError as exc:
+            found.append(Refused(row, str(exc)))
+    return found
+
+
+def _compared(table: PublishedTable, row: Row) -> Compared:
+    if row.unreadable:
+        raise ConfigurationError(row.unreadable)
+    try:
         predicted = dict(table.predict(row))
         assert set(predicted) == set(table.measured), f"{table.name} predicts {sorted(predicted)}"
-        assert all(math.isfinite(value) for value in predicted.values()), (row.where, predicted)
-        measured = {column: row.number(column) for column in table.measured if row.get(column, "")}
+        if not all(map(math.isfinite, predicted.values())):
+            raise OverflowError
+        measured = {column: row.number(column) for column in table.measured if not row.is_empty(column)}
         errors = {column: predicted[column] / value - 1 for column, value in measured.items()}
-        found.append(Compared(row, predicted, errors))
-    return found
+    except LaconicError as exc:
+        raise row.located(exc) from exc
+    except OverflowError as exc:
+        raise ConfigurationError(f"{row.where}: some number is too large for any prediction. Correct it.") from exc
+    return Compared(row, predicted, errors)
 
 
 def summary(rows: Iterable[Compared], column: str) -> ErrorSummary | None:

@@ -54,7 +54,10 @@ class Serving(PublishedTable):
 
     def predict(self, row: Row) -> Mapping[str, float]:
         """Milliseconds."""
-        found = served(row)
+        try:
+            found = served(row)
+        except ConfigurationError as exc:
+            raise row.located(exc) from exc
         return {"silicon_ttft_ms": 1e3 * found.first_token_s, "silicon_tpot_ms": 1e3 * found.token_s}
 
     def likeness(self, row: Row) -> Likeness:

@@ -20,7 +20,7 @@ from laconic.errors import ConfigurationError
 from laconic.simulator.parallel.accelerator import H100
 from laconic.simulator.parallel.fabric import h100_nodes
 from laconic.simulator.parallel.memory import memory
-from laconic.simulator.parallel.plan import Plan, Recompute
+from laconic.simulator.parallel.plan import Plan, Recompute, Schedule
 from laconic.simulator.parallel.software import Software
 from laconic.simulator.parallel.step import step_time
 from laconic.simulator.parallel.system import Job, System
@@ -71,9 +71,9 @@ class Torchtitan(PublishedTable):
     def predict(self, row: Row) -> Mapping[str, float]:
         model = _MODELS[row.choice("model", _MODELS)]
         system = _system(row)
-        fsdp, tp, pp, cp = (row.whole(key) for key in ("fsdp", "tp", "pp", "cp"))
+        fsdp, tp, pp, cp = (row.whole(key, empty=1) for key in ("fsdp", "tp", "pp", "cp"))
         local_batch = row.whole("local_batch")
-        interleaved = "interleaved" in row["schedule"].lower()
+        schedule, interleave = _schedule(row)
         if pp > 1 and local_batch % pp and local_batch > pp:
             raise row.problem("local_batch", f"a multiple of pp = {pp}")
         try:
@@ -84,8 +84,8 @@ class Torchtitan(PublishedTable):
                 cp=cp,
                 zero=3,
                 micro_batch=max(1, local_batch // pp),
-                schedule="interleaved" if interleaved else "1f1b",
-                interleave=2 if interleaved else 1,
+                schedule=schedule,
+                interleave=interleave,
                 recompute=_RECOMPUTE[row.choice("act_ckpt", _RECOMPUTE)],
                 sequence_parallel=tp > 1,
             )
@@ -93,7 +93,7 @@ class Torchtitan(PublishedTable):
             job = Job(model=model, sequence=row.whole("seq"), global_batch=local_batch * fsdp)
             time = step_time(job, plan, system)
         except ConfigurationError as exc:
-            raise ConfigurationError(f"{row.where}: {exc}") from exc
+            raise row.located(exc) from exc
         needed = memory(job, plan, system.software).total_gib * system.software.allocator_factor
         return {"tps_per_gpu": job.tokens / time.total_s / plan.gpus, "memory_gib": needed}
 
@@ -110,14 +110,26 @@ class Torchtitan(PublishedTable):
         return [{**fixed, **more, **dict(zip(columns, cells, strict=True))} for cells in rows]
 
 
+def _schedule(row: Row) -> tuple[Schedule, int]:
+    """The schedule and the groups of layers per stage; the V of ZBVZeroBubble is not modelled."""
+    name = row["schedule"].lower()
+    if "zerobubble" in name.replace(" ", "").replace("_", ""):
+        return "zero_bubble", 1
+    if "interleaved" in name:
+        return "interleaved", 2
+    if row.is_empty("schedule") or "1f1b" in name:
+        return "1f1b", 1
+    raise row.problem("schedule", "1F1B, Interleaved1F1B, ZBVZeroBubble or an empty cell")
+
+
 def _system(row: Row) -> System:
     eight_bit = row.choice("precision", ("bf16", "float8", "float8_rowwise", "float8_tensorwise")) != "bf16"
-    compiled = row.whole("compile", least=0) == 1
+    compiled = row.flag("compile")
     software = replace(
         _SOFTWARE,
         weight_product_rate=EIGHT_BIT_RATE if eight_bit else 1.0,
         extra_passes=0.0 if compiled else UNCOMPILED_PASSES,
-        tensor_overlap=_ASYNC_OVERLAP if row.whole("async_tp", least=0, empty=0) else 0.0,
+        tensor_overlap=_ASYNC_OVERLAP if row.flag("async_tp", empty=False) else 0.0,
     )
     if "h200" in row["set"].lower():
         device = replace(

@@ -101,5 +101,5 @@ def gpt_step(row: Row) -> tuple[Job, Plan]:
         plan.check(model, gpus=row.whole("gpus"), sequence=sequence)
         plan.num_micro_batches(row.whole("global_batch"))
     except ConfigurationError as exc:
-        raise ConfigurationError(f"{row.where}: {exc}") from exc
+        raise row.located(exc) from exc
     return Job(model=model, sequence=sequence, global_batch=row.whole("global_batch")), plan

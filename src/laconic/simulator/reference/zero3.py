@@ -32,6 +32,8 @@ _MODELS = {
     174.6: gpt("gpt3-175b", hidden=12_288, layers=96, heads=96),
     529.6: gpt("gpt-530b", hidden=20_480, layers=105, heads=128),
 }
+_ROUNDED = 0.01
+"""Sizes are also written as 175 and 530."""
 _TP = 8
 _TOKENS = 300e9
 _DAY_S = 86_400.0
@@ -78,14 +80,17 @@ class Zero3(PublishedTable):
 
     def _tflops(self, row: Row, matmul_share: float, rate: float) -> float:
         params = row.number("params_b")
-        if params not in _MODELS:
+        near = min(_MODELS, key=lambda known: abs(known - params))
+        if abs(params / near - 1) > _ROUNDED:
             raise row.problem("params_b", " or ".join(map(str, _MODELS)))
-        model = _MODELS[params]
+        model = _MODELS[near]
         batch, gpus, micro_batch = (row.whole(key) for key in ("batch", "gpus", "micro_batch"))
         job = Job(model=model, sequence=SEQUENCE, global_batch=batch)
         device = replace(A100, matmul_share=matmul_share)
         try:
             if row.choice("scheme", ("ZeRO-3", "PTD-P")) == "ZeRO-3":
+                if row.whole("model_parallel", empty=1) != 1:
+                    raise row.problem("model_parallel", "1, as ZeRO-3 runs without model parallelism")
                 # One rate for the whole ring, whatever it is limited by.
                 fabric = replace(SELENE, inside_bytes_per_s=rate, between_bytes_per_s=rate)
                 system = System(accelerator=device, fabric=fabric, software=_DEEPSPEED)
@@ -99,7 +104,7 @@ class Zero3(PublishedTable):
                 system = System(accelerator=device, fabric=SELENE, software=MEGATRON_2021)
                 step_s = fastest_s(job, plan, system, micro_batches=(micro_batch,), interleaves=(1, 2, 3, 4))
         except ConfigurationError as exc:
-            raise ConfigurationError(str(exc) if row.where in str(exc) else f"{row.where}: {exc}") from exc
+            raise row.located(exc) from exc
         return paper_flops(model, batch) / step_s / gpus / 1e12
 
     def carried_rows(self) -> list[dict[str, str]]:

@@ -10,6 +10,8 @@ from laconic.simulator.serving.devices import ServingDevice
 from laconic.workload.transformer import Transformer
 
 Precision = Literal["bf16", "fp8", "fp4", "int4"]
+_MOST = 1 << 20
+"""Of every degree."""
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5625, "int4": 0.53}
 """Per weight, scales included: fp4 has an 8-bit scale for every 16, int4 a 16-bit one for every 128 or less."""
 
@@ -30,8 +32,9 @@ class Deployment:
 
     def __post_init__(self) -> None:
         for name in ("tp", "dp", "ep"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"serving: {name} must be at least 1, got {getattr(self, name)}.")
+            if not 1 <= getattr(self, name) <= _MOST:
+                bound = "at least 1" if getattr(self, name) < 1 else f"at most {_MOST}"
+                raise ConfigurationError(f"serving: {name} must be {bound}, got {getattr(self, name)}.")
         if self.dp > 1 and not self.model.is_mixture:
             raise ConfigurationError(
                 "serving: dp is for models with experts. For a dense model leave it out, and use more workers."
@@ -39,7 +42,7 @@ class Deployment:
         if self.ep > 1 and not self.model.is_mixture:
             raise ConfigurationError(f"serving: {self.model.name or 'the model'} has no experts; use ep=1.")
         if self.gpus % self.ep:
-            near = min((n for n in range(1, self.gpus + 1) if self.gpus % n == 0), key=lambda n: abs(n - self.ep))
+            near = min((n for n in range(1, 2 * self.ep) if self.gpus % n == 0), key=lambda n: abs(n - self.ep))
             raise ConfigurationError(
                 f"serving: ep={self.ep} must divide the {self.gpus} GPUs; the nearest is ep={near}."
             )

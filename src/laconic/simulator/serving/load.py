@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from laconic.errors import ConfigurationError
 
+_MOST_REQUESTS = 1 << 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
@@ -24,6 +26,11 @@ class Load:
         for name in ("input_tokens", "output_tokens", "concurrency", "requests_per_client"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"serving: {name} must be at least 1, got {getattr(self, name)}.")
+        if self.concurrency > _MOST_REQUESTS:
+            raise ConfigurationError(
+                f"serving: concurrency must be at most {_MOST_REQUESTS}, got {self.concurrency}. Every request is "
+                "followed; divide them among several deployments."
+            )
         if not 0 < self.shortest <= 1:
             raise ConfigurationError(f"serving: shortest must be above 0 and at most 1, got {self.shortest}.")
 

@@ -193,7 +193,9 @@ def _counts(words: dict[str, str], key: str) -> list[int]:
     found = []
     for text in words[key].split(","):
         if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-            raise UsageError(f'--serve: {key} must be whole numbers >= 1, e.g. {key}=1,2, got "{one_line(text, 40)}".')
+            raise UsageError(
+                f'--serve: {key} must be whole numbers from 1 to {1 << 20}, e.g. {key}=1,2, got "{one_line(text, 40)}".'
+            )
         found.append(int(text))
     return list(dict.fromkeys(found))
 
