@@ -6,6 +6,7 @@ With --json, an array of the rows as they were read, numbers as numbers, and for
     "predicted_COLUMN": float      every further one
     "error": float                 predicted / measured - 1, where the row has the measurement
     "error_COLUMN": float          likewise
+    "warning": str                 what was assumed about cells that are not modelled, if there are any
     "problem": str                 instead of all these: why the row cannot be predicted, and what is allowed
 
 The other rows are predicted nevertheless; stderr says how many were not. If no row can be predicted, that is an error.
@@ -66,6 +67,8 @@ def print_reference(name: str, rows_file: str | None, measured_file: str | None 
     if refused:
         for line in _not_predicted(refused, len(every)):
             print(printable(line), file=sys.stderr)
+    for line in _assumed(found):
+        print(printable(line), file=sys.stderr)
     if as_json:
         ready = iter(predicted)
         emit_json([_refusal(one) if isinstance(one, Refused) else next(ready) for one in every])
@@ -94,6 +97,13 @@ def _not_predicted(refused: Sequence[Refused], total: int) -> list[str]:
     if len(refused) > _MOST_NAMED:
         lines.append(f"... and {len(refused) - _MOST_NAMED} more; --json has the problem of each.")
     return lines
+
+
+def _assumed(found: Sequence[Compared]) -> list[str]:
+    texts = [one_line(text, 2000) for row in found for text in row.row.warnings]
+    if len(texts) > _MOST_NAMED:
+        texts[_MOST_NAMED:] = [f"... and {len(texts) - _MOST_NAMED} more; --json has the warning of each row."]
+    return [f"laconic: {text}" for text in texts]
 
 
 def _is_shown(table: PublishedTable, header: str) -> bool:
@@ -174,6 +184,8 @@ def _record(table: PublishedTable, found: Compared) -> dict[str, str | int | flo
         record[f"predicted{ending}"] = found.predicted[column]
         if column in found.errors:
             record[f"error{ending}"] = found.errors[column]
+    if found.row.warnings:
+        record["warning"] = " ".join(found.row.warnings)
     return record
 
 

@@ -31,6 +31,8 @@ class Row(Mapping[str, str]):
         """The file and line, for messages."""
         self.unreadable = unreadable
         """Why the line could not be divided into cells; "" if it could."""
+        self.warnings: list[str] = []
+        """What was assumed about cells whose meaning is not modelled."""
 
     def __getitem__(self, column: str) -> str:
         return self._cells[column]
@@ -100,6 +102,13 @@ class Row(Mapping[str, str]):
         """The error for an invalid cell, with the expected value."""
         found = one_line(self._cells.get(column, ""), 40)
         return ConfigurationError(f'{self.where}, column {column}: expected {expected}, got "{found}".')
+
+    def assume(self, column: str, what: str) -> None:
+        """Warn that this cell is not modelled, and what the prediction assumes."""
+        found = one_line(self._cells.get(column, ""), 40)
+        text = f'{self.where}, column {column}: "{found}" is not modelled; predicted {what}.'
+        if text not in self.warnings:
+            self.warnings.append(text)
 
     def located(self, error: LaconicError) -> ConfigurationError:
         """The error with the row that it is about, if it does not name the row yet."""

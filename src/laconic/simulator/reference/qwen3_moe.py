@@ -129,7 +129,8 @@ def _is_sharded(row: Row) -> bool:
         return row.whole("fsdp", least=0, empty=1) > 1
     except ConfigurationError:
         if row["fsdp"].lower() not in ("true", "false", "yes", "no"):
-            raise row.problem("fsdp", "the number of shards, or an empty cell") from None
+            row.assume("fsdp", "with sharded parameters")
+            return True
         return row.flag("fsdp")
 
 
@@ -137,7 +138,7 @@ def _recompute(row: Row) -> Recompute:
     modules = {module for module in re.split(r"[\s,;+/]+", row["recompute"].lower()) if module}
     unknown = modules - _LARGE_MODULES - _SMALL_MODULES - {"full"}
     if unknown and not row.is_empty("recompute"):
-        raise row.problem("recompute", f"modules among {', '.join(sorted(_LARGE_MODULES | _SMALL_MODULES))}, or full")
+        row.assume("recompute", f"as if {', '.join(sorted(unknown))} took no time")
     if "full" in modules:
         return "full"
     return "selective" if modules & _LARGE_MODULES else "none"

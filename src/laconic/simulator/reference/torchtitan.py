@@ -111,15 +111,17 @@ class Torchtitan(PublishedTable):
 
 
 def _schedule(row: Row) -> tuple[Schedule, int]:
-    """The schedule and the groups of layers per stage; the V of ZBVZeroBubble is not modelled."""
-    name = row["schedule"].lower()
-    if "zerobubble" in name.replace(" ", "").replace("_", ""):
+    """The schedule and the groups of layers per stage."""
+    name = row["schedule"].lower().replace(" ", "").replace("_", "")
+    if "zerobubble" in name:
+        if name != "zerobubble":
+            row.assume("schedule", "with one group of layers per stage")
         return "zero_bubble", 1
     if "interleaved" in name:
         return "interleaved", 2
-    if row.is_empty("schedule") or "1f1b" in name:
-        return "1f1b", 1
-    raise row.problem("schedule", "1F1B, Interleaved1F1B, ZBVZeroBubble or an empty cell")
+    if not row.is_empty("schedule") and "1f1b" not in name:
+        row.assume("schedule", "as 1F1B")
+    return "1f1b", 1
 
 
 def _system(row: Row) -> System:
