@@ -18,7 +18,6 @@ from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink, EventTee, log_of_environment
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.paced import PacedTransport, link_from_environment
-from laconic.core.tensor import TensorSpec
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
 from laconic.errors import AttachError, UnsupportedGradient, warn_user
@@ -57,6 +56,7 @@ from laconic.runtime.shards import (
     check_shards,
     plain_name,
     reshard,
+    whole_specs_of,
 )
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
@@ -430,7 +430,7 @@ def _check_suits(
     """Raise if this strategy cannot work on this model with these optimizers."""
     _check_all_are_trained(optimizers, parameters, strategy)
     # Whole tensors even where they are sharded, so that all ranks come to the same answer.
-    tensors = [TensorSpec.of(name, parameter) for name, parameter in parameters.items()]
+    tensors = whole_specs_of(parameters)
     if strategy.architecture.holds_shards:
         tensors = [tensor for part in fsdp_parts(model) for tensor in part.gradients(parameters)]
     traits = strategy.compression.traits
