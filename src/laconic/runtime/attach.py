@@ -408,6 +408,12 @@ def _check_model(
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise AttachError(f'parameter "{name}" has no shape yet (a lazy module). Run one forward pass first.')
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise AttachError(
+                f'"{plain_name(name)}" is on the meta device and has no values yet. Call model.to_empty(device=...), '
+                "then initialize the model or load a checkpoint, make the optimizer, and attach."
+            )
     if not strategy.architecture.holds_shards:  # sharded checks for other sessions itself
         if any(map(optimizer_steps.is_attached, optimizers)):
             raise AttachError("this optimizer is already attached; call session.detach() first.")
