@@ -29,6 +29,7 @@ from laconic.runtime.collective_costs import settle, what_was_settled
 from laconic.runtime.elastic.recovery import ElasticRecovery
 from laconic.runtime.elastic.settings import Elastic
 from laconic.runtime.elastic.start import become_member
+from laconic.runtime.elastic.support import refuse_strategy
 from laconic.runtime.engine import Engine
 from laconic.runtime.equal_start import make_equal
 from laconic.runtime.fsdp_parts import fsdp_parts
@@ -117,7 +118,7 @@ def attach(
         chooser = strategy if isinstance(strategy, Chooser) else None
         chosen = _planned(_first(strategy, model, total_steps, elastic), total_steps)
         optimizers = _check_types(model, optimizer, timeout_s)
-        _check_choices(model, chosen, find_unused_parameters)
+        _check_choices(model, chosen, find_unused_parameters, elastic)
         if transport is not None:
             _check_own_transport(process_group, timeout_s)
         process_group = _group_of(process_group)
@@ -311,8 +312,13 @@ def _check_own_transport(process_group: object, timeout_s: float | None) -> None
         raise AttachError("timeout_s has no effect on a transport of your own; set the time limit where you make it.")
 
 
-def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters: bool | None) -> None:
+def _check_choices(
+    model: nn.Module, strategy: Strategy, find_unused_parameters: bool | None, elastic: Elastic | None
+) -> None:
     """Raise where a choice would have no effect on this model or in this runtime."""
+    if elastic is not None:
+        # Before the checks of shards, whose advice is for jobs that are not elastic.
+        refuse_strategy(strategy, elastic)
     if isinstance(model, DistributedDataParallel) and strategy.synchronization.quantity == "momentum":
         raise AttachError(
             f"{strategy.synchronization.name} changes the optimizer's momentum, and the model is wrapped in "
