@@ -188,6 +188,15 @@ def test_strategies_that_cannot_be_elastic_are_refused_by_name(strategy: str, sa
     assert "cannot be elastic" in str(told.value)
 
 
+def test_compressed_fsdp_is_refused_by_what_helps_in_an_elastic_job() -> None:
+    """Without the advice for other jobs to give a process_group, which elastic refuses."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(AttachError, match="cannot be elastic: with sharded no rank has all of the model") as told:
+        laconic.attach(model, optimizer, "bsp / sharded", elastic=laconic.Elastic())
+    assert "process_group" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

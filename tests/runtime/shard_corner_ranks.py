@@ -276,3 +276,27 @@ def resumed_from_one_copy(folder: str) -> dict[str, str]:
                 except CheckpointError as exc:
                     found[name] = str(exc)
         return found
+
+
+def not_together() -> dict[str, str]:
+    """What ranks say that are in different operations, or whose partner has ended early; replicas of one rank."""
+    with gloo_group():
+        mesh, rank, found = make_mesh(), dist.get_rank(), dict[str, str]()
+        for name in ("operations", "steps"):
+            model, optimizer = sharded_gpt(mesh["shard"])
+            session = laconic.attach(
+                model, optimizer, "bsp / all_reduce / none", process_group=mesh["replicate"], timeout_s=3
+            )
+            try:
+                with session:
+                    if name == "steps":
+                        train(model, optimizer, gpt_loss, range(1 + rank))
+                    elif rank == 0:
+                        session.average()
+                    else:
+                        session.consensus_distance()
+                found[name] = "nothing"
+            except LaconicError as exc:
+                found[name] = str(exc)
+            dist.barrier()
+        return found

@@ -227,6 +227,7 @@ def misuse() -> dict[str, dict[str, Any]]:
                 "bsp / all_reduce / powersgd(rank=2)",
                 mesh["replicate"],
             ),
+            "dion": (lambda: even(mesh["shard"]), "dion", mesh["replicate"]),
         }
         for strategy in ("priority", "dear", "bsp / parameter_server", "ssp", "asp", "asp / gossip", "onebit_adam"):
             text = f"bsp / all_reduce / none / {strategy}" if strategy in ("priority", "dear") else strategy

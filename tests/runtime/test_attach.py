@@ -45,6 +45,11 @@ def test_what_is_not_a_model_or_an_optimizer() -> None:
     assert 'parameter "0.weight" has no shape yet' in refused(
         AttachError, lazy, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), "bsp"
     )
+    with torch.device("meta"):
+        empty, frozen = mlp(), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)
+    assert '"0.weight" is on the meta device and has no values yet' in refused(AttachError, empty, sgd(empty), "bsp")
+    mixed = nn.Sequential(model, frozen)
+    assert '"1.0.weight" is on the meta device' in refused(AttachError, mixed, sgd(model), "bsp")
     assert "did you mean" in refused(StrategyError, model, sgd(model), "bps").lower()
 
 

@@ -60,7 +60,12 @@ def wrapped_or_beside() -> dict[str, object]:
 
 
 def _refusals() -> dict[str, str]:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    def split(model: nn.Module) -> nn.Module:
+        return parallelize_module(model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()})
 
     def sharded(model: nn.Module) -> nn.Module:
         return FullyShardedDataParallel(model, use_orig_params=True)
@@ -70,6 +75,7 @@ def _refusals() -> dict[str, str]:
         found[strategy] = _wrapped(strategy, DistributedDataParallel)
     found["holder"] = _wrapped("ddp", lambda model: DistributedDataParallel(_Holder(model)))
     found["fsdp2"] = _wrapped("diloco(period=2)", fully_shard)
+    found["tensor parallelism"] = _wrapped("diloco(period=2)", split)
     if torch.accelerator.is_available():
         found["fsdp1"] = _wrapped("diloco(period=2)", sharded)
     outer = _Holder(DistributedDataParallel(mlp()))
@@ -128,6 +134,8 @@ def test_a_wrapper_around_an_attached_model_is_noticed_in_the_first_forward_pass
         assert "laconic.attach(ddp_model, ...)" not in said["diloco(period=2)"]
         assert "FSDP" in said["fsdp2"]
         assert "FSDP" in said.get("fsdp1", "FSDP")
+        assert "parallelize_module (tensor parallelism) has replaced its parameters" in said["tensor parallelism"]
+        assert "make the optimizer, then attach" in said["tensor parallelism"]
         assert '"inner" in the model is wrapped in DistributedDataParallel' in said["a part"]
         assert_equal(result.value["state"], results[0].value["state"])
 

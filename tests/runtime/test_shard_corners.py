@@ -57,6 +57,14 @@ def test_what_differs_only_between_shards_is_refused_by_every_rank() -> None:
             assert seconds < 10.0, name
 
 
+@pytest.mark.slow
+def test_ranks_of_sharded_models_that_part_are_not_sent_to_join() -> None:
+    results = run_processes(f"{_RANKS}:not_together", world_size=2, timeout_s=100)
+    for result in results:
+        assert result.value["operations"].endswith("after the same number of steps.")
+    assert "join(), which is not for sharded models" in results[1].value["steps"]
+
+
 def test_shards_on_two_meshes_agree() -> None:
     late_s = 4.0
     for result in run_processes(f"{_RANKS}:on_two_meshes", world_size=4, arguments={"late_s": late_s}, timeout_s=100):

@@ -132,6 +132,7 @@ _SAYS = {
     "frozen shards": "process_group=mesh",
     "an adapter beside": "is in no module that fully_shard() was called on",
     "too small": "compresses no parameter of this model",
+    "dion": 'this rank has only a shard of "weight"',
     "priority": 'Use "fusion"',
     "dear": 'Use "fusion"',
     "bsp / parameter_server": 'Use "all_reduce" or "gossip"',

@@ -34,7 +34,8 @@ time."""
 _NOTHING = "nothing yet"
 _WHY_SILENT = {
     # Ranks that run out of data at different times are the usual reason.
-    DETACHED: "has detached: ranks must make the same number of steps, or train inside session.join()",
+    DETACHED: "has detached: ranks must make the same number of steps, or train inside session.join(), which is not "
+    "for sharded models, servers and gossip",
     _NOTHING: "did not attach: every rank of the process group must call laconic.attach",
 }
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05

@@ -15,7 +15,7 @@ from laconic.core.transport import Purpose, Transport
 from laconic.errors import AttachError, CommunicationError, PeerLost, one_line
 from laconic.runtime.digest import digests
 from laconic.runtime.job import Job
-from laconic.runtime.shards import local, place_of
+from laconic.runtime.shards import is_sharded, local, place_of
 
 _ADDRESS_BYTES = 256
 _ANY_EXCHANGE = 2**62
@@ -105,7 +105,8 @@ def agree(job: Job, operation: str, about: Mapping[str, str] | None = None) -> l
     if together:
         advice += " after the same number of steps"
     whom = job.strategy.architecture
-    if together and whom.scope == "everyone" and not whom.has_servers and not whom.holds_shards:
+    whole = not whom.holds_shards and not any(map(is_sharded, job.parameters.values()))
+    if together and whom.scope == "everyone" and not whom.has_servers and whole:
         advice += '. Where ranks have different amounts of data, train inside "with session.join():"'
     transport.set_status(what)
     # Without a barrier ranks exchange independently, so the number of exchanges does not say how far a rank is.

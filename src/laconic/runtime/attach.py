@@ -19,7 +19,6 @@ from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink, EventTee, log_of_environment
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.paced import PacedTransport, link_from_environment
-from laconic.core.tensor import TensorSpec
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
 from laconic.errors import AttachError, UnsupportedGradient, warn_user
@@ -31,6 +30,7 @@ from laconic.runtime.collective_costs import settle, what_was_settled
 from laconic.runtime.elastic.recovery import ElasticRecovery
 from laconic.runtime.elastic.settings import Elastic
 from laconic.runtime.elastic.start import become_member
+from laconic.runtime.elastic.support import refuse_strategy
 from laconic.runtime.engine import Engine
 from laconic.runtime.equal_start import make_equal
 from laconic.runtime.fsdp_parts import fsdp_parts
@@ -58,6 +58,7 @@ from laconic.runtime.shards import (
     check_shards,
     plain_name,
     reshard,
+    whole_specs_of,
 )
 from laconic.runtime.stopwatch import Stopwatch
 from laconic.strategy import Strategy, as_strategy
@@ -118,7 +119,7 @@ def attach(
         chooser = strategy if isinstance(strategy, Chooser) else None
         chosen = _planned(_first(strategy, model, total_steps, elastic), total_steps)
         optimizers = _check_types(model, optimizer, timeout_s)
-        _check_choices(model, chosen, find_unused_parameters)
+        _check_choices(model, chosen, find_unused_parameters, elastic)
         if transport is not None:
             _check_own_transport(process_group, timeout_s)
         process_group = _group_of(process_group)
@@ -324,8 +325,13 @@ def _check_own_transport(process_group: object, timeout_s: float | None) -> None
         raise AttachError("timeout_s has no effect on a transport of your own; set the time limit where you make it.")
 
 
-def _check_choices(model: nn.Module, strategy: Strategy, find_unused_parameters: bool | None) -> None:
+def _check_choices(
+    model: nn.Module, strategy: Strategy, find_unused_parameters: bool | None, elastic: Elastic | None
+) -> None:
     """Raise where a choice would have no effect on this model or in this runtime."""
+    if elastic is not None:
+        # Before the checks of shards, whose advice is for jobs that are not elastic.
+        refuse_strategy(strategy, elastic)
     if isinstance(model, DistributedDataParallel) and strategy.synchronization.quantity == "momentum":
         raise AttachError(
             f"{strategy.synchronization.name} changes the optimizer's momentum, and the model is wrapped in "
@@ -421,6 +427,12 @@ def _check_model(
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise AttachError(f'parameter "{name}" has no shape yet (a lazy module). Run one forward pass first.')
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise AttachError(
+                f'"{plain_name(name)}" is on the meta device and has no values yet. Call model.to_empty(device=...), '
+                "then initialize the model or load a checkpoint, make the optimizer, and attach."
+            )
     if not strategy.architecture.holds_shards:  # sharded checks for other sessions itself
         if any(map(optimizer_steps.is_attached, optimizers)):
             raise AttachError("this optimizer is already attached; call session.detach() first.")
@@ -443,7 +455,7 @@ def _check_suits(
     """Raise if this strategy cannot work on this model with these optimizers."""
     _check_all_are_trained(optimizers, parameters, strategy)
     # Whole tensors even where they are sharded, so that all ranks come to the same answer.
-    tensors = [TensorSpec.of(name, parameter) for name, parameter in parameters.items()]
+    tensors = whole_specs_of(parameters)
     if strategy.architecture.holds_shards:
         tensors = [tensor for part in fsdp_parts(model) for tensor in part.gradients(parameters)]
     traits = strategy.compression.traits

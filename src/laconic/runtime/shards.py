@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -187,11 +188,23 @@ def specs_of(model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[s
             tuple(local(parameter).shape),
             parameter.dtype,
             local(parameter).device,
-            whole_bytes=parameter.numel() * parameter.dtype.itemsize if is_sharded(parameter) else 0,
+            whole_bytes=_whole_bytes(parameter),
             ready_with=together.get(id(parameter), ""),
         )
         for name, parameter in parameters.items()
     }
+
+
+def whole_specs_of(parameters: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
+    """The specs of whole parameters, which are the same on every rank; those of sharded ones say so."""
+    return [
+        replace(TensorSpec.of(name, parameter), whole_bytes=_whole_bytes(parameter))
+        for name, parameter in parameters.items()
+    ]
+
+
+def _whole_bytes(parameter: torch.Tensor) -> int:
+    return parameter.numel() * parameter.dtype.itemsize if is_sharded(parameter) else 0
 
 
 def plain_name(name: str) -> str:

@@ -24,9 +24,7 @@ def refuse_unsupported(
     ranks_per_replica: int = 1,
 ) -> None:
     """Raise AttachError unless training under `strategy` can continue when replicas die, join or leave."""
-    reason = _why_not(strategy, elastic)
-    if reason is not None:
-        raise AttachError(f'"{strategy}" cannot be elastic: {reason}.')
+    refuse_strategy(strategy, elastic)
     if isinstance(model, DistributedDataParallel):
         raise AttachError(
             "a model wrapped in DistributedDataParallel cannot be elastic: its group of ranks is fixed. Attach to the "
@@ -54,6 +52,13 @@ def refuse_unsupported(
             )
     if sharded is not None and parameters[sharded].device.type != "cpu":
         _refuse_overlap(strategy, model, parameters)
+
+
+def refuse_strategy(strategy: Strategy, elastic: Elastic) -> None:
+    """Raise AttachError unless the strategy works with a changing set of ranks, on any model."""
+    reason = _why_not(strategy, elastic)
+    if reason is not None:
+        raise AttachError(f'"{strategy}" cannot be elastic: {reason}.')
 
 
 def _refuse_overlap(strategy: Strategy, model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:

@@ -1,7 +1,7 @@
 """Detects wrappers that would synchronize an attached model a second time.
 
-A framework that is handed an attached model may wrap it in DistributedDataParallel, FSDP or DataParallel. A wrapper
-leaves no trace on the model itself, so each forward pass checks for one.
+A framework that is handed an attached model may wrap it in DistributedDataParallel, FSDP or DataParallel, or split it
+by tensor parallelism. A wrapper leaves no trace on the model itself, so each forward pass checks for one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from laconic.errors import AttachError
 from laconic.runtime.hooks.module_hook import before_forward
 from laconic.runtime.job import Job
-from laconic.runtime.shards import fsdp_modules
+from laconic.runtime.shards import fsdp_modules, is_sharded
 
 
 def watch_for_wrappers(job: Job) -> RemovableHandle:
@@ -42,6 +42,7 @@ class _Watch:
         self._job = job
         self._class = type(job.model)
         self._sharded = {id(part) for _, part in fsdp_modules(job.model)}
+        self._has_pieces = any(map(is_sharded, job.model.parameters()))
         self._known = {id(parameter) for parameter in job.parameters.values()}
         self._first = next(iter(job.parameters.values()))
         self._looked_inside = False
@@ -63,6 +64,8 @@ class _Watch:
             refuse_wrapped_parts(module)
             if any(id(part) not in self._sharded for _, part in fsdp_modules(module)):
                 raise self._refusal("fully_shard (FSDP2)", "has taken its parameters apart")
+            if not self._has_pieces and any(map(is_sharded, module.parameters())):
+                raise self._refusal("parallelize_module (tensor parallelism)", "has replaced its parameters")
         if getattr(self._first, "_fsdp_flattened", False) or next(module.parameters(), None) is None:
             raise self._refusal("FSDP", "has taken its parameters apart")
 
@@ -77,7 +80,7 @@ class _Watch:
     def _refusal(self, wrapper: str, does: str) -> AttachError:
         strategy = self._job.strategy
         instead = "Train it as it is, without that wrapper: laconic keeps its replicas in step"
-        if wrapper.startswith("fully_shard"):
+        if wrapper.startswith(("fully_shard", "parallelize_module")):
             instead = "Shard it first, then make the optimizer, then attach"
         if wrapper == "DistributedDataParallel" and strategy.exchanges_gradients():
             instead += "; or wrap it first and attach to the wrapped model, laconic.attach(ddp_model, ...)"
