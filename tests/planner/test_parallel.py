@@ -92,6 +92,18 @@ def test_one_box_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (
+            ["--parallel", "--model", "llama3-8b", "--cluster", "pcie-box", "--batch", "0"],
+            "global_batch must be at least 1, got 0",
+        ),
+        (
+            ["--parallel", "--model", "llama3-8b", "--cluster", "pcie-box", "--sequence", "0"],
+            "sequence must be at least 1, got 0",
+        ),
+        (
+            ["--parallel", "--model", "llama3-8b", "--cluster", "pcie-box", "--steps", "0"],
+            "--steps must be at least 1, got 0",
+        ),
         (["--model", "llama3-8b", "--hosts", "2", "--sites", "2"], "--sites has an effect only with --parallel"),
         (["--parallel", "--hosts", "2"], "--parallel needs a large model"),
         (["--parallel", "--model", "llama3-8b"], "say where to train"),

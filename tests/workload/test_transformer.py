@@ -96,6 +96,9 @@ def test_unknown_models_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("[1", encoding="utf-8")
     with pytest.raises(UsageError, match=r"cannot read .*bad\.json"):
         transformer(tmp_path / "bad.json")
+    (tmp_path / "deep.json").write_text("[" * 200_000, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"cannot read .*deep\.json: maximum recursion depth"):
+        transformer(tmp_path / "deep.json")
     (tmp_path / "list.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ConfigurationError, match="expected an object"):
         transformer(tmp_path / "list.json")

@@ -98,8 +98,8 @@ def _question(arguments: Arguments) -> ParallelQuestion:
         )
     job = Job(
         model=transformer(arguments.model),
-        sequence=arguments.sequence or _USUAL_SEQUENCE,
-        global_batch=arguments.batch or _USUAL_BATCH,
+        sequence=_USUAL_SEQUENCE if arguments.sequence is None else arguments.sequence,
+        global_batch=_USUAL_BATCH if arguments.batch is None else arguments.batch,
     )
     place = Place(
         cluster=arguments.cluster or "ethernet-1g",
@@ -120,7 +120,7 @@ def _question(arguments: Arguments) -> ParallelQuestion:
         accelerator=_accelerator(arguments.device or _USUAL_DEVICE),
         sites=arguments.sites,
         uplink=uplink,
-        steps=arguments.steps or likely_steps(job.model.num_parameters, job.tokens),
+        steps=likely_steps(job.model.num_parameters, job.tokens) if arguments.steps is None else arguments.steps,
         limits=Limits(
             max_loss_gap=None
             if arguments.max_loss_gap is None

@@ -20,6 +20,7 @@ recomputation.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from laconic.cli.options.simulate import Arguments
 from laconic.cli.terminal import emit_json, emit_sections, plain_table
 from laconic.cluster import Link, parse_bandwidth
 from laconic.cluster.place import Place
-from laconic.errors import ConfigurationError, UsageError
+from laconic.errors import ConfigurationError, UsageError, one_line
 from laconic.simulator.parallel.accelerator import ACCELERATORS
 from laconic.simulator.parallel.exchange import Islands, StrategyExchange
 from laconic.simulator.parallel.extrapolations import extrapolations
@@ -83,7 +84,7 @@ def print_parallel(arguments: Arguments) -> None:
     _refuse_unused(arguments)
     job = Job(model=_model(arguments), sequence=arguments.sequence, global_batch=arguments.batch)
     is_search = arguments.parallel == "search"
-    plan = None if is_search else parse_plan(arguments.parallel or "")
+    plan = None if is_search else _plan(arguments.parallel or "")
     gpus = _gpus(arguments, plan)
     place = Place(
         cluster=arguments.cluster,
@@ -147,6 +148,8 @@ def _refuse_unused(arguments: Arguments) -> None:
         raise UsageError(
             "simulate: --sites and --uplink go together: how many sites, and the rate of each site's link."
         )
+    if arguments.sites < 1:
+        raise UsageError(f"simulate: --sites must be at least 1, got {arguments.sites}.")
     if arguments.sites > 1 and not arguments.strategy:
         raise UsageError(
             'simulate: --sites needs a strategy for the exchange between sites, e.g. "diloco(period=100)".'
@@ -160,17 +163,27 @@ def _model(arguments: Arguments) -> Transformer:
     return transformer(arguments.workload)
 
 
+def _plan(text: str) -> Plan:
+    if text.strip() and "=" not in text and difflib.get_close_matches(text.strip().lower(), ["search"]):
+        raise UsageError(f'simulate: --parallel cannot be "{one_line(text, 40)}". Did you mean "search"?')
+    return parse_plan(text)
+
+
 def _gpus(arguments: Arguments, plan: Plan | None) -> int:
     if arguments.workers is None:
         if plan is None:
             raise UsageError("simulate: --parallel search needs the number of GPUs: --workers N.")
         return plan.gpus
     try:
-        return int(arguments.workers)
+        found = int(arguments.workers)
     except ValueError:
+        found = 0
+    if found < 1:
         raise UsageError(
-            f'simulate: with --parallel, --workers must be one whole number, got "{arguments.workers}".'
-        ) from None
+            f'simulate: with --parallel, --workers must be one whole number of at least 1, got "'
+            f'{one_line(arguments.workers, 40)}".'
+        )
+    return found
 
 
 def _bandwidth(arguments: Arguments) -> float | None:

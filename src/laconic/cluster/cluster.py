@@ -45,7 +45,7 @@ class Cluster:
     """The measurements of a probe."""
 
     def __post_init__(self) -> None:
-        _check_num_hosts(len(self.links))
+        check_num_hosts(len(self.links))
         Whole(most=1024).read(self.devices_per_host, "devices_per_host")
         Whole(most=1024).read(self.nics, "nics")
         Text().read(self.name, "name")
@@ -92,7 +92,7 @@ class Cluster:
     @classmethod
     def uniform(cls, num_hosts: int, link: Link, exceptions: Mapping[int, Link] | None = None) -> Cluster:
         """Hosts on one switch, with equal links except for the hosts in `exceptions`."""
-        _check_num_hosts(num_hosts)
+        check_num_hosts(num_hosts)
         links = [link] * num_hosts
         for host, other in (exceptions or {}).items():
             cluster_file.check_host(host, num_hosts)
@@ -107,7 +107,7 @@ class Cluster:
 
         in_turn: host h is in rack h mod racks; else neighbours share a rack.
         """
-        _check_num_hosts(num_hosts)
+        check_num_hosts(num_hosts)
         topology = Racks.alike(num_hosts, racks, link, oversubscription=oversubscription, in_turn=in_turn)
         return cls(links=(link,) * num_hosts, topology=topology)
 
@@ -115,7 +115,7 @@ class Cluster:
         """This cluster with more or fewer hosts, which must all be equal; measurements are kept."""
         if num_hosts == self.num_hosts:
             return self
-        _check_num_hosts(num_hosts)
+        check_num_hosts(num_hosts)
         if len(set(self.links)) > 1 or len(set(self.speeds)) > 1:
             raise UsageError(
                 f"the hosts of this cluster differ, so their number cannot change from {self.num_hosts} to {num_hosts}."
@@ -180,6 +180,7 @@ def _hosts(hosts: list[int]) -> str:
     return f"host {', '.join(map(str, hosts))}"
 
 
-def _check_num_hosts(num_hosts: int) -> None:
+def check_num_hosts(num_hosts: int) -> None:
+    """Raise where no cluster has this many hosts."""
     if not 1 <= num_hosts <= MOST_HOSTS:
         raise UsageError(f"the number of hosts must be between 1 and {MOST_HOSTS}, got {num_hosts}.")

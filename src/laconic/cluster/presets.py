@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from laconic.cluster.cluster import Cluster
+from laconic.cluster.cluster import Cluster, check_num_hosts
 from laconic.cluster.link import Link
 from laconic.cluster.topologies import Racks, Rail
 from laconic.errors import UsageError, did_you_mean, one_line
@@ -100,6 +100,8 @@ def cluster(name_or_path: str | Path, hosts: int | None = None) -> Cluster:
     text = str(name_or_path)
     preset = PRESETS.get(text)
     if preset is not None:
+        if hosts is not None:
+            check_num_hosts(hosts)
         made = preset.make(preset.hosts if hosts is None else hosts)
         return replace(made, name=text)
     path = Path(name_or_path)

@@ -70,6 +70,8 @@ class ParallelQuestion:
     def __post_init__(self) -> None:
         if self.sites < 1:
             raise UsageError(f"--sites must be at least 1, got {self.sites}.")
+        if self.steps < 1:
+            raise UsageError(f"--steps must be at least 1, got {self.steps}.")
         if (self.uplink is None) != (self.sites == 1):
             raise UsageError(
                 "plan: --sites and --uplink go together: how many sites, and the rate of each site's link."

@@ -122,7 +122,7 @@ def transformer(name_or_path: str | Path) -> Transformer:
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise UsageError(f"cannot read {one_line(text, 80)}: {one_line(exc, 120)}.") from exc
     if not isinstance(config, dict):
         raise ConfigurationError(f"{path.name}: expected an object with the keys of a model.")

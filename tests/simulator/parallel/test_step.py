@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from laconic.errors import ConfigurationError
 from laconic.simulator.parallel.accelerator import A100, Accelerator
 from laconic.simulator.parallel.fabric import IDEAL, Fabric, Members, a100_nodes
 from laconic.simulator.parallel.plan import Plan
@@ -212,3 +213,9 @@ def test_hidden_exchanges_slow_down_compute() -> None:
     plan = Plan(dp=8, zero=2)
     hidden = _exchanged(plan, overlapped, 1)
     assert hidden < _exchanged(plan, replace(overlapped, interference=0.5), 1) < _exchanged(plan, PLAIN, 1)
+
+
+@pytest.mark.parametrize("change", [{"sequence": 0}, {"global_batch": 10**30}])
+def test_jobs_have_sizes_that_can_be(change: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=r"(sequence|global_batch) must be at (least 1|most 1000000000), got"):
+        Job(**{"model": MODEL, "sequence": 1024, "global_batch": 8, **change})  # pyrefly: ignore

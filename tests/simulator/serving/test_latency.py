@@ -161,5 +161,5 @@ def test_deployments_that_cannot_be_are_refused(change: dict[str, object], expec
     assert expected in str(caught.value)
     with pytest.raises(ConfigurationError, match="concurrency must be at least 1"):
         Load(input_tokens=1, output_tokens=1, concurrency=0)
-    with pytest.raises(ConfigurationError, match=r"concurrency must be at most 65536, got 1000000000\. .* several"):
+    with pytest.raises(ConfigurationError, match=r"concurrency must be at most 65536, got 1000000000. .* several"):
         Load(input_tokens=1, output_tokens=1, concurrency=10**9)

@@ -225,6 +225,6 @@ def _word(key: str, value: str, allowed: Iterable[str]) -> str:
 
 
 def _whole(key: str, value: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", value):
+    if not re.fullmatch(r"[0-9]{1,18}", value):
         raise ConfigurationError(f'plan: {key} must be a whole number, got "{one_line(value, 40)}". {_EXAMPLE}')
     return int(value)

@@ -10,6 +10,8 @@ from laconic.simulator.parallel.fabric import Fabric
 from laconic.simulator.parallel.software import Software
 from laconic.workload.transformer import Transformer
 
+_MOST = 10**9
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -21,8 +23,9 @@ class Job:
 
     def __post_init__(self) -> None:
         for key in ("sequence", "global_batch"):
-            if getattr(self, key) < 1:
-                raise ConfigurationError(f"{key} must be at least 1, got {getattr(self, key)}.")
+            if not 1 <= getattr(self, key) <= _MOST:
+                bound = "at least 1" if getattr(self, key) < 1 else f"at most {_MOST}"
+                raise ConfigurationError(f"{key} must be {bound}, got {getattr(self, key)}.")
 
     @property
     def tokens(self) -> int:
