@@ -223,6 +223,8 @@ def test_no_cell_is_ignored_silently(name: str, cells: dict[str, str], expected:
 ASSUMED = [
     ("torchtitan", {"schedule": "GPipe", "pp": "2", "fsdp": "4", "local_batch": "4"}, "predicted as 1F1B"),
     ("torchtitan", {"schedule": "ZBVZeroBubble", "pp": "2", "fsdp": "4", "local_batch": "4"}, "one group of layers"),
+    ("torchtitan", {"local_batch": "5", "pp": "2", "fsdp": "4"}, "micro-batches of one sequence"),
+    ("torchtitan", {"fsdp": "4"}, "as sharding over 8 ranks instead of 2 replicas"),
     ("mpt-fsdp", {"act_offload": "True"}, "as if activations stayed on the GPU"),
     ("qwen3-moe", {"recompute": "norm,mpl"}, "as if mpl took no time"),
     ("qwen3-moe", {"fsdp": "on"}, "with sharded parameters"),

@@ -72,10 +72,16 @@ class Torchtitan(PublishedTable):
         model = _MODELS[row.choice("model", _MODELS)]
         system = _system(row)
         fsdp, tp, pp, cp = (row.whole(key, empty=1) for key in ("fsdp", "tp", "pp", "cp"))
-        local_batch = row.whole("local_batch")
+        gpus, local_batch = row.whole("gpus"), row.whole("local_batch")
         schedule, interleave = _schedule(row)
-        if pp > 1 and local_batch % pp and local_batch > pp:
-            raise row.problem("local_batch", f"a multiple of pp = {pp}")
+        replicas, rest = divmod(gpus, fsdp * tp * pp * cp)
+        if replicas > 1 and not rest:
+            fsdp *= replicas
+            row.assume("fsdp", f"as sharding over {fsdp} ranks instead of {replicas} replicas")
+        micro_batch = max(1, local_batch // pp)
+        if local_batch % micro_batch:
+            micro_batch = 1
+            row.assume("local_batch", "with micro-batches of one sequence")
         try:
             plan = Plan(
                 dp=fsdp,
@@ -83,13 +89,13 @@ class Torchtitan(PublishedTable):
                 pp=pp,
                 cp=cp,
                 zero=3,
-                micro_batch=max(1, local_batch // pp),
+                micro_batch=micro_batch,
                 schedule=schedule,
                 interleave=interleave,
                 recompute=_RECOMPUTE[row.choice("act_ckpt", _RECOMPUTE)],
                 sequence_parallel=tp > 1,
             )
-            plan.check(model, gpus=row.whole("gpus"), sequence=row.whole("seq"))
+            plan.check(model, gpus=gpus, sequence=row.whole("seq"))
             job = Job(model=model, sequence=row.whole("seq"), global_batch=local_batch * fsdp)
             time = step_time(job, plan, system)
         except ConfigurationError as exc:
