@@ -184,6 +184,27 @@ def test_hooks_and_counters_of_the_user_run_once_per_step(schedule: str) -> None
 
 
 @every_deferring
+def test_a_learning_rate_in_a_tensor_is_that_of_the_step(schedule: str) -> None:
+    def adam(replica: nn.Module) -> torch.optim.Optimizer:
+        betas = (torch.tensor(0.9), torch.tensor(0.99))
+        return torch.optim.Adam(replica.parameters(), lr=torch.tensor(0.01), betas=betas, foreach=False)
+
+    def body(replica, optimizer, session, rank: int) -> None:
+        group = optimizer.param_groups[0]
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1.0, 0.0, 3.0)[step % 3])
+        for step in range(SETTLED):
+            loss(replica, step, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            group["betas"][0].fill_(0.9 - 0.05 * (step % 4))
+
+    deferred, fused = trained(schedule, body, adam), trained("fusion", body, adam)
+    assert_equal(deferred[0], deferred[1])
+    assert_equal(deferred[0], fused[0])
+
+
+@every_deferring
 @pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")
 def test_a_hook_around_the_step_sees_gradients_before_and_new_parameters_after(schedule: str) -> None:
     seen: dict[tuple[str, int, int], tuple[float, float]] = {}

@@ -281,7 +281,8 @@ class Synchronization(Method):
         raise NotImplementedError
 
     def correct(self, values: torch.Tensor, anchor: torch.Tensor, memory: dict[str, torch.Tensor], rate: float) -> None:
-        """Change a replica's parameters before the optimizer's step; gradients have been computed by then.
+        """Change a replica's parameters before the optimizer's step; gradients have been computed by then, except by a
+        closure.
 
         values: of one parameter. anchor, memory: x_old and this method's fields for it, of its shape.
         rate: the optimizer's learning rate for it.

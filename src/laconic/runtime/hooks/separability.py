@@ -38,8 +38,19 @@ def raw_step(optimizer: Optimizer) -> None:
 
 
 def group_settings(optimizer: Optimizer) -> Settings:
-    """Everything in the optimizer's groups but their parameters."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    """Everything in the optimizer's groups but their parameters, as it is now.
+
+    Tensors are copied: a scheduler changes a learning rate that is a tensor in place.
+    """
+    return [{key: _kept(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) in (tuple, list):  # betas
+        return type(value)(map(_kept, value))
+    return value
 
 
 def step_in_part(optimizer: Optimizer, settings: Settings, params: Sequence[Sequence[nn.Parameter]]) -> None:
