@@ -82,6 +82,66 @@ def test_gradients_that_are_never_zeroed_and_two_backward_passes_per_step() -> N
     assert_equal(*states)
 
 
+NO_GRADIENTS = (
+    "demo / all_reduce / dct_topk(density=0.5)",
+    "dion / all_reduce / powersgd(rank=1)",
+    "onebit_adam(total_steps=20)",
+    "zero_one_adam(total_steps=20)",
+    "bsp / all_reduce / dgc(density=0.5)",
+    "bsp / all_reduce / topk(density=0.5) + error_feedback + momentum_correction",
+    "bsp / all_reduce / signsgd",
+)
+"""Strategies after which .grad holds a momentum, a velocity or a direction."""
+
+
+def _two_passes(model, optimizer, session, rank):
+    mlp_loss(model, 0, rank).backward()
+    mlp_loss(model, 1, rank).backward()
+
+
+def _never_zeroed(model, optimizer, session, rank):
+    for step in range(2):
+        mlp_loss(model, step, rank).backward()
+        optimizer.step()
+
+
+def _accumulated_on_top(model, optimizer, session, rank):
+    mlp_loss(model, 0, rank).backward()
+    with session.accumulate():
+        mlp_loss(model, 1, rank).backward()
+
+
+@pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")
+@pytest.mark.parametrize("body", [_two_passes, _never_zeroed, _accumulated_on_top])
+@pytest.mark.parametrize("how", NO_GRADIENTS)
+def test_a_pass_that_would_add_to_a_result_that_is_no_gradient_is_refused(how: str, body) -> None:
+    with pytest.raises(CommunicationError, match=r"would add to the gradient of .* inside session.accumulate\(\)"):
+        loop(body, how=how, make_optimizer=lambda model: sgd(model, how))
+
+
+@pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")
+@pytest.mark.parametrize("how", NO_GRADIENTS)
+def test_gradients_set_to_zero_in_place_may_be_added_to(how: str) -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(3):
+            for index in range(2):
+                with session.accumulate(index == 0):
+                    mlp_loss(model, 2 * step + index, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+    def freed(model, optimizer, session, rank):
+        for step in range(3):
+            with session.accumulate():
+                mlp_loss(model, 2 * step, rank).backward()
+            mlp_loss(model, 2 * step + 1, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    kept, freed_ones = [loop(one, how=how, make_optimizer=lambda model: sgd(model, how))[0] for one in (body, freed)]
+    assert_equal(kept, freed_ones)
+
+
 def test_clipping_sees_the_averaged_gradient() -> None:
     norms: dict[int, list[float]] = {0: [], 1: []}
 

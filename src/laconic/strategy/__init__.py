@@ -312,6 +312,14 @@ class Strategy:
         when, whom = self.synchronization, self.architecture
         return when.quantity != "change" and when.barrier and whom.scope == "everyone"
 
+    def results_add_up(self) -> bool:
+        """Whether the result of an exchange is a mean of gradients, to which those of another pass may be added.
+
+        False: it is a momentum, a velocity or a direction.
+        """
+        when, traits = self.synchronization, self.codec.traits
+        return when.quantity == "gradient" and when.keeps_scale and traits.keeps_scale and not traits.accumulates
+
     def exact(self) -> bool:
         """Whether predicted bytes are exact; False: bytes depend on values or on the speed of workers."""
         when = self.synchronization

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from laconic.runtime.buckets import Buckets
+from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.shards import Pieces, as_piece_of, local
 
 _TOGETHER_ON = ("cuda",)
@@ -114,6 +115,13 @@ class GradientViews:
     def was_handed_out(self, name: str, gradient: torch.Tensor) -> bool:
         """Whether this gradient is one of our views or copies, so that it has been exchanged."""
         return gradient is self._handed_out.get(name) or self.lies_in_a_bucket(name, gradient)
+
+    def holds_result(self, name: str) -> bool:
+        """Whether .grad still holds what was handed out, and was not set to zero."""
+        gradient = self._parameters[name].grad
+        if isinstance(gradient, LazyGradient):
+            return bool(gradient.arrived().any())
+        return gradient is not None and self.was_handed_out(name, local(gradient)) and bool(local(gradient).any())
 
     def release(self) -> None:
         """Replace gradients that share memory with a bucket by ordinary tensors."""

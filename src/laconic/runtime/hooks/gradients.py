@@ -60,6 +60,8 @@ class GradientHooks(TrainingHooks):
         self._held_back: list[Task] = []
         self._open = False
         self._without_data = False
+        self._may_add_to = True
+        """Whether the next pass may add to what .grad holds now."""
         self._handles = [ParameterHook(self, name).put_on(parameter) for name, parameter in job.parameters.items()]
 
     def _allocate(self, plan: Plan, saved: ParameterState) -> Buckets:
@@ -129,6 +131,8 @@ class GradientHooks(TrainingHooks):
             graph = torch._C._current_graph_task_id()
             if graph not in self._graphs and self._has_failed():
                 self._start_over()
+            if not self._may_add_to:
+                self._refuse_added_to_result(name)
             if self._job.accumulating:
                 self._used[name] |= parameter.grad is not None
                 return
@@ -141,6 +145,14 @@ class GradientHooks(TrainingHooks):
                 self._late.append((threading.get_ident(), name))
             else:
                 self._take(name, _arrived(gradient_of(parameter)))
+
+    def _refuse_added_to_result(self, arrived: str) -> None:
+        """Raise if .grad holds a result that is no gradient; arrived: the parameter that was added to already."""
+        self._may_add_to = True
+        job, owned = self._job, {id(p) for group in self._job.param_groups for p in group["params"]}
+        for name, parameter in job.parameters.items():
+            if name != arrived and id(parameter) in owned and self._views.holds_result(name):
+                raise refused.added_to_result(name, job.step, job.strategy)
 
     def _take_late(self, thread: int | None = None) -> None:
         """Take gradients that had other hooks to run: those of this thread, whose hooks are done, or all at the end."""
@@ -296,6 +308,7 @@ class GradientHooks(TrainingHooks):
         self._used = dict.fromkeys(self._used, False)
         self._passes += 1
         self._open = False
+        self._may_add_to = job.strategy.results_add_up()
 
     def _piece(self, name: str) -> torch.Tensor | None:
         """The local part of .grad, which may be a partial sum."""

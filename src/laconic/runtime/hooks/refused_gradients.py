@@ -49,6 +49,15 @@ def second_gradient(name: str) -> CommunicationError:
     )
 
 
+def added_to_result(name: str, step: int, strategy: object) -> CommunicationError:
+    """A backward pass has begun while .grad holds a result that is no gradient."""
+    return CommunicationError(
+        f'a backward pass of step {step} would add to the gradient of "{name}", which holds the result of the last '
+        f'exchange: with "{strategy}" that is a momentum, a velocity or a direction and no mean of gradients. Put all '
+        "passes of a step but the last inside session.accumulate(), and call optimizer.zero_grad() between steps."
+    )
+
+
 def sent_in_part(step: int) -> CommunicationError:
     """The previous pass failed after some gradients had been sent."""
     return CommunicationError(
