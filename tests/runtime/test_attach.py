@@ -80,14 +80,17 @@ def test_a_transport_carries_one_session_at_a_time() -> None:
     laconic.InProcessCluster(2).run(one_rank)
 
 
-def test_attaching_twice() -> None:
+@pytest.mark.parametrize("strategy", ["bsp", "local_sgd(period=2)", "bsp / gossip", "asp / gossip"])
+def test_attaching_twice(strategy: str) -> None:
     def one_rank(transport: InProcessTransport) -> None:
         model = mlp()
         optimizer = sgd(model)
-        with laconic.attach(model, optimizer, "bsp", transport=transport):
-            assert "optimizer is already attached" in refused(AttachError, model, optimizer, "bsp", transport=transport)
-            assert "model is already attached" in refused(AttachError, model, sgd(model), "bsp", transport=transport)
-        laconic.attach(model, optimizer, "bsp", transport=transport).detach()
+        with laconic.attach(model, optimizer, strategy, transport=transport):
+            assert "optimizer is already attached" in refused(
+                AttachError, model, optimizer, strategy, transport=transport
+            )
+            assert "model is already attached" in refused(AttachError, model, sgd(model), strategy, transport=transport)
+        laconic.attach(model, optimizer, strategy, transport=transport).detach()
 
     laconic.InProcessCluster(2).run(one_rank)
 

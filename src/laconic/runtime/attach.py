@@ -234,6 +234,9 @@ def _put_to_work(job: Job, cleanup: ExitStack) -> AtWork:
         cleanup.callback(datagrams.close)
     hooks = _make_hooks(job, pool)
     cleanup.callback(hooks.detach)
+    for parameter in () if strategy.architecture.holds_shards else job.parameters.values():
+        if not parameter_hook.is_attached(parameter):
+            cleanup.callback(parameter.register_post_accumulate_grad_hook(parameter_hook.Mark()).remove)
     cleanup.callback(watch_for_wrappers(job).remove)
     buffers: ModuleBuffers | None = None
     leaves_buffers = strategy.architecture.holds_shards or isinstance(job.model, DistributedDataParallel)

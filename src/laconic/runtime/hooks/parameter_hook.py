@@ -47,7 +47,16 @@ class ParameterHook:
         self._hooks.gradient_ready(self._name, parameter, others_follow=not last)
 
 
+class Mark:
+    """A hook that does nothing, where a strategy takes no gradients: it shows that the parameter is attached."""
+
+    __slots__ = ()
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        """Do nothing."""
+
+
 def is_attached(parameter: nn.Parameter) -> bool:
     """Whether a session has its hook on this parameter."""
     hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    return any(isinstance(hook, ParameterHook) for hook in hooks.values())
+    return any(isinstance(hook, ParameterHook | Mark) for hook in hooks.values())
