@@ -219,3 +219,42 @@ def test_a_model_changed_while_attached_is_named() -> None:
             model(data(0, rank, 4, 5).double()).square().mean().backward()
 
     loop(body)
+
+
+class StoredTransposed(nn.Module):
+    """A wide layer whose weight lies in memory column by column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(12, 5).t())
+        self.bias = nn.Parameter(torch.zeros(12))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(inputs @ self.weight + self.bias)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "bsp / all_reduce / powersgd(rank=1) + error_feedback",
+        "bsp / parameter_server / powersgd(rank=1) + error_feedback",
+        "bsp / all_reduce / acpsgd(rank=1) + error_feedback",
+        "bsp / all_reduce / atomo(rank=1)",
+        "dion(scale=spectral_norm) / all_reduce / powersgd(rank=1)",
+    ],
+)
+@pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")
+def test_low_rank_means_the_matrix_and_not_how_it_is_stored(how: str) -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(3):
+            model(data(step, rank, 4, 5)).square().mean().backward()
+            lengths = torch.linalg.svdvals(model.weight.grad)
+            # Atomo averages one factor pair of each rank.
+            assert float(lengths[2 if "atomo" in how else 1]) < 1e-5 * float(lengths[0])
+            if "dion" in how:
+                torch.testing.assert_close(float(lengths[0]), (5 / 12) ** 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert_equal(*loop(body, model=StoredTransposed, how=how, make_optimizer=lambda model: sgd(model, how)))

@@ -29,11 +29,14 @@ class TensorSpec:
     moment: str = ""
     """For a tensor of the optimizer's state: its name there, such as exp_avg. Empty for a parameter and its
     gradient."""
+    outermost: int = 0
+    """The dimension whose slices follow one another in memory, as in a bucket; not the first if the tensor is stored
+    transposed."""
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> TensorSpec:
         """The spec of an existing tensor."""
-        return cls(name, tuple(tensor.shape), tensor.dtype, tensor.device)
+        return cls(name, tuple(tensor.shape), tensor.dtype, tensor.device, outermost=outermost_dimension(tensor))
 
     @property
     def numel(self) -> int:
@@ -89,3 +92,15 @@ class TensorSpec:
         rows, rest = self.shape[0], math.prod(self.shape[1:])
         length = -(-rows // count)
         return self.piece(min(index * length, rows) * rest, min((index + 1) * length, rows) * rest)
+
+
+def memory_order(tensor: torch.Tensor) -> list[int] | None:
+    """The dimensions of a dense tensor as it lies in memory, outermost first; None if it has gaps or overlaps."""
+    # A dense tensor's strides are a permutation of a contiguous tensor's: sorted by stride it is contiguous.
+    order = sorted(range(tensor.dim()), key=lambda axis: (tensor.stride(axis), tensor.shape[axis]), reverse=True)
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def outermost_dimension(tensor: torch.Tensor) -> int:
+    """`TensorSpec.outermost` of an existing tensor; a bucket holds one with gaps as if it were contiguous."""
+    return 0 if tensor.is_contiguous() else next(iter(memory_order(tensor) or ()), 0)

@@ -8,6 +8,7 @@ import torch
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import CARRIED, BucketState, ParameterState
+from laconic.core.tensor import memory_order
 from laconic.strategy import Strategy
 
 
@@ -108,10 +109,6 @@ def whole_state(states: Sequence[BucketState], parameters: Mapping[str, torch.Te
 
 def _view_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """A view of `flat` with the parameter's shape and, where it is dense, its strides (channels_last stays so)."""
-    # A dense tensor's strides are a permutation of a contiguous tensor's: sorted by stride it is contiguous.
-    order = sorted(
-        range(parameter.dim()), key=lambda axis: (parameter.stride(axis), parameter.shape[axis]), reverse=True
-    )
-    if parameter.permute(order).is_contiguous():
+    if memory_order(parameter) is not None:
         return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
     return flat.view(parameter.shape)

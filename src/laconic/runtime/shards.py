@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from laconic.core.stateful import ParameterState
-from laconic.core.tensor import TensorSpec
+from laconic.core.tensor import TensorSpec, outermost_dimension
 from laconic.errors import AttachError, CheckpointError
 from laconic.strategy import Strategy
 
@@ -190,6 +190,7 @@ def specs_of(model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[s
             local(parameter).device,
             whole_bytes=_whole_bytes(parameter),
             ready_with=together.get(id(parameter), ""),
+            outermost=outermost_dimension(local(parameter)),
         )
         for name, parameter in parameters.items()
     }

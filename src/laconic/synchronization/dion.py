@@ -84,7 +84,7 @@ class Dion(Synchronization):
         for tensor, place in state.bucket.segments():
             if tensor.name in factors:
                 left, right = unit_columns(factors[tensor.name])
-                step = (left @ right).mul_(self._length(len(left), right.shape[1]))
+                step = (left @ right).mul_(self._length(tensor.shape[0], tensor.numel // tensor.shape[0]))
                 flat[place].copy_(step.view(-1))
             else:
                 flat[place].sign_()

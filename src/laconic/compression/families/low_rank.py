@@ -136,7 +136,7 @@ def layout_of(bucket: Bucket, rank: int) -> Layout:
     matrices: list[Matrix] = []
     plain_numel, q_end = end, 0
     for tensor, place in sorted(
-        (item for item in segments if _is_low(item[0], rank)), key=lambda item: item[0].shape[0]
+        (item for item in segments if _is_low(item[0], rank)), key=lambda item: _as_matrix(item[0])[0]
     ):
         rows, columns = _as_matrix(tensor)
         p_place, q_place = slice(end, end + rows * rank), slice(q_end, q_end + columns * rank)
@@ -153,7 +153,9 @@ def _talls(matrices: Sequence[Matrix]) -> Iterator[tuple[slice, int]]:
 
 
 def _as_matrix(tensor: TensorSpec) -> tuple[int, int]:
-    return tensor.shape[0], tensor.numel // tensor.shape[0]
+    """Rows and columns: the first dimension by all others, or the transpose of that if the tensor is stored so."""
+    rows = tensor.shape[tensor.outermost]
+    return rows, tensor.numel // rows
 
 
 def _is_low(tensor: TensorSpec, rank: int) -> bool:

@@ -105,7 +105,7 @@ class Configuration:
                 "timeout_s": self.timeout_s,
                 "buckets": {
                     str(number): [
-                        [t.name, list(t.shape), str(t.dtype).removeprefix("torch."), t.part_of, t.start]
+                        [t.name, list(t.shape), str(t.dtype).removeprefix("torch."), t.part_of, t.start, t.outermost]
                         for t in bucket.tensors
                     ]
                     for number, bucket in self.buckets.items()
@@ -152,14 +152,17 @@ class Configuration:
                 raise CommunicationError(f'the configuration lacks the parameter group of "{one_line(name, 60)}".')
 
 
-def _spec(name: str, shape: list[int], dtype: str, part_of: str, start: int) -> TensorSpec:
+def _spec(name: str, shape: list[int], dtype: str, *place: str | int) -> TensorSpec:
+    part_of, start, outermost = str(place[0]), *map(int, place[1:])
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ValueError(f'"{one_line(dtype, 40)}" is not a dtype of parameters')
     sizes = tuple(int(size) for size in shape)
     if any(size < 0 for size in sizes) or math.prod(sizes) > _LATEST:
         raise ValueError(f'parameter "{one_line(name, 40)}" has the shape {one_line(sizes, 60)}')
-    return TensorSpec(str(name), sizes, kind, part_of=str(part_of), start=int(start))
+    if not 0 <= outermost < max(1, len(sizes)):
+        raise ValueError(f'parameter "{one_line(name, 40)}" has no dimension {one_line(outermost, 40)}')
+    return TensorSpec(str(name), sizes, kind, part_of=part_of, start=start, outermost=outermost)
 
 
 def read_note(note: str) -> Mapping[str, Any]:
