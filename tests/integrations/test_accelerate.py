@@ -58,6 +58,12 @@ def test_load_state_continues_each_rank_where_it_was(ranks: Found, name: str) ->
     assert (apart > 0) == (name == "diloco"), "a round was not due after the last step"
 
 
+def test_load_state_continues_several_models(ranks: Found) -> None:
+    for rank in ranks:
+        for at_once, resumed in zip(rank["two at once"], rank["two resumed"], strict=True):
+            assert difference(at_once, resumed) == 0
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [

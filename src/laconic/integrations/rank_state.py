@@ -47,29 +47,37 @@ def load_rank_state(
     session.load_state_dict(state["session"])
 
 
-def rank_file(folder: Path, rank: int) -> Path:
-    """Where a rank's state lies in the folder of a checkpoint."""
-    return folder / f"laconic_rank{rank}.pt"
+def rank_file(folder: Path, rank: int, number: int = 0) -> Path:
+    """Where a rank's state lies in the folder of a checkpoint; number: of the session, where several save there."""
+    return folder / (f"laconic_rank{rank}_{number}.pt" if number else f"laconic_rank{rank}.pt")
 
 
-def save_rank_file(folder: Path, session: Session, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+def save_rank_file(
+    folder: Path, session: Session, model: nn.Module, optimizers: Sequence[Optimizer], number: int = 0
+) -> None:
     """Save what this rank needs to continue; every rank calls it."""
     state = rank_state(session, model, optimizers)
     folder.mkdir(parents=True, exist_ok=True)
-    path = rank_file(folder, session.rank)
+    path = rank_file(folder, session.rank, number)
     # Under another name first: a job that is killed here must not leave half a file.
     torch.save(state, path.with_suffix(".part"))
     path.with_suffix(".part").replace(path)
 
 
 def load_rank_file(
-    folder: Path, session: Session, model: nn.Module, optimizers: Sequence[Optimizer], how_to_reset: str
+    folder: Path,
+    session: Session,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    *,
+    how_to_reset: str,
+    number: int = 0,
 ) -> None:
     """Load what save_rank_file() saved; every rank calls it.
 
     how_to_reset: what to do if there is no such file.
     """
-    path = rank_file(folder, session.rank)
+    path = rank_file(folder, session.rank, number)
     if not path.exists():
         raise no_state(path, session, how_to_reset)
     device = next(model.parameters()).device

@@ -186,7 +186,7 @@ class LaconicCallback(TrainerCallback):
             'write LaconicCallback(..., missing_state="reset"); if the checkpoint is elsewhere, '
             "LaconicCallback(..., resume_from_checkpoint=folder)"
         )
-        load_rank_file(found or folders[0], session, model, [self._optimizer()], instead)
+        load_rank_file(found or folders[0], session, model, [self._optimizer()], how_to_reset=instead)
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
