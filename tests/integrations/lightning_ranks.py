@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -114,6 +114,19 @@ def refusals(folder: str) -> dict[str, str]:
     }
 
 
+def tuned(folder: str, strategy: Any, resume: str | None = None) -> dict[str, torch.Tensor]:
+    """Trained with a learning rate that Lightning finds in some steps, after which it begins anew."""
+
+    class Tuned(Module):
+        lr = 0.01
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    finder = LearningRateFinder(num_training_steps=8)
+    return fit(folder, strategy, finder, saving(folder, 8), module=Tuned(), resume=resume, steps=12)
+
+
 def failure(folder: str) -> str:
     """What each rank is told when rank 1 raises in the third step."""
 
@@ -162,6 +175,12 @@ def everything(folder: str) -> dict[str, Any]:
     keep_last = ModelCheckpoint(dirpath=place, filename="{step}", every_n_train_steps=2, save_top_k=1)
     fit(place, LaconicStrategy(DILOCO), keep_last)
     found["files that are left"] = sorted(str(path.relative_to(place)) for path in Path(place).rglob("*.*"))
+
+    found["ddp tuned"] = tuned(f"{folder}/tuned ddp", DDPStrategy())
+    found["lossless tuned"] = tuned(f"{folder}/tuned", LaconicStrategy(LOSSLESS))
+    found["tuned and resumed"] = tuned(
+        f"{folder}/tuned", LaconicStrategy(LOSSLESS), resume=f"{folder}/tuned/step=8.ckpt"
+    )
 
     found["onebit_adam"] = fit(folder, LaconicStrategy("onebit_adam(warmup_share=0.34)"))
     found["refusals"] = refusals(folder)

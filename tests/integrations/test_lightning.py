@@ -60,6 +60,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(ranks: Found, name: str) -> None
         assert difference(rank[f"{name} at once"], rank[f"{name} resumed"]) == 0
 
 
+def test_training_begins_anew_after_a_learning_rate_was_found(ranks: Found) -> None:
+    assert difference(ranks[0]["ddp tuned"], ranks[0]["lossless tuned"]) <= 1e-6
+    for name in ("lossless tuned", "tuned and resumed"):
+        assert difference(ranks[0][name], ranks[1][name]) == 0
+
+
 def test_each_rank_keeps_a_file_as_long_as_the_checkpoint(ranks: Found) -> None:
     assert ranks[0]["files"] == ["step=8.ckpt.rank0", "step=8.ckpt.rank1"]
     left = ["laconic/step=6.ckpt.rank0", "laconic/step=6.ckpt.rank1", "step=6.ckpt"]

@@ -83,6 +83,8 @@ class LaconicStrategy(DDPStrategy):
         self._session: Session | None = None
         self._step: _TrainingStep | None = None
         self._continues_from: str | Path | None = None
+        self._saved_before_training: dict[str, str | Path | None] = {}
+        """Checkpoints of this run without a session's state -> the checkpoint that training would begin from."""
 
     @property
     def session(self) -> Session | None:
@@ -114,6 +116,7 @@ class LaconicStrategy(DDPStrategy):
         """A run of the Trainer begins."""
         super().connect(model)
         self._continues_from = None
+        self._saved_before_training.clear()
 
     def on_train_start(self) -> None:
         """Attach: model and optimizer are on their device, and loaded if fit() continues from a checkpoint."""
@@ -180,11 +183,14 @@ class LaconicStrategy(DDPStrategy):
             assert self.lightning_module is not None
             state = rank_state(self._session, self.lightning_module, self.optimizers)
             self.checkpoint_io.save_checkpoint(state, self._rank_path(filepath), storage_options=storage_options)
+        elif self._session is None:
+            self._saved_before_training[str(filepath)] = self._continues_from
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load the checkpoint, and remember where this rank's state is."""
-        self._continues_from = checkpoint_path
+        # LearningRateFinder and BatchSizeFinder train for some steps, and return with this to where they began.
+        self._continues_from = self._saved_before_training.get(str(checkpoint_path), checkpoint_path)
         return super().load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
