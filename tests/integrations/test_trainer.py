@@ -80,6 +80,7 @@ def test_training_continues_from_a_checkpoint_of_ddp(ranks: Found) -> None:
         ("model_init", ["AttachError", "model_init", "Trainer(model=model_init(), ...)"]),
         ("bucket size", ["AttachError", "ddp_bucket_cap_mb", "fusion(25MiB)"]),
         ("no state", ["CheckpointError", "laconic_rank", 'missing_state="reset"']),
+        ("other folder", ["other run/checkpoint-3/laconic_rank0.pt", "resume_from_checkpoint=folder"]),
         ("too short", ["AttachError", "every 64 steps", "takes 6"]),
     ],
 )

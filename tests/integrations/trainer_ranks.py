@@ -49,14 +49,13 @@ def trainer(folder: str, model: nn.Module | None = None, *, steps: int = 6, **se
         output_dir=folder,
         max_steps=steps,
         per_device_train_batch_size=BATCH,
-        learning_rate=0.05,
         use_cpu=True,
         ddp_backend="gloo",
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
         logging_strategy="no",
-        **{"save_strategy": "no", "average_tokens_across_devices": False, **settings},
+        **{"learning_rate": 0.05, "save_strategy": "no", "average_tokens_across_devices": False, **settings},
     )
     return Trainer(
         model=Model() if model is None else model, args=args, train_dataset=Rows(64), eval_dataset=Rows(16, seed=2)
@@ -152,6 +151,15 @@ def refusals(folder: str) -> dict[str, str]:
         args = TrainingArguments(output_dir=folder, use_cpu=True, ddp_backend="gloo")
         LaconicCallback(Trainer(model_init=make, args=args), LOSSLESS)
 
+    def other_folder() -> None:
+        # Another run has a checkpoint of the same step in output_dir, where the callback looks.
+        saving = {"save_strategy": "steps", "save_steps": 3}
+        train(f"{folder}/one run", DILOCO, **saving)
+        train(f"{folder}/other run", DILOCO, learning_rate=0.01, **saving)
+        made = trainer(f"{folder}/other run", **saving)
+        with LaconicCallback(made, DILOCO):
+            made.train(resume_from_checkpoint=f"{folder}/one run/checkpoint-3")
+
     return {
         "wrapped by train()": message(wrapped_by_train),
         "made by train()": message(made_by_train),
@@ -159,6 +167,7 @@ def refusals(folder: str) -> dict[str, str]:
         "model_init": message(model_init),
         "bucket size": message(lambda: LaconicCallback(trainer(folder, ddp_bucket_cap_mb=5), LOSSLESS)),
         "no state": message(lambda: from_ddp(folder, "raise")),
+        "other folder": message(other_folder),
         "too short": message(lambda: train(folder, "diloco(period=64)")),
     }
 

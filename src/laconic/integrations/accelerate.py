@@ -163,7 +163,8 @@ class _Checkpoints:
     def before_save(self, models: list[nn.Module], weights: list[Mapping[str, Any]], folder: str) -> None:
         """Save this rank's state."""
         assert self._session is not None
-        save_rank_file(Path(folder), self._session, self._model, [self._optimizer], self._number_among(models))
+        number = self._number_among(models)
+        save_rank_file(Path(folder), self._session, self._model, [self._optimizer], number=number)
 
     def before_load(self, models: list[nn.Module], folder: str) -> None:
         """Remember where this rank's state is."""

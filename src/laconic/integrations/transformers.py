@@ -160,7 +160,13 @@ class LaconicCallback(TrainerCallback):
         """Save the session's state of every rank in the checkpoint's folder."""
         if self._session is not None and not args.save_only_model:
             assert self._model is not None
-            save_rank_file(_folder(args, state), self._session, self._model, [self._optimizer()])
+            save_rank_file(
+                _folder(args, state),
+                self._session,
+                self._model,
+                [self._optimizer()],
+                is_in_checkpoint=state.is_world_process_zero,
+            )
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Detach; replicas that differ become their mean."""
@@ -186,7 +192,14 @@ class LaconicCallback(TrainerCallback):
             'write LaconicCallback(..., missing_state="reset"); if the checkpoint is elsewhere, '
             "LaconicCallback(..., resume_from_checkpoint=folder)"
         )
-        load_rank_file(found or folders[0], session, model, [self._optimizer()], how_to_reset=instead)
+        load_rank_file(
+            found or folders[0],
+            session,
+            model,
+            [self._optimizer()],
+            how_to_reset=instead,
+            how_to_find="Write LaconicCallback(..., resume_from_checkpoint=folder) with the folder given to train().",
+        )
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
