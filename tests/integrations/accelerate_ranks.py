@@ -167,6 +167,8 @@ def everything(folder: str) -> dict[str, Any]:
     found["ddp"] = at_once(None, 6).result()
     found["lossless"] = at_once(LOSSLESS, 6).result()
 
+    found["auto"] = at_once("auto", 6).result()
+
     found["ddp accumulating"] = at_once(None, 9, accumulation=3).result()
     run = at_once(LOSSLESS, 9, accumulation=3)
     found["lossless accumulating"], found["sent"] = run.result(), run.sent

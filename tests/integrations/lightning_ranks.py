@@ -183,6 +183,7 @@ def everything(folder: str) -> dict[str, Any]:
     )
 
     found["onebit_adam"] = fit(folder, LaconicStrategy("onebit_adam(warmup_share=0.34)"))
+    found["auto"] = fit(folder, LaconicStrategy("auto"))
     found["refusals"] = refusals(folder)
     found["failure"] = failure(folder)
     return found

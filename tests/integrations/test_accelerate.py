@@ -31,6 +31,10 @@ def test_lossless_is_ddp(ranks: Found, kind: str) -> None:
     assert difference(ranks[0][f"lossless{kind}"], ranks[1][f"lossless{kind}"]) == 0
 
 
+def test_auto_begins_as_ddp(ranks: Found) -> None:
+    assert difference(ranks[0]["ddp"], ranks[0]["auto"]) <= 1e-6
+
+
 def test_accumulate_holds_exchanges_back(ranks: Found) -> None:
     gradients = 4 * sum(parameter.numel() for parameter in Model().parameters())
     for rank in ranks:

@@ -27,7 +27,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.mark.parametrize(
     ("ddp", "laconic"),
-    [("ddp", "lossless"), ("ddp accumulating", "lossless accumulating"), ("ddp without clipping", "deferred")],
+    [
+        ("ddp", "lossless"),
+        ("ddp", "auto"),
+        ("ddp accumulating", "lossless accumulating"),
+        ("ddp without clipping", "deferred"),
+    ],
 )
 def test_lossless_is_ddp(ranks: Found, ddp: str, laconic: str) -> None:
     assert difference(ranks[0][ddp], ranks[0][laconic]) <= 1e-6

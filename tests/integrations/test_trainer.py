@@ -60,6 +60,11 @@ def test_a_resumed_run_is_the_uninterrupted_one(ranks: Found, name: str) -> None
         assert difference(rank[f"{name} at once"], rank[f"{name} resumed"]) == 0
 
 
+def test_auto_continues_from_what_it_had_chosen(ranks: Found) -> None:
+    assert difference(ranks[0]["auto"], ranks[1]["auto"]) == 0
+    assert difference(ranks[0]["auto"], ranks[0]["ddp"]) > 0, "replicas trained alone for one step"
+
+
 def test_the_best_model_is_loaded_on_all_ranks(ranks: Found) -> None:
     assert ranks[0]["best folder"] == "checkpoint-1"
     assert difference(ranks[0]["best"], ranks[1]["best"]) == 0

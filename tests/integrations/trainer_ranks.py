@@ -97,6 +97,26 @@ def train_gpt2(folder: str, strategy: str | None) -> dict[str, torch.Tensor]:
     return snapshot(made.model)
 
 
+def chosen_during_training(folder: str) -> dict[str, torch.Tensor]:
+    """A run with "auto" that continues from a checkpoint saved under a strategy that was chosen meanwhile."""
+
+    class Choosing(TrainerCallback):
+        def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+            if state.global_step == 2:
+                assert laconic.session is not None
+                laconic.session.change_strategy("local_sgd(period=4)")
+
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    made = trainer(folder, **saving)
+    made.add_callback(Choosing())
+    with LaconicCallback(made, "auto(max_loss_gap=5%)") as laconic:
+        made.train()
+    made = trainer(folder, **saving)
+    with LaconicCallback(made, "auto(max_loss_gap=5%)"):
+        made.train(resume_from_checkpoint=f"{folder}/checkpoint-3")
+    return snapshot(made.model)
+
+
 def failure(folder: str) -> str:
     """What each rank is told when rank 1 raises in the third step."""
 
@@ -244,6 +264,7 @@ def everything(folder: str) -> dict[str, Any]:
     found["saved as best"] = load_file(best_folder / "model.safetensors")
 
     found["continued from ddp"] = from_ddp(folder, "reset")
+    found["auto"] = chosen_during_training(f"{folder}/auto")
     found["refusals"] = refusals(folder)
     found["failure"] = failure(folder)
     return found

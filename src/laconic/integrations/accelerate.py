@@ -25,10 +25,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from laconic.auto import Auto, attach
 from laconic.core.event import EventSink
 from laconic.errors import AttachError, CheckpointError
 from laconic.integrations.rank_state import load_rank_file, save_rank_file
-from laconic.runtime import Session, attach
+from laconic.runtime import Session
 from laconic.strategy import Strategy
 
 try:
@@ -44,7 +45,7 @@ def prepare(
     accelerator: Accelerator,
     model: nn.Module,
     optimizer: Optimizer,
-    strategy: Strategy | str,
+    strategy: Strategy | str | Auto,
     *,
     find_unused_parameters: bool | None = None,
     init_sync: bool = True,

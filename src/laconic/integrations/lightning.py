@@ -18,11 +18,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from laconic.auto import Auto, as_choice, attach
 from laconic.core.event import EventSink
 from laconic.errors import AttachError
 from laconic.integrations.rank_state import MissingState, load_rank_state, no_state, rank_state, replicas_differ
-from laconic.runtime import Session, attach
-from laconic.strategy import Strategy, as_strategy
+from laconic.runtime import Session
+from laconic.strategy import Strategy
 
 try:
     import lightning.pytorch as pl
@@ -50,7 +51,7 @@ class LaconicStrategy(DDPStrategy):
 
     def __init__(
         self,
-        strategy: Strategy | str,
+        strategy: Strategy | str | Auto,
         *,
         missing_state: MissingState = "raise",
         find_unused_parameters: bool | None = None,
@@ -74,7 +75,7 @@ class LaconicStrategy(DDPStrategy):
             timeout=process_group_timeout,
             start_method=start_method,
         )
-        self._strategy = as_strategy(strategy)
+        self._strategy = as_choice(strategy)
         self._missing_state = missing_state
         self._find_unused_parameters = find_unused_parameters
         self._sync_optimizer = sync_optimizer
