@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LearningRateFinder, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -127,7 +127,7 @@ def tuned(folder: str, strategy: Any, resume: str | None = None) -> dict[str, to
     return fit(folder, strategy, finder, saving(folder, 8), module=Tuned(), resume=resume, steps=12)
 
 
-def failure(folder: str) -> str:
+def failure(folder: str, *callbacks: Callback) -> str:
     """What each rank is told when rank 1 raises in the third step."""
 
     class Failing(Module):
@@ -138,7 +138,7 @@ def failure(folder: str) -> str:
 
     strategy = LaconicStrategy(LOSSLESS, timeout_s=30)
     try:
-        fit(folder, strategy, module=Failing())
+        fit(folder, strategy, *callbacks, module=Failing())
     except Exception as error:  # noqa: BLE001 - the test reads it
         assert strategy.session is None
         return said(error)
@@ -186,4 +186,6 @@ def everything(folder: str) -> dict[str, Any]:
     found["auto"] = fit(folder, LaconicStrategy("auto"))
     found["refusals"] = refusals(folder)
     found["failure"] = failure(folder)
+    saved_on_failure = OnExceptionCheckpoint(f"{folder}/failed")
+    found["failure that is saved"] = failure(folder, saved_on_failure, saving(f"{folder}/unused", 50))
     return found

@@ -92,7 +92,8 @@ def test_refusals_say_what_to_write(ranks: Found, case: str, words: list[str]) -
             assert word in rank["refusals"][case]
 
 
-def test_an_error_on_one_rank_reaches_the_other(ranks: Found) -> None:
-    assert ranks[1]["failure"] == "ValueError: a bad batch"
-    assert ranks[0]["failure"].startswith("PeerLost: ")
-    assert "rank 1 raised ValueError: a bad batch" in ranks[0]["failure"]
+@pytest.mark.parametrize("kind", ["failure", "failure that is saved"])
+def test_an_error_on_one_rank_reaches_the_other(ranks: Found, kind: str) -> None:
+    assert ranks[1][kind] == "ValueError: a bad batch"
+    assert ranks[0][kind].startswith("PeerLost: ")
+    assert "rank 1 raised ValueError: a bad batch" in ranks[0][kind]

@@ -8,6 +8,7 @@ Processes are launched as by strategy="ddp". The session lasts from the beginnin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 
 from laconic.auto import Auto, as_choice, attach
 from laconic.core.event import EventSink
-from laconic.errors import AttachError
+from laconic.errors import AttachError, warn_user
 from laconic.integrations.rank_state import MissingState, load_rank_state, no_state, rank_state, replicas_differ
 from laconic.runtime import Session
 from laconic.strategy import Strategy
@@ -161,6 +162,9 @@ class LaconicStrategy(DDPStrategy):
     def on_exception(self, exception: BaseException) -> None:
         """Detach without waiting for other ranks, and tell them why this rank stops."""
         super().on_exception(exception)
+        self._leave(exception)
+
+    def _leave(self, exception: BaseException) -> None:
         session, self._session, self._step = self._session, None, None
         if session is not None:
             session.__exit__(type(exception), exception, exception.__traceback__)
@@ -179,6 +183,14 @@ class LaconicStrategy(DDPStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """Save the checkpoint, and next to it what each rank needs to continue."""
+        exception = sys.exception()
+        if self._session is not None and exception is not None and self._is_interrupted():
+            # OnExceptionCheckpoint and the like save before on_exception() is called, and other ranks need not do so.
+            self._leave(exception)
+            warn_user(
+                f"{filepath} is saved while {type(exception).__name__} is handled, so it holds no state of laconic. To "
+                'continue from it, write LaconicStrategy(..., missing_state="reset").'
+            )
         # First: what is in flight may still change parameters, which the checkpoint refers to.
         if self._session is not None and "optimizer_states" in checkpoint:
             assert self.lightning_module is not None
@@ -198,6 +210,10 @@ class LaconicStrategy(DDPStrategy):
         """Remove the checkpoint and this rank's state."""
         super().remove_checkpoint(filepath)
         self.checkpoint_io.remove_checkpoint(self._rank_path(filepath))
+
+    def _is_interrupted(self) -> bool:
+        module = self.lightning_module
+        return module is not None and module.trainer.interrupted
 
     def _rank_path(self, checkpoint: str | Path) -> str:
         """Where this rank's state of a checkpoint is: not in its folder, where Lightning looks for checkpoints."""
