@@ -21,7 +21,7 @@ from laconic.auto.decisions import FEWEST_STEPS, REST_STEPS, WINDOW_STEPS, Lead,
 from laconic.auto.planning import Decision, Findings, InChildProcess, Option
 from laconic.auto.settings import read_auto
 from laconic.cluster import Cluster, Link
-from laconic.errors import AttachError, LaconicError
+from laconic.errors import AttachError, CheckpointError, LaconicError
 from laconic.planner import Question
 from laconic.planner.choice import Judge
 from laconic.strategy import Strategy
@@ -275,6 +275,49 @@ def test_after_the_last_step_nothing_is_decided_even_if_an_earlier_state_is_load
             return len(planner.asked)
 
     assert laconic.InProcessCluster(2, timeout_s=20).run(one_rank) == [0, 0]
+
+
+@pytest.mark.parametrize("strategy", ["bsp / all_reduce / int8 + error_feedback / fusion", LOCAL])
+def test_a_state_of_another_strategy_is_handed_over_to_the_first_one(strategy: str) -> None:
+    def one_rank(transport: laconic.Transport) -> dict[str, object]:
+        def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+            seed = 10 * number + transport.rank
+            inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+            model = nn.Linear(3, 2)
+            return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        by_hand, optimizer = make()
+        with laconic.attach(by_hand, optimizer, "auto", transport=transport) as session:
+            session.change_strategy(strategy)
+            for number in range(5):
+                step(by_hand, optimizer, number)
+            saved = session.state_dict()
+            replica = copy.deepcopy((by_hand.state_dict(), optimizer.state_dict()))
+            session.change_strategy("ddp")
+            step(by_hand, optimizer, 5)
+
+        resumed, optimizer = make()
+        with laconic.attach(resumed, optimizer, "auto", transport=transport) as session:
+            resumed.load_state_dict(replica[0])
+            optimizer.load_state_dict(replica[1])
+            with pytest.raises(CheckpointError, match="not a laconic session state"):
+                session.load_state_dict({"strategy": saved["strategy"], "format": saved["format"]})
+            resumed.load_state_dict(replica[0])
+            optimizer.load_state_dict(replica[1])
+            session.load_state_dict(saved)
+            assert (session.step, str(session.strategy)) == (5, str(Strategy()))
+            step(resumed, optimizer, 5)
+        return {"by hand": by_hand.state_dict(), "resumed": resumed.state_dict()}
+
+    results = laconic.InProcessCluster(2, timeout_s=20).run(one_rank)
+    for found in results:
+        assert_equal(found["by hand"], found["resumed"])
+        assert_equal(found["by hand"], results[0]["by hand"])
 
 
 def test_without_an_answer_training_goes_on_as_it_was() -> None:

@@ -6,12 +6,15 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.core.event import DiscardEvents, Event, EventList, EventLog, read_events
+import laconic
+from laconic.core.event import DiscardEvents, Event, EventList, EventLog, EventTee, read_events
 from laconic.errors import LaconicError
 
 FIXED = {"kind", "time_s", "rank", "step", "duration_s"}
@@ -39,6 +42,12 @@ def test_json_round_trip_on_one_line(event: Event) -> None:
     assert Event.from_json(line) == event
     assert Event.from_json(line + "\n") == event
     assert set(json.loads(line)) == FIXED | set(event.data)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), [1], {"a": 1}, object()])
+def test_data_that_no_reader_takes_is_refused_when_written(value: Any) -> None:
+    with pytest.raises(LaconicError, match=f"loss must be a text, a number.*got {type(value).__name__}.*float"):
+        Event("iteration", 1.0, 2, 3, data={"loss": value}).to_json()
 
 
 @pytest.mark.parametrize("key", sorted(FIXED))
@@ -190,6 +199,22 @@ def test_one_line_at_a_time_even_if_a_write_is_interrupted(tmp_path: Path) -> No
     for thread in threads:
         thread.join()
     assert len(list(read_events("".join(pieces).splitlines()))) == 80
+
+
+def test_what_is_no_sink_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "events.jsonl"
+
+    def refused(transport: laconic.Transport, sink: Any) -> None:
+        laconic.attach(model, optimizer, "ddp", events=sink, transport=transport)
+
+    with path.open("w") as file:
+        for sink, words in [(str(path), "EventLog"), (path, "EventLog"), (file, "EventLog"), (EventList, "the class")]:
+            with pytest.raises(LaconicError, match=f"events must be a sink.*{words}"):
+                laconic.InProcessCluster(1).run(lambda transport, sink=sink: refused(transport, sink))
+            with pytest.raises(LaconicError, match=f"events must be a sink.*{words}"):
+                EventTee(EventList(), sink)
 
 
 def test_list_and_discard() -> None:

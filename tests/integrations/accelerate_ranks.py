@@ -82,6 +82,43 @@ def resumed(folder: str, strategy: str) -> tuple[dict[str, torch.Tensor], dict[s
     return first.result(), second.result()
 
 
+class Pair:
+    """Two models of one accelerator, each with an optimizer and a session of its own, as in a GAN."""
+
+    def __init__(self) -> None:
+        self.accelerator = Accelerator(cpu=True)
+        self.models: list[nn.Module] = [Model(0), Model(1)]
+        self.optimizers: list[Any] = [torch.optim.AdamW(model.parameters(), lr=0.05) for model in self.models]
+        prepared = zip(self.models, self.optimizers, strict=True)
+        made = [prepare(self.accelerator, model, optimizer, DILOCO) for model, optimizer in prepared]
+        self.models, self.optimizers = [one[0] for one in made], [one[1] for one in made]
+        self.sessions = [one[2] for one in made]
+        self.loader = self.accelerator.prepare(DataLoader(Rows(96), batch_size=BATCH))
+
+    def train(self, begin: int, end: int) -> None:
+        for batch in list(self.loader)[begin:end]:
+            for model, optimizer in zip(self.models, self.optimizers, strict=True):
+                self.accelerator.backward(model(**batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def result(self) -> list[dict[str, torch.Tensor]]:
+        return [snapshot(self.accelerator.unwrap_model(model)) for model in self.models]
+
+
+def two_models(folder: str) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
+    """As resumed(), for two models in the same checkpoint."""
+    first, second = Pair(), Pair()
+    first.train(0, 4)
+    first.accelerator.save_state(folder)
+    first.train(4, 8)
+    second.accelerator.load_state(folder)
+    second.train(4, 8)
+    for session in (*first.sessions, *second.sessions):
+        session.detach()
+    return first.result(), second.result()
+
+
 def refusals(folder: str) -> dict[str, str]:
     def message(make: Any) -> str:
         try:
@@ -130,6 +167,8 @@ def everything(folder: str) -> dict[str, Any]:
     found["ddp"] = at_once(None, 6).result()
     found["lossless"] = at_once(LOSSLESS, 6).result()
 
+    found["auto"] = at_once("auto", 6).result()
+
     found["ddp accumulating"] = at_once(None, 9, accumulation=3).result()
     run = at_once(LOSSLESS, 9, accumulation=3)
     found["lossless accumulating"], found["sent"] = run.result(), run.sent
@@ -148,5 +187,6 @@ def everything(folder: str) -> dict[str, Any]:
 
     for name, strategy in {"compressed": COMPRESSED, "diloco": DILOCO}.items():
         found[f"{name} at once"], found[f"{name} resumed"] = resumed(f"{folder}/{name}", strategy)
+    found["two at once"], found["two resumed"] = two_models(f"{folder}/two")
     found["refusals"] = refusals(f"{folder}/diloco")
     return found

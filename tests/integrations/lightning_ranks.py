@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LearningRateFinder, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -114,7 +114,20 @@ def refusals(folder: str) -> dict[str, str]:
     }
 
 
-def failure(folder: str) -> str:
+def tuned(folder: str, strategy: Any, resume: str | None = None) -> dict[str, torch.Tensor]:
+    """Trained with a learning rate that Lightning finds in some steps, after which it begins anew."""
+
+    class Tuned(Module):
+        lr = 0.01
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    finder = LearningRateFinder(num_training_steps=8)
+    return fit(folder, strategy, finder, saving(folder, 8), module=Tuned(), resume=resume, steps=12)
+
+
+def failure(folder: str, *callbacks: Callback) -> str:
     """What each rank is told when rank 1 raises in the third step."""
 
     class Failing(Module):
@@ -125,7 +138,7 @@ def failure(folder: str) -> str:
 
     strategy = LaconicStrategy(LOSSLESS, timeout_s=30)
     try:
-        fit(folder, strategy, module=Failing())
+        fit(folder, strategy, *callbacks, module=Failing())
     except Exception as error:  # noqa: BLE001 - the test reads it
         assert strategy.session is None
         return said(error)
@@ -163,7 +176,16 @@ def everything(folder: str) -> dict[str, Any]:
     fit(place, LaconicStrategy(DILOCO), keep_last)
     found["files that are left"] = sorted(str(path.relative_to(place)) for path in Path(place).rglob("*.*"))
 
+    found["ddp tuned"] = tuned(f"{folder}/tuned ddp", DDPStrategy())
+    found["lossless tuned"] = tuned(f"{folder}/tuned", LaconicStrategy(LOSSLESS))
+    found["tuned and resumed"] = tuned(
+        f"{folder}/tuned", LaconicStrategy(LOSSLESS), resume=f"{folder}/tuned/step=8.ckpt"
+    )
+
     found["onebit_adam"] = fit(folder, LaconicStrategy("onebit_adam(warmup_share=0.34)"))
+    found["auto"] = fit(folder, LaconicStrategy("auto"))
     found["refusals"] = refusals(folder)
     found["failure"] = failure(folder)
+    saved_on_failure = OnExceptionCheckpoint(f"{folder}/failed")
+    found["failure that is saved"] = failure(folder, saved_on_failure, saving(f"{folder}/unused", 50))
     return found

@@ -31,6 +31,10 @@ def test_lossless_is_ddp(ranks: Found, kind: str) -> None:
     assert difference(ranks[0][f"lossless{kind}"], ranks[1][f"lossless{kind}"]) == 0
 
 
+def test_auto_begins_as_ddp(ranks: Found) -> None:
+    assert difference(ranks[0]["ddp"], ranks[0]["auto"]) <= 1e-6
+
+
 def test_accumulate_holds_exchanges_back(ranks: Found) -> None:
     gradients = 4 * sum(parameter.numel() for parameter in Model().parameters())
     for rank in ranks:
@@ -56,6 +60,12 @@ def test_load_state_continues_each_rank_where_it_was(ranks: Found, name: str) ->
         assert difference(rank[f"{name} at once"], rank[f"{name} resumed"]) == 0
     apart = difference(ranks[0][f"{name} resumed"], ranks[1][f"{name} resumed"])
     assert (apart > 0) == (name == "diloco"), "a round was not due after the last step"
+
+
+def test_load_state_continues_several_models(ranks: Found) -> None:
+    for rank in ranks:
+        for at_once, resumed in zip(rank["two at once"], rank["two resumed"], strict=True):
+            assert difference(at_once, resumed) == 0
 
 
 @pytest.mark.parametrize(

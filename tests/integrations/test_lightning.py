@@ -27,7 +27,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.mark.parametrize(
     ("ddp", "laconic"),
-    [("ddp", "lossless"), ("ddp accumulating", "lossless accumulating"), ("ddp without clipping", "deferred")],
+    [
+        ("ddp", "lossless"),
+        ("ddp", "auto"),
+        ("ddp accumulating", "lossless accumulating"),
+        ("ddp without clipping", "deferred"),
+    ],
 )
 def test_lossless_is_ddp(ranks: Found, ddp: str, laconic: str) -> None:
     assert difference(ranks[0][ddp], ranks[0][laconic]) <= 1e-6
@@ -60,6 +65,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(ranks: Found, name: str) -> None
         assert difference(rank[f"{name} at once"], rank[f"{name} resumed"]) == 0
 
 
+def test_training_begins_anew_after_a_learning_rate_was_found(ranks: Found) -> None:
+    assert difference(ranks[0]["ddp tuned"], ranks[0]["lossless tuned"]) <= 1e-6
+    for name in ("lossless tuned", "tuned and resumed"):
+        assert difference(ranks[0][name], ranks[1][name]) == 0
+
+
 def test_each_rank_keeps_a_file_as_long_as_the_checkpoint(ranks: Found) -> None:
     assert ranks[0]["files"] == ["step=8.ckpt.rank0", "step=8.ckpt.rank1"]
     left = ["laconic/step=6.ckpt.rank0", "laconic/step=6.ckpt.rank1", "step=6.ckpt"]
@@ -81,7 +92,8 @@ def test_refusals_say_what_to_write(ranks: Found, case: str, words: list[str]) -
             assert word in rank["refusals"][case]
 
 
-def test_an_error_on_one_rank_reaches_the_other(ranks: Found) -> None:
-    assert ranks[1]["failure"] == "ValueError: a bad batch"
-    assert ranks[0]["failure"].startswith("PeerLost: ")
-    assert "rank 1 raised ValueError: a bad batch" in ranks[0]["failure"]
+@pytest.mark.parametrize("kind", ["failure", "failure that is saved"])
+def test_an_error_on_one_rank_reaches_the_other(ranks: Found, kind: str) -> None:
+    assert ranks[1][kind] == "ValueError: a bad batch"
+    assert ranks[0][kind].startswith("PeerLost: ")
+    assert "rank 1 raised ValueError: a bad batch" in ranks[0][kind]

@@ -60,6 +60,11 @@ def test_a_resumed_run_is_the_uninterrupted_one(ranks: Found, name: str) -> None
         assert difference(rank[f"{name} at once"], rank[f"{name} resumed"]) == 0
 
 
+def test_auto_continues_from_what_it_had_chosen(ranks: Found) -> None:
+    assert difference(ranks[0]["auto"], ranks[1]["auto"]) == 0
+    assert difference(ranks[0]["auto"], ranks[0]["ddp"]) > 0, "replicas trained alone for one step"
+
+
 def test_the_best_model_is_loaded_on_all_ranks(ranks: Found) -> None:
     assert ranks[0]["best folder"] == "checkpoint-1"
     assert difference(ranks[0]["best"], ranks[1]["best"]) == 0
@@ -80,6 +85,7 @@ def test_training_continues_from_a_checkpoint_of_ddp(ranks: Found) -> None:
         ("model_init", ["AttachError", "model_init", "Trainer(model=model_init(), ...)"]),
         ("bucket size", ["AttachError", "ddp_bucket_cap_mb", "fusion(25MiB)"]),
         ("no state", ["CheckpointError", "laconic_rank", 'missing_state="reset"']),
+        ("other folder", ["other run/checkpoint-3/laconic_rank0.pt", "resume_from_checkpoint=folder"]),
         ("too short", ["AttachError", "every 64 steps", "takes 6"]),
     ],
 )

@@ -49,14 +49,13 @@ def trainer(folder: str, model: nn.Module | None = None, *, steps: int = 6, **se
         output_dir=folder,
         max_steps=steps,
         per_device_train_batch_size=BATCH,
-        learning_rate=0.05,
         use_cpu=True,
         ddp_backend="gloo",
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
         logging_strategy="no",
-        **{"save_strategy": "no", "average_tokens_across_devices": False, **settings},
+        **{"learning_rate": 0.05, "save_strategy": "no", "average_tokens_across_devices": False, **settings},
     )
     return Trainer(
         model=Model() if model is None else model, args=args, train_dataset=Rows(64), eval_dataset=Rows(16, seed=2)
@@ -95,6 +94,26 @@ def train_gpt2(folder: str, strategy: str | None) -> dict[str, torch.Tensor]:
     else:
         with LaconicCallback(made, strategy):
             made.train()
+    return snapshot(made.model)
+
+
+def chosen_during_training(folder: str) -> dict[str, torch.Tensor]:
+    """A run with "auto" that continues from a checkpoint saved under a strategy that was chosen meanwhile."""
+
+    class Choosing(TrainerCallback):
+        def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+            if state.global_step == 2:
+                assert laconic.session is not None
+                laconic.session.change_strategy("local_sgd(period=4)")
+
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    made = trainer(folder, **saving)
+    made.add_callback(Choosing())
+    with LaconicCallback(made, "auto(max_loss_gap=5%)") as laconic:
+        made.train()
+    made = trainer(folder, **saving)
+    with LaconicCallback(made, "auto(max_loss_gap=5%)"):
+        made.train(resume_from_checkpoint=f"{folder}/checkpoint-3")
     return snapshot(made.model)
 
 
@@ -152,6 +171,15 @@ def refusals(folder: str) -> dict[str, str]:
         args = TrainingArguments(output_dir=folder, use_cpu=True, ddp_backend="gloo")
         LaconicCallback(Trainer(model_init=make, args=args), LOSSLESS)
 
+    def other_folder() -> None:
+        # Another run has a checkpoint of the same step in output_dir, where the callback looks.
+        saving = {"save_strategy": "steps", "save_steps": 3}
+        train(f"{folder}/one run", DILOCO, **saving)
+        train(f"{folder}/other run", DILOCO, learning_rate=0.01, **saving)
+        made = trainer(f"{folder}/other run", **saving)
+        with LaconicCallback(made, DILOCO):
+            made.train(resume_from_checkpoint=f"{folder}/one run/checkpoint-3")
+
     return {
         "wrapped by train()": message(wrapped_by_train),
         "made by train()": message(made_by_train),
@@ -159,6 +187,7 @@ def refusals(folder: str) -> dict[str, str]:
         "model_init": message(model_init),
         "bucket size": message(lambda: LaconicCallback(trainer(folder, ddp_bucket_cap_mb=5), LOSSLESS)),
         "no state": message(lambda: from_ddp(folder, "raise")),
+        "other folder": message(other_folder),
         "too short": message(lambda: train(folder, "diloco(period=64)")),
     }
 
@@ -235,6 +264,7 @@ def everything(folder: str) -> dict[str, Any]:
     found["saved as best"] = load_file(best_folder / "model.safetensors")
 
     found["continued from ddp"] = from_ddp(folder, "reset")
+    found["auto"] = chosen_during_training(f"{folder}/auto")
     found["refusals"] = refusals(folder)
     found["failure"] = failure(folder)
     return found

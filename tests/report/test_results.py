@@ -75,3 +75,12 @@ def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
     with folder.events_path.open("a") as file:
         file.write('{"kind": "tur')
     assert [event.kind for event in folder.events()] == ["turn"]
+
+
+def test_of_several_logs_the_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = RunFolder.create("test", tmp_path / "run")
+    with EventLog(tmp_path / "run" / "events-0.jsonl") as log:
+        log.write(Event("turn", 1.0, 0, 0))
+    (tmp_path / "run" / "events-1.jsonl").write_text("nonsense\n")
+    with pytest.raises(LaconicError, match=r"cannot read .*events-1\.jsonl: line 1 is not an event record"):
+        list(folder.events_of_all_logs())

@@ -155,6 +155,13 @@ def test_tensorboard_shows_every_step(tmp_path: Path) -> None:
     assert sum(point.value for point in shown.Scalars("laconic/sent_bytes")) == sent_bytes
 
 
+def test_tensorboard_says_where_it_cannot_write(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    with pytest.raises(LaconicError, match=r"TensorBoardSink: cannot write to .*file/tb: Not a directory"):
+        sinks.TensorBoardSink(tmp_path / "file" / "tb")
+
+
 def test_prometheus_serves_the_last_step() -> None:
     pytest.importorskip("prometheus_client")
     with socket.socket() as found:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import ParamSpec, cast
 
 from laconic.auto.settings import read_auto
 from laconic.runtime import Session
 from laconic.runtime.attach import attach as attach_in_runtime
+from laconic.runtime.change import Chooser
+from laconic.strategy import Strategy, as_strategy
 
 _P = ParamSpec("_P")
 _PLACE = 2
@@ -28,6 +30,12 @@ def _reading_auto(inner: Callable[_P, Session]) -> Callable[_P, Session]:
         return inner(*positional, **kwargs)  # pyrefly: ignore[invalid-param-spec]
 
     return attach
+
+
+def as_choice(strategy: Strategy | str | Chooser) -> Strategy | Chooser:
+    """What attach() takes, read and checked before a session is attached."""
+    read = read_auto(strategy)
+    return read if isinstance(read, Chooser) else as_strategy(cast(Strategy | str, read))
 
 
 attach = _reading_auto(attach_in_runtime)

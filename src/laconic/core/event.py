@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from io import IOBase
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -45,6 +46,12 @@ class Event:
             raise LaconicError(
                 f'event "{one_line(self.kind, 40)}": data cannot hold {min(taken)}, which every record has already.'
             )
+        for key, value in self.data.items():
+            if not isinstance(value, Scalar):
+                raise LaconicError(
+                    f'event "{one_line(self.kind, 40)}": {key} must be a text, a number, True, False or None, got '
+                    f"{type(value).__name__}. Write a number as float({key})."
+                )
         return json.dumps({**fixed, **self.data}, separators=(",", ":"))
 
     @classmethod
@@ -83,6 +90,21 @@ class EventSink(Protocol):
         ...
 
 
+def check_sink(sink: object) -> None:
+    """Raise unless events can be written to it."""
+    if isinstance(sink, str | Path | IOBase):
+        raise LaconicError(
+            f"events must be a sink, got {one_line(repr(sink), 80)}. For a file, write "
+            'laconic.EventLog("events.jsonl").'
+        )
+    if isinstance(sink, type) or not callable(getattr(sink, "write", None)):
+        shown = f"the class {sink.__name__}" if isinstance(sink, type) else one_line(repr(sink), 80)
+        raise LaconicError(
+            f"events must be a sink, an object with a method write(event), got {shown}. laconic has EventLog, "
+            "EventList, EventTee and sinks for trackers."
+        )
+
+
 class DiscardEvents:
     """Discards all events."""
 
@@ -105,6 +127,8 @@ class EventTee:
     """Passes every event to several sinks, in the order given; if one raises, those after it miss the event."""
 
     def __init__(self, *sinks: EventSink) -> None:
+        for sink in sinks:
+            check_sink(sink)
         self._sinks = sinks
 
     def write(self, event: Event) -> None:

@@ -25,10 +25,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from laconic.auto import Auto, attach
 from laconic.core.event import EventSink
-from laconic.errors import AttachError
+from laconic.errors import AttachError, CheckpointError
 from laconic.integrations.rank_state import load_rank_file, save_rank_file
-from laconic.runtime import Session, attach
+from laconic.runtime import Session
 from laconic.strategy import Strategy
 
 try:
@@ -44,7 +45,7 @@ def prepare(
     accelerator: Accelerator,
     model: nn.Module,
     optimizer: Optimizer,
-    strategy: Strategy | str,
+    strategy: Strategy | str | Auto,
     *,
     find_unused_parameters: bool | None = None,
     init_sync: bool = True,
@@ -158,15 +159,17 @@ class _Checkpoints:
         self._model = model
         self._optimizer = optimizer
         self._folder: Path | None = None
+        self._number = 0
 
     def before_save(self, models: list[nn.Module], weights: list[Mapping[str, Any]], folder: str) -> None:
         """Save this rank's state."""
         assert self._session is not None
-        save_rank_file(Path(folder), self._session, self._model, [self._optimizer])
+        number = self._number_among(models)
+        save_rank_file(Path(folder), self._session, self._model, [self._optimizer], number=number)
 
     def before_load(self, models: list[nn.Module], folder: str) -> None:
         """Remember where this rank's state is."""
-        self._folder = Path(folder)
+        self._folder, self._number = Path(folder), self._number_among(models)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: rank 0 would save it for all."""
@@ -178,7 +181,20 @@ class _Checkpoints:
             return  # model and optimizer are all there is after detach()
         assert self._folder is not None
         instead = "load the model's weights before prepare() and do not call load_state()"
-        load_rank_file(self._folder, self._session, self._model, [self._optimizer], instead)
+        load_rank_file(
+            self._folder, self._session, self._model, [self._optimizer], how_to_reset=instead, number=self._number
+        )
+
+    def _number_among(self, models: list[nn.Module]) -> int:
+        """The number of this model among those of the accelerator, as in accelerate's own names of files."""
+        mine = getattr(self._model, "_orig_mod", self._model)
+        for number, model in enumerate(models):
+            if getattr(model, "_orig_mod", model) is mine:
+                return number
+        raise CheckpointError(
+            "the accelerator no longer knows the model that prepare() has attached, so its checkpoints do not hold the "
+            "model. Call accelerator.free_memory() only after session.detach()."
+        )
 
     def end(self) -> None:
         """The session is being detached."""

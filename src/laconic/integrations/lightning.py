@@ -8,6 +8,7 @@ Processes are launched as by strategy="ddp". The session lasts from the beginnin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -18,11 +19,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from laconic.auto import Auto, as_choice, attach
 from laconic.core.event import EventSink
-from laconic.errors import AttachError
+from laconic.errors import AttachError, warn_user
 from laconic.integrations.rank_state import MissingState, load_rank_state, no_state, rank_state, replicas_differ
-from laconic.runtime import Session, attach
-from laconic.strategy import Strategy, as_strategy
+from laconic.runtime import Session
+from laconic.strategy import Strategy
 
 try:
     import lightning.pytorch as pl
@@ -50,7 +52,7 @@ class LaconicStrategy(DDPStrategy):
 
     def __init__(
         self,
-        strategy: Strategy | str,
+        strategy: Strategy | str | Auto,
         *,
         missing_state: MissingState = "raise",
         find_unused_parameters: bool | None = None,
@@ -74,7 +76,7 @@ class LaconicStrategy(DDPStrategy):
             timeout=process_group_timeout,
             start_method=start_method,
         )
-        self._strategy = as_strategy(strategy)
+        self._strategy = as_choice(strategy)
         self._missing_state = missing_state
         self._find_unused_parameters = find_unused_parameters
         self._sync_optimizer = sync_optimizer
@@ -83,6 +85,8 @@ class LaconicStrategy(DDPStrategy):
         self._session: Session | None = None
         self._step: _TrainingStep | None = None
         self._continues_from: str | Path | None = None
+        self._saved_before_training: dict[str, str | Path | None] = {}
+        """Checkpoints of this run without a session's state -> the checkpoint that training would begin from."""
 
     @property
     def session(self) -> Session | None:
@@ -114,6 +118,7 @@ class LaconicStrategy(DDPStrategy):
         """A run of the Trainer begins."""
         super().connect(model)
         self._continues_from = None
+        self._saved_before_training.clear()
 
     def on_train_start(self) -> None:
         """Attach: model and optimizer are on their device, and loaded if fit() continues from a checkpoint."""
@@ -157,6 +162,9 @@ class LaconicStrategy(DDPStrategy):
     def on_exception(self, exception: BaseException) -> None:
         """Detach without waiting for other ranks, and tell them why this rank stops."""
         super().on_exception(exception)
+        self._leave(exception)
+
+    def _leave(self, exception: BaseException) -> None:
         session, self._session, self._step = self._session, None, None
         if session is not None:
             session.__exit__(type(exception), exception, exception.__traceback__)
@@ -175,22 +183,37 @@ class LaconicStrategy(DDPStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """Save the checkpoint, and next to it what each rank needs to continue."""
+        exception = sys.exception()
+        if self._session is not None and exception is not None and self._is_interrupted():
+            # OnExceptionCheckpoint and the like save before on_exception() is called, and other ranks need not do so.
+            self._leave(exception)
+            warn_user(
+                f"{filepath} is saved while {type(exception).__name__} is handled, so it holds no state of laconic. To "
+                'continue from it, write LaconicStrategy(..., missing_state="reset").'
+            )
         # First: what is in flight may still change parameters, which the checkpoint refers to.
         if self._session is not None and "optimizer_states" in checkpoint:
             assert self.lightning_module is not None
             state = rank_state(self._session, self.lightning_module, self.optimizers)
             self.checkpoint_io.save_checkpoint(state, self._rank_path(filepath), storage_options=storage_options)
+        elif self._session is None:
+            self._saved_before_training[str(filepath)] = self._continues_from
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load the checkpoint, and remember where this rank's state is."""
-        self._continues_from = checkpoint_path
+        # LearningRateFinder and BatchSizeFinder train for some steps, and return with this to where they began.
+        self._continues_from = self._saved_before_training.get(str(checkpoint_path), checkpoint_path)
         return super().load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove the checkpoint and this rank's state."""
         super().remove_checkpoint(filepath)
         self.checkpoint_io.remove_checkpoint(self._rank_path(filepath))
+
+    def _is_interrupted(self) -> bool:
+        module = self.lightning_module
+        return module is not None and module.trainer.interrupted
 
     def _rank_path(self, checkpoint: str | Path) -> str:
         """Where this rank's state of a checkpoint is: not in its folder, where Lightning looks for checkpoints."""

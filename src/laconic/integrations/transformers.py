@@ -17,6 +17,7 @@ from typing import Any, Self
 from torch import nn
 from torch.optim import Optimizer
 
+from laconic.auto import Auto, as_choice, attach
 from laconic.core.event import EventSink
 from laconic.errors import AttachError, warn_user
 from laconic.integrations.rank_state import (
@@ -26,8 +27,8 @@ from laconic.integrations.rank_state import (
     replicas_differ,
     save_rank_file,
 )
-from laconic.runtime import Session, attach
-from laconic.strategy import Strategy, as_strategy
+from laconic.runtime import Session
+from laconic.strategy import Strategy
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -66,7 +67,7 @@ class LaconicCallback(TrainerCallback):
     def __init__(
         self,
         trainer: Trainer,
-        strategy: Strategy | str,
+        strategy: Strategy | str | Auto,
         *,
         resume_from_checkpoint: str | Path | None = None,
         missing_state: MissingState = "raise",
@@ -77,7 +78,7 @@ class LaconicCallback(TrainerCallback):
     ) -> None:
         if missing_state not in ("raise", "reset"):
             raise AttachError(f'missing_state must be "raise" or "reset", got {missing_state!r}.')
-        self._strategy = as_strategy(strategy)
+        self._strategy = as_choice(strategy)
         self._resume_from = resume_from_checkpoint
         self._missing_state = missing_state
         self._find_unused_parameters = find_unused_parameters
@@ -131,7 +132,8 @@ class LaconicCallback(TrainerCallback):
                 f"the Trainer is about to train a {type(trainer.model_wrapped).__name__} that it got after "
                 f"LaconicCallback was entered, so laconic would train another model. {_INSTEAD}."
             )
-        if args.world_size > 1 and args.average_tokens_across_devices and not self._strategy.exchanges_gradients():
+        trains_alone = isinstance(self._strategy, Strategy) and not self._strategy.exchanges_gradients()
+        if args.world_size > 1 and args.average_tokens_across_devices and trains_alone:
             warn_user(
                 "TrainingArguments.average_tokens_across_devices gathers a number from all ranks in every step, so "
                 f'every step waits for the slowest link, also under "{self._strategy}". Set it to False.'
@@ -160,7 +162,13 @@ class LaconicCallback(TrainerCallback):
         """Save the session's state of every rank in the checkpoint's folder."""
         if self._session is not None and not args.save_only_model:
             assert self._model is not None
-            save_rank_file(_folder(args, state), self._session, self._model, [self._optimizer()])
+            save_rank_file(
+                _folder(args, state),
+                self._session,
+                self._model,
+                [self._optimizer()],
+                is_in_checkpoint=state.is_world_process_zero,
+            )
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Detach; replicas that differ become their mean."""
@@ -186,7 +194,14 @@ class LaconicCallback(TrainerCallback):
             'write LaconicCallback(..., missing_state="reset"); if the checkpoint is elsewhere, '
             "LaconicCallback(..., resume_from_checkpoint=folder)"
         )
-        load_rank_file(found or folders[0], session, model, [self._optimizer()], instead)
+        load_rank_file(
+            found or folders[0],
+            session,
+            model,
+            [self._optimizer()],
+            how_to_reset=instead,
+            how_to_find="Write LaconicCallback(..., resume_from_checkpoint=folder) with the folder given to train().",
+        )
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

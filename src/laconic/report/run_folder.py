@@ -108,8 +108,8 @@ class RunFolder:
             try:
                 with path.open(encoding="utf-8") as lines:
                     yield from read_events(line for line in lines if line.endswith("\n"))
-            except (OSError, UnicodeDecodeError) as exc:
-                raise UsageError(f"cannot read {path}: {one_line(exc, 100)}.") from exc
+            except (OSError, UnicodeDecodeError, LaconicError) as exc:
+                raise UsageError(f"cannot read {path}: {one_line(exc).removesuffix('.')}.") from exc
 
     def read_text(self, name: str) -> str:
         """The text of one file."""

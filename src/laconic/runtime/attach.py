@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from laconic.core.clock import Clock, WallClock
-from laconic.core.event import DiscardEvents, Event, EventSink, EventTee, log_of_environment
+from laconic.core.event import DiscardEvents, Event, EventSink, EventTee, check_sink, log_of_environment
 from laconic.core.optimizer_facts import OptimizerFacts
 from laconic.core.paced import PacedTransport, link_from_environment
 from laconic.core.torch_distributed import TorchTransport
@@ -292,6 +292,8 @@ def _ranks_of(group: dist.ProcessGroup | None, elastic: Elastic | None) -> list[
 
 def _all_sinks(given: EventSink | None, cleanup: ExitStack) -> EventSink:
     """The sink of the script, and the log that an environment variable names; the lab sets that variable."""
+    if given is not None:
+        check_sink(given)
     log = log_of_environment(os.environ)
     if log is None:
         return given or DiscardEvents()

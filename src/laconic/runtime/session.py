@@ -20,6 +20,7 @@ from laconic.errors import (
     AttachError,
     CheckpointError,
     CommunicationError,
+    LaconicError,
     PeerLost,
     StrategyError,
     UnsupportedGradient,
@@ -341,6 +342,8 @@ class Session:
         """Continue from a state of state_dict() on this rank; load model and optimizer first.
 
         Every rank calls it. If one of them cannot load its state, all raise and nothing has changed.
+
+        With "auto", a state of another strategy is handed over to the first one, as change_strategy() does it.
         """
         self._job.engine.check()
         self._load(state_dict)
@@ -370,6 +373,36 @@ class Session:
 
     def _load(self, saved: Mapping[str, Any] | None, *, unfit: str = "") -> None:
         """Load the state if every rank can load what it has read; unfit: why this rank cannot."""
+        first = self._taking_over(saved)
+        try:
+            self._load_into_strategy(saved, unfit)
+        except CheckpointError:
+            if first is not None:
+                self.change_strategy(first, reason="the state of a checkpoint was not loaded")
+            raise
+        if first is not None:
+            self.change_strategy(first, reason="the state of a checkpoint was loaded")
+
+    def _taking_over(self, saved: Mapping[str, Any] | None) -> Strategy | None:
+        """With auto, change to the strategy that a state was saved under; returns the one to go on with."""
+        job = self._job
+        if not job.chosen_by or job.step > 0:
+            return None
+        strategy = saved.get("strategy") if isinstance(saved, Mapping) else None
+        said = [row["saved_under"] for row in self._agree("load_state_dict()", {"saved_under": str(strategy)})]
+        first = self.strategy
+        if len(set(said)) > 1 or said[0] == str(first):
+            return None
+        try:
+            refused = self.why_not_changed_to(said[0])
+        except LaconicError:
+            return None  # not the text of a strategy, which loading reports
+        if refused:
+            return None
+        self.change_strategy(said[0], reason="to load the state of a checkpoint")
+        return first
+
+    def _load_into_strategy(self, saved: Mapping[str, Any] | None, unfit: str) -> None:
         state = SessionState(self._job, self._at_work, self._progress)
         digest = state.digest()  # also on a rank that cannot load: the ranks with other shards wait for its part
         report = Report(unfit=unfit) if saved is None else state.read(saved, digest)

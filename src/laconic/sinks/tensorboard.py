@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from laconic.errors import LaconicError
 from laconic.sinks.step_values import StepValues
 from laconic.sinks.tracker import TrackerSink, tracker_package
 
@@ -13,7 +14,10 @@ class TensorBoardSink(TrackerSink):
 
     def __init__(self, folder: str | Path) -> None:
         tensorboard = tracker_package("torch.utils.tensorboard", package="tensorboard", sink="TensorBoardSink")
-        self._writer = tensorboard.SummaryWriter(str(folder))
+        try:
+            self._writer = tensorboard.SummaryWriter(str(folder))
+        except OSError as exc:
+            raise LaconicError(f"TensorBoardSink: cannot write to {folder}: {exc.strerror}.") from exc
         super().__init__()
 
     def send(self, values: StepValues) -> None:
