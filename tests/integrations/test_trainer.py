@@ -81,7 +81,8 @@ def test_training_continues_from_a_checkpoint_of_ddp(ranks: Found) -> None:
     [
         ("wrapped by train()", ["AttachError", "DistributedDataParallel", "LaconicCallback(trainer, ...)"]),
         ("made by train()", ["AttachError", "DistributedDataParallel", "LaconicCallback(trainer, ...)"]),
-        ("added by hand", ["AttachError", "wrapped", "with LaconicCallback(trainer, ...)"]),
+        ("added by hand", ["AttachError", "outside of its with block", "with LaconicCallback(trainer, ...)"]),
+        ("never entered", ["AttachError", "outside of its with block", "with LaconicCallback(trainer, ...)"]),
         ("model_init", ["AttachError", "model_init", "Trainer(model=model_init(), ...)"]),
         ("bucket size", ["AttachError", "ddp_bucket_cap_mb", "fusion(25MiB)"]),
         ("no state", ["CheckpointError", "laconic_rank", 'missing_state="reset"']),

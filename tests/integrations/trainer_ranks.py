@@ -164,6 +164,11 @@ def refusals(folder: str) -> dict[str, str]:
         made.add_callback(LaconicCallback(made, LOSSLESS))
         made.train()
 
+    def never_entered() -> None:
+        made = trainer(folder, steps=1)
+        LaconicCallback(made, LOSSLESS)
+        made.train()
+
     def model_init() -> None:
         def make() -> nn.Module:
             return Model()
@@ -184,6 +189,7 @@ def refusals(folder: str) -> dict[str, str]:
         "wrapped by train()": message(wrapped_by_train),
         "made by train()": message(made_by_train),
         "added by hand": message(added_by_hand),
+        "never entered": message(never_entered),
         "model_init": message(model_init),
         "bucket size": message(lambda: LaconicCallback(trainer(folder, ddp_bucket_cap_mb=5), LOSSLESS)),
         "no state": message(lambda: from_ddp(folder, "raise")),

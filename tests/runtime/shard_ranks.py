@@ -146,7 +146,10 @@ def _averaged_after_evaluation(mesh: Any) -> bool:
 
 
 def bytes_of(strategies: list[str], steps: int) -> dict[str, dict[str, Any]]:
-    """Counted and predicted bytes on uneven and empty shards, and whether islands hold the same in the end."""
+    """Counted and predicted bytes on uneven and empty shards, and whether islands hold the same in the end.
+
+    Where a strategy is refused: what the refusal says.
+    """
     with gloo_group():
         mesh = make_mesh()
         found: dict[str, dict[str, Any]] = {}
@@ -154,15 +157,27 @@ def bytes_of(strategies: list[str], steps: int) -> dict[str, dict[str, Any]]:
             model, optimizer = sharded_uneven(mesh["shard"])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", LaconicWarning)
-                session = laconic.attach(model, optimizer, strategy, process_group=mesh["replicate"], timeout_s=40)
+                try:
+                    session = laconic.attach(
+                        model, optimizer, strategy, process_group=mesh["replicate"], timeout_s=40, total_steps=5000
+                    )
+                except AttachError as error:
+                    found[strategy] = {"refused": str(error)}
+                    continue
             with session:
-                train(model, optimizer, uneven_loss, range(1))  # the first plan is made without knowing the order
+
+                def reported(model: nn.Module, step: int, rank: int, session: laconic.Session = session) -> Any:
+                    loss = uneven_loss(model, step, rank)
+                    session.report_loss(loss.item())
+                    return loss
+
+                train(model, optimizer, reported, range(1))  # the first plan is made without knowing the order
                 session.wait()
                 before = session.traffic.sent_bytes("payload")
                 predicted = 0
                 for step in range(1, 1 + steps):
                     predicted += session.predicted_bytes_per_step()
-                    train(model, optimizer, uneven_loss, range(step, step + 1))
+                    train(model, optimizer, reported, range(step, step + 1))
                 session.wait()
                 sent = session.traffic.sent_bytes("payload") - before
                 if not session.strategy.exchanges_gradients():

@@ -120,6 +120,27 @@ def test_a_pass_that_would_add_to_a_result_that_is_no_gradient_is_refused(how: s
 
 
 @pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")
+@pytest.mark.parametrize("how", [*NO_GRADIENTS, "bsp / all_reduce / int4 + error_feedback", "local_sgd(period=2)"])
+def test_a_second_exchange_in_a_step_warns_once_where_it_changes_a_momentum(how: str) -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(4):
+            mlp_loss(model, 2 * step, rank).backward()
+            optimizer.zero_grad()
+            mlp_loss(model, 2 * step + 1, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        loop(body, how=how, make_optimizer=lambda model: sgd(model, how))
+    said = [str(one.message) for one in given if "2 backward passes have exchanged" in str(one.message)]
+    keeps_a_momentum = how in NO_GRADIENTS and "signsgd" not in how
+    assert len(said) == (2 if keeps_a_momentum else 0)  # one on each rank
+    first = 2 if "one" in how else 0  # after the warm-up
+    assert all(f"of step {first}," in text and how in text for text in said)
+
+
+@pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")
 @pytest.mark.parametrize("how", NO_GRADIENTS)
 def test_gradients_set_to_zero_in_place_may_be_added_to(how: str) -> None:
     def body(model, optimizer, session, rank):

@@ -16,10 +16,11 @@ from laconic.core.in_process import InProcessTransport
 from laconic.core.tensor import TensorSpec
 from laconic.lab.launch import free_port
 from laconic.scheduling import Fusion
+from laconic.strategy import Strategy
 from laconic.synchronization import StreamingDiLoCo
 from tests.processes import run_processes
 from tests.runtime.replicas import mlp, sgd
-from tests.strategy.generate import variants
+from tests.strategy.generate import bases, variants, with_partners
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -115,10 +116,46 @@ def test_bytes_on_uneven_and_empty_shards() -> None:
     )
     for result in results:
         for strategy, found in result.value.items():
-            assert found["equal"], strategy
+            assert found.get("equal"), (strategy, found)
             assert found["finite"], strategy
             assert found["left"] == [], strategy
             assert found["sent"] == found["predicted"], (strategy, result.rank)
+
+
+def _is_for_shards(strategy: Strategy) -> bool:
+    """As docs/sharded.md has it."""
+    rule, whom = strategy.synchronization, strategy.architecture
+    refused = rule.needs_adam or not rule.barrier or whom.has_servers or whom.holds_shards or rule.needs_factors
+    return not refused and not strategy.scheduling.defers
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_every_rule_and_architecture_works_between_groups_of_shards_or_is_refused() -> None:
+    short = [
+        kind(period=4) if "period" in kind.declared() else kind()
+        for axis in ("synchronization", "architecture")
+        for kind in bases(axis)
+    ]
+    strategies = {str(strategy): strategy for strategy in map(with_partners, short)}
+    results = run_processes(
+        "tests.runtime.shard_ranks:bytes_of",
+        world_size=4,
+        arguments={"strategies": list(strategies), "steps": 8},
+        timeout_s=220,
+    )
+    for result in results:
+        assert result.value.keys() == strategies.keys()
+        for text, strategy in strategies.items():
+            found = result.value[text]
+            if not _is_for_shards(strategy):
+                assert '"first.weight"' in found.get("refused", ""), (text, found)
+                continue
+            assert found.get("equal"), (text, found)
+            assert found["finite"], text
+            assert found["left"] == [], text
+            if strategy.exact():
+                assert found["sent"] == found["predicted"], (text, result.rank)
 
 
 _SAYS = {

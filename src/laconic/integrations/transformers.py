@@ -59,8 +59,8 @@ class LaconicCallback(TrainerCallback):
     missing_state: "reset" begins a new state if the checkpoint holds none, e.g. because it was saved under DDP.
     find_unused_parameters, sync_optimizer, timeout_s, events: as for laconic.attach().
 
-    Use it as a context manager around train(). Inside the block the Trainer has this callback and does not wrap its
-    model in DDP. The number of steps of the whole training is passed to laconic.attach(). At the end of train(),
+    Use it as a context manager around train(). Inside the block the Trainer does not wrap its model in DDP; a train()
+    before the block raises. The number of steps of the whole training is passed to laconic.attach(). At the end of train(),
     replicas that differ are averaged, unless load_best_model_at_end has loaded the same model on all ranks.
     """
 
@@ -90,6 +90,8 @@ class LaconicCallback(TrainerCallback):
         _check_arguments(trainer)
         self._trainer = trainer
         self._model_before = trainer.model_wrapped
+        # From here on, so that a train() outside the block raises.
+        trainer.add_callback(self)
 
     @property
     def session(self) -> Session | None:
@@ -102,7 +104,8 @@ class LaconicCallback(TrainerCallback):
         self._model = prepare_without_ddp(trainer.accelerator, trainer.model_wrapped, _INSTEAD)
         # Compiling makes another module, which the Trainer does not make again if it finds it here.
         trainer.model_wrapped = self._model
-        trainer.add_callback(self)
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
         return self
 
     def __exit__(
@@ -123,7 +126,8 @@ class LaconicCallback(TrainerCallback):
         trainer, model = self._trainer, self._model
         if model is None:
             raise AttachError(
-                f"LaconicCallback was added to the Trainer by hand, and the Trainer has wrapped its model. {_INSTEAD}."
+                "LaconicCallback has no effect outside of its with block, and the Trainer would train without laconic. "
+                f"{_INSTEAD}."
             )
         if self._session is not None:
             raise AttachError(f"the last train() ended with an error and its session is still attached. {_INSTEAD}.")

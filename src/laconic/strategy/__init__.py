@@ -320,6 +320,12 @@ class Strategy:
         when, traits = self.synchronization, self.codec.traits
         return when.quantity == "gradient" and when.keeps_scale and traits.keeps_scale and not traits.accumulates
 
+    def adds_to_momentum(self, step: int) -> bool:
+        """Whether each exchange of this step adds a mean of gradients to a momentum or a velocity."""
+        when = self.synchronization
+        averaged = when.quantity == "momentum" and step >= when.warmup
+        return averaged or not when.keeps_scale or self.codec.traits.accumulates
+
     def exact(self) -> bool:
         """Whether predicted bytes are exact; False: bytes depend on values or on the speed of workers."""
         when = self.synchronization

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from laconic.core.plan import Plan
 from laconic.core.stateful import BucketState, ParameterState
+from laconic.errors import warn_user
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.engine import Task
 from laconic.runtime.hooks import refused_gradients as refused
@@ -48,6 +49,7 @@ class GradientHooks(TrainingHooks):
         self._usage = None if job.find_unused_parameters is False else Usage(job)
         self._used = dict.fromkeys(job.parameters, False)
         self._passes = 0
+        self._warned = False
         self._new_plan: Plan | None = None
         # Servers know this plan already.
         servers = job.strategy.architecture.has_servers
@@ -345,6 +347,12 @@ class GradientHooks(TrainingHooks):
             # The others may have made a pass: contribute zeros, or their exchange would meet our next one.
             self._begin()
             self._finish_pass()
+        job = self._job
+        # A GradScaler skips steps, and what was sent in them is dropped.
+        if self._passes > 1 and not self._warned and not job.loss_scale.has_scaler:
+            if job.strategy.adds_to_momentum(job.step):
+                self._warned = True
+                warn_user(refused.several_passes(self._passes, job.step, job.strategy))
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
         if self._deferred is not None:

@@ -1,4 +1,4 @@
-"""Errors for gradients that cannot be exchanged; each names the parameter and what to do."""
+"""Errors for gradients that cannot be exchanged, and a warning; each says what to do."""
 
 from __future__ import annotations
 
@@ -55,6 +55,16 @@ def added_to_result(name: str, step: int, strategy: object) -> CommunicationErro
         f'a backward pass of step {step} would add to the gradient of "{name}", which holds the result of the last '
         f'exchange: with "{strategy}" that is a momentum, a velocity or a direction and no mean of gradients. Put all '
         "passes of a step but the last inside session.accumulate(), and call optimizer.zero_grad() between steps."
+    )
+
+
+def several_passes(passes: int, step: int, strategy: object) -> str:
+    """A warning: a step has exchanged several times, and each exchange has changed a momentum."""
+    return (
+        f'{passes} backward passes have exchanged gradients before optimizer.step() of step {step}, and "{strategy}" has '
+        "added the gradients of each to its momentum: a pass was skipped, or the loop runs several passes in a step "
+        "(e.g. sharpness-aware minimization, or one pass for each of several optimizers). For such loops use a strategy "
+        'that exchanges gradients and keeps no momentum, e.g. "int4 + error_feedback".'
     )
 
 
