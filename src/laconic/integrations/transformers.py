@@ -60,8 +60,8 @@ class LaconicCallback(TrainerCallback):
     find_unused_parameters, sync_optimizer, timeout_s, events: as for laconic.attach().
 
     Use it as a context manager around train(). Inside the block the Trainer does not wrap its model in DDP; a train()
-    before the block raises. The number of steps of the whole training is passed to laconic.attach(). At the end of train(),
-    replicas that differ are averaged, unless load_best_model_at_end has loaded the same model on all ranks.
+    before the block raises. The number of steps of the whole training is passed to laconic.attach(). At the end of
+    train(), replicas that differ are averaged, unless load_best_model_at_end has loaded the same model on all ranks.
     """
 
     def __init__(

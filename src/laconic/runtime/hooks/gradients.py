@@ -347,12 +347,17 @@ class GradientHooks(TrainingHooks):
             # The others may have made a pass: contribute zeros, or their exchange would meet our next one.
             self._begin()
             self._finish_pass()
+        if self._passes > 1:
+            self._warn_of_several_passes()
+
+    def _warn_of_several_passes(self) -> None:
+        """Warn once where a momentum takes the gradients of each pass."""
         job = self._job
-        # A GradScaler skips steps, and what was sent in them is dropped.
-        if self._passes > 1 and not self._warned and not job.loss_scale.has_scaler:
-            if job.strategy.adds_to_momentum(job.step):
-                self._warned = True
-                warn_user(refused.several_passes(self._passes, job.step, job.strategy))
+        if job.loss_scale.has_scaler:
+            return  # it skips steps, and what was sent in them is dropped
+        if not self._warned and job.strategy.adds_to_momentum(job.step):
+            self._warned = True
+            warn_user(refused.several_passes(self._passes, job.step, job.strategy))
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
         if self._deferred is not None:
