@@ -6,7 +6,7 @@ model.double()) never re-points our view, and the address of a gradient is check
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -116,12 +116,19 @@ class GradientViews:
         """Whether this gradient is one of our views or copies, so that it has been exchanged."""
         return gradient is self._handed_out.get(name) or self.lies_in_a_bucket(name, gradient)
 
-    def holds_result(self, name: str) -> bool:
-        """Whether .grad still holds what was handed out, and was not set to zero."""
-        gradient = self._parameters[name].grad
-        if isinstance(gradient, LazyGradient):
-            return bool(gradient.arrived().any())
-        return gradient is not None and self.was_handed_out(name, local(gradient)) and bool(local(gradient).any())
+    def first_result(self, names: Iterable[str]) -> str | None:
+        """The first of these parameters whose .grad still holds what was handed out; None if all were set to zero."""
+        held: dict[str, torch.Tensor] = {}
+        for name in names:
+            gradient = self._parameters[name].grad
+            whole = gradient.arrived() if isinstance(gradient, LazyGradient) else gradient
+            if whole is not None and (whole is not gradient or self.was_handed_out(name, local(whole))):
+                held[name] = local(whole)
+        held = {name: gradient for name, gradient in held.items() if gradient.numel()}
+        # Together, so that the host waits once for a GPU.
+        sizes = torch._foreach_norm([*held.values()], ord=torch.inf) if held else []
+        largest = torch.stack([size.float().to(sizes[0].device) for size in sizes]).tolist() if held else []
+        return next((name for name, size in zip(held, largest, strict=True) if size), None)
 
     def release(self) -> None:
         """Replace gradients that share memory with a bucket by ordinary tensors."""

@@ -152,9 +152,10 @@ class GradientHooks(TrainingHooks):
         """Raise if .grad holds a result that is no gradient; arrived: the parameter that was added to already."""
         self._may_add_to = True
         job, owned = self._job, {id(p) for group in self._job.param_groups for p in group["params"]}
-        for name, parameter in job.parameters.items():
-            if name != arrived and id(parameter) in owned and self._views.holds_result(name):
-                raise refused.added_to_result(name, job.step, job.strategy)
+        others = [name for name, parameter in job.parameters.items() if name != arrived and id(parameter) in owned]
+        holds = self._views.first_result(others)
+        if holds is not None:
+            raise refused.added_to_result(holds, job.step, job.strategy)
 
     def _take_late(self, thread: int | None = None) -> None:
         """Take gradients that had other hooks to run: those of this thread, whose hooks are done, or all at the end."""
