@@ -11,6 +11,7 @@ import torch
 import laconic
 from laconic.compression import ErrorFeedback
 from laconic.core.in_process import InProcessTransport
+from laconic.strategy import AXES
 from tests.runtime.replicas import assert_equal, mlp, mlp_loss, sgd, snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,3 +76,9 @@ def test_the_strategies_in_the_readme_exist() -> None:
     assert found
     for strategy in found:
         laconic.Strategy.parse(strategy)
+
+
+def test_the_readme_names_every_method() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    named = {name for row in rows for name in re.findall(r"`([a-z0-9_]+)[`(]", row)}
+    assert [method.name for methods in AXES.values() for method in methods if method.name not in named] == []
