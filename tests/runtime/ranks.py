@@ -233,6 +233,31 @@ def stops_when_a_rank_is_lost(victim: int, how: str) -> dict[str, object]:
     raise AssertionError("unreachable")
 
 
+def leaves_out_a_step(strategies: list[str], steps: int) -> dict[str, dict[str, object]]:
+    """Rank 1 leaves out its fourth step; how far each rank comes, and what it is told."""
+    found: dict[str, dict[str, object]] = {}
+    with gloo_group():
+        rank = dist.get_rank()
+        for strategy in strategies:
+            model = mlp()
+            optimizer = sgd(model, strategy)
+            made, error = 0, ""
+            try:
+                with laconic.attach(model, optimizer, strategy, timeout_s=30, total_steps=1000):
+                    for step in range(steps):
+                        mlp_loss(model, step, rank).backward()
+                        if rank != 1 or step != 3:
+                            optimizer.step()
+                        optimizer.zero_grad()
+                        made = step + 1
+                        time.sleep(0.002)
+            except CommunicationError as exc:
+                error = str(exc)
+            found[strategy] = {"made": made, "error": error}
+            dist.barrier()
+    return found
+
+
 def one_rank_never_attaches() -> str:
     """Rank 1 does not call attach; what the others are told."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))

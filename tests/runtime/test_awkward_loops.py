@@ -291,6 +291,45 @@ def test_steps_without_a_pass_and_two_steps_after_one() -> None:
     assert_equal(*loop(body))
 
 
+@pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")
+@pytest.mark.parametrize(
+    "how",
+    [
+        "bsp / all_reduce / none / priority",
+        "bsp / all_reduce / powersgd(rank=1) + error_feedback",
+        "bsp / parameter_server",
+        "demo",
+        "onebit_adam(total_steps=20)",
+    ],
+)
+@pytest.mark.parametrize("left_out", [0, 4])
+def test_a_step_that_one_rank_alone_leaves_out_is_refused(how: str, left_out: int) -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(5):
+            mlp_loss(model, step, rank).backward()
+            if rank != 1 or step != left_out:
+                optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.raises(
+        CommunicationError,
+        match=r"rank 1 has made .*left out on one rank alone|ranks (disagree on|sent different things)",
+    ):
+        loop(body, how=how, make_optimizer=lambda model: sgd(model, how))
+
+
+def test_steps_that_all_ranks_leave_out_change_nothing() -> None:
+    def body(model, optimizer, session, rank):
+        for step in range(4):
+            mlp_loss(model, step, rank).backward()
+            if step % 2:
+                optimizer.step()
+            optimizer.zero_grad()
+        assert session.step == 2
+
+    assert_equal(*loop(body))
+
+
 def test_a_closure_is_averaged_as_well() -> None:
     def body(model, optimizer, session, rank):
         for step in range(3):

@@ -144,6 +144,24 @@ def test_a_rank_that_leaves_early_is_named(losses: Begun) -> None:
     assert "detached" in results[0].value["error"]
 
 
+@pytest.mark.parametrize("steps", [9, 4000])
+def test_a_step_that_one_rank_leaves_out_is_noticed_during_training_or_at_its_end(steps: int) -> None:
+    """The number of exchanges is the same on all ranks, so nothing else would notice it."""
+    strategies = ["bsp", "bsp / all_reduce / randomk(density=0.5) + error_feedback", "onebit_adam"]
+    results = run_processes(
+        "tests.runtime.ranks:leaves_out_a_step",
+        world_size=3,
+        arguments={"strategies": strategies, "steps": steps},
+        timeout_s=100,
+    )
+    for strategy in strategies:
+        found = [result.value[strategy] for result in results]
+        assert any("a step was left out on one rank alone" in one["error"] for one in found), found
+        assert all("rank 1 has made" in one["error"] for one in found if one["error"]), found
+        if steps > 9:
+            assert all(one["error"] and one["made"] < steps for one in found), found
+
+
 def test_a_rank_that_never_attaches_is_named(losses: Begun) -> None:
     results = losses["never attaches"].result()
     for rank in (0, 2):

@@ -15,13 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from laconic.core.job_store import JobStore, in_time
-from laconic.core.transport import DETACHED, DETACHING, will_not_come
+from laconic.core.transport import DETACHED, DETACHING, left_out, will_not_come
 from laconic.errors import CommunicationError, PeerLost, one_line
 
 _T = TypeVar("_T")
@@ -40,6 +40,28 @@ _WHY_SILENT = {
 }
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
 """Poll interval for the texts of all ranks: short at first, then longer and longer."""
+
+
+_MARKS_KEPT = 16
+"""The number of marks of one rank that stay in the store."""
+
+
+class Mark(NamedTuple):
+    """The steps that a rank has made in so many passes of a session; all ranks must have made as many."""
+
+    session: int
+    passes: int
+    step: int
+    last: bool
+    """Made at the end of the session; other marks are made by the first step after a pass."""
+
+    def replaces(self, other: Mark) -> bool:
+        """Whether to post this mark instead of an earlier one.
+
+        Of the passes between two of its beats each rank posts the one whose number has most factors of two, so that
+        different ranks often post the same.
+        """
+        return self.last or (self.passes & -self.passes) >= (other.passes & -other.passes)
 
 
 class _Texts:
@@ -92,6 +114,9 @@ class Heartbeat:
         self._alive: set[int] = set()
         self._num_texts = 0
         self._texts: _Texts | None = None
+        self._mark: Mark | None = None
+        self._own_marks: deque[str] = deque()
+        """Those in the store that this rank was the first to post."""
         self._watched: deque[tuple[float, str, torch.cuda.Event]] = deque()
         self.lost: CommunicationError | None = None
         """The error that ends all further communication, if there is one."""
@@ -120,6 +145,9 @@ class Heartbeat:
                     self._heard, self._unchanged, self._alive = {}, {}, set()
                 if self._texts is not None:
                     self._gather(self._texts)
+                if self._mark is not None:
+                    mark, self._mark = self._mark, None
+                    self._post(mark)
                 self._answered_s = time.monotonic()
                 self._looked.set()
                 if stopping:
@@ -194,6 +222,23 @@ class Heartbeat:
             self._texts = None
             texts.over.set()
 
+    def _post(self, mark: Mark) -> None:
+        """Post a mark, or compare it with that of the rank that was the first to post it."""
+        key = f"steps/{mark.session}/{'last' if mark.last else mark.passes}"
+        mine = (mark.step, self.rank)
+        step, rank = map(int, self._store.compare_set(key, "", f"{mark.step}|{self.rank}").decode().split("|"))
+        if rank == self.rank:
+            self._own_marks.append(key)
+            if len(self._own_marks) > _MARKS_KEPT:
+                self._store.delete_key(self._own_marks.popleft())
+        elif step != mark.step:
+            (fewest, behind), (most, ahead) = sorted([(step, rank), mine])
+            reason = left_out(mark.passes, behind, fewest, ahead, most)
+            self.lost = CommunicationError(f"rank {behind} {reason}.")
+            if self._failure is None and self._last_words is None:
+                self._last_words = json.dumps({"rank": behind, "reason": reason})
+                self._wake.set()
+
     def _watch_over(self) -> None:
         """Watch operations on a GPU, for which the host does not wait."""
         try:
@@ -242,6 +287,23 @@ class Heartbeat:
             self._connection.cut()
             self._thread.join(timeout=2)
         self._connection.close()
+
+    def compare_steps(self, mark: Mark) -> None:
+        """Compare a mark with those of other ranks, the last one here, others at the next beat."""
+        before = self._mark
+        if before is None or mark.replaces(before):
+            self._mark = mark
+        if mark.last:
+            while self._mark is not None and self._thread.is_alive() and self._beat_at_once():
+                pass
+            if self._thread.is_alive():
+                self._beat_at_once()  # the beat that took the mark has ended
+            if self.lost is not None:
+                raise self.lost
+
+    def _beat_at_once(self) -> bool:
+        self._wake.set()
+        return self._next_look()
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
         texts, self._num_texts = _Texts(self._num_texts, text, exchange), self._num_texts + 1

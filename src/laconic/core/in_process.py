@@ -20,10 +20,22 @@ import torch
 
 from laconic.core.hosts import Hosts, checked_hosts
 from laconic.core.sent_bytes import all_gather_sent, all_reduce_sent, broadcast_sent, shard_exchange_sent
-from laconic.core.transport import DETACHED, DETACHING, DoneWork, Purpose, ReduceOp, Traffic, Work, will_not_come
+from laconic.core.transport import (
+    DETACHED,
+    DETACHING,
+    DoneWork,
+    Purpose,
+    ReduceOp,
+    Traffic,
+    Work,
+    left_out,
+    will_not_come,
+)
 from laconic.errors import AttachError, CommunicationError, LaconicError, PeerLost, one_line
 
 Result = TypeVar("Result")
+_STEPS_KEPT = 64
+"""The number of passes for which the steps of ranks are compared."""
 _SLICE_S = 0.05
 """Poll interval of a wait for failed peers."""
 
@@ -53,6 +65,9 @@ class InProcessCluster:
         self._begun: dict[int, int] = {}
         """By rank: the number of the last exchange it has begun."""
         self._texts: dict[int, dict[int, str]] = {}
+        self._steps: dict[tuple[int, int, bool], tuple[int, int]] = {}
+        """By session, number of passes, and whether it is the last: the steps of the rank that was there first, and
+        this rank."""
 
     def transport(self, rank: int) -> InProcessTransport:
         """The transport of one rank; use each from one thread at a time."""
@@ -66,7 +81,7 @@ class InProcessCluster:
         self._failure = None
         self._meetings.clear()
         counts = (self._num_sent, self._num_asked, self._tallies)
-        for noted in (self._mail, *counts, self._status, self._begun, self._texts):
+        for noted in (self._mail, *counts, self._status, self._begun, self._texts, self._steps):
             noted.clear()
         results: dict[int, Result] = {}
         errors: list[BaseException] = []
@@ -194,6 +209,7 @@ class InProcessTransport:
         self._sequence = 0
         self._num_texts = 0
         self._taken = False
+        self._num_sessions = 0
 
     def waits_on_stream(self, device: torch.device) -> bool:
         return False
@@ -335,6 +351,7 @@ class InProcessTransport:
         if self._taken:
             raise AttachError("this transport already carries a session; detach that one or use another transport.")
         self._taken = True
+        self._num_sessions += 1
         self.set_status("attaching", exchange=0)
 
     def release(self) -> None:
@@ -346,6 +363,17 @@ class InProcessTransport:
             self.cluster._status[self.rank] = status
             if exchange is not None:
                 self.cluster._begun[self.rank] = exchange
+
+    def compare_steps(self, passes: int, step: int, *, last: bool = False) -> None:
+        with self.cluster._lock:
+            mine = (step, self.rank)
+            first = self.cluster._steps.setdefault((self._num_sessions, passes, last), mine)
+            self.cluster._steps.pop((self._num_sessions, passes - _STEPS_KEPT, False), None)
+        if first[0] != step:
+            (fewest, behind), (most, ahead) = sorted([first, mine])
+            reason = left_out(passes, behind, fewest, ahead, most)
+            self.announce_failure(reason, rank=behind)
+            raise CommunicationError(f"rank {behind} {reason}.")
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
         cluster = self.cluster

@@ -183,6 +183,9 @@ class PacedTransport:
     def set_status(self, status: str, *, exchange: int | None = None) -> None:
         self.inner.set_status(status, exchange=exchange)
 
+    def compare_steps(self, passes: int, step: int, *, last: bool = False) -> None:
+        self.inner.compare_steps(passes, step, last=last)
+
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
         """Texts are too small to be paced."""
         return self.inner.gather_texts(text, what=what, exchange=exchange, advice=advice)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from laconic.core.group_operations import GroupOperations, Issue
-from laconic.core.heartbeat import Heartbeat
+from laconic.core.heartbeat import Heartbeat, Mark
 from laconic.core.hosts import Hosts, hosts_of, name_of_host
 from laconic.core.job_store import JobStore
 from laconic.core.meeting import Meeting
@@ -61,6 +61,7 @@ class TorchTransport(GroupOperations):
         self._group: dist.ProcessGroup | None = None
         self._may_destroy = False
         self._taken = False
+        self._num_sessions = 0
         self._heartbeat: Heartbeat | None = None
         self._questions: JobStore | None = None
         self._tallies: Tallies | None = None
@@ -131,6 +132,7 @@ class TorchTransport(GroupOperations):
         if self._taken:
             raise AttachError("this transport already carries a session; detach that one or use another transport.")
         self._taken = True
+        self._num_sessions += 1
         self.set_status("attaching", exchange=0)
 
     def release(self) -> None:
@@ -142,6 +144,11 @@ class TorchTransport(GroupOperations):
             self._heartbeat.status = status
             if exchange is not None:
                 self._heartbeat.exchange = exchange
+
+    def compare_steps(self, passes: int, step: int, *, last: bool = False) -> None:
+        """Through the job's store, at some of the passes, and in a thread that communication does not wait for."""
+        if self._heartbeat is not None:
+            self._heartbeat.compare_steps(Mark(self._num_sessions, passes, step, last))
 
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
         """The texts go through the job's store."""

@@ -210,6 +210,14 @@ class Transport(Protocol):
         """
         ...
 
+    def compare_steps(self, passes: int, step: int, *, last: bool = False) -> None:
+        """Compare with the other ranks the steps made in as many backward passes that exchange gradients.
+
+        If ranks differ, `known_failure()` soon says so. last: this rank makes no more; raise it here, if another rank
+        has come as far.
+        """
+        ...
+
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
         """The text of every rank, sent apart from tensors, so that it cannot collide with an exchange.
 
@@ -252,6 +260,15 @@ class Transport(Protocol):
     def close(self) -> None:
         """Release all resources; closing twice is fine."""
         ...
+
+
+def left_out(passes: int, behind: int, fewest: int, ahead: int, most: int) -> str:
+    """What rank `behind` has done, as the reason of a failure."""
+    return (
+        f"has made {fewest} steps in {passes} backward passes that exchanged gradients, and rank {ahead} has made "
+        f"{most}: a step was left out on one rank alone, so replicas differ. Skip a step on all ranks or on none, e.g. "
+        "where the gradients after backward(), which are the same on all ranks, are not finite"
+    )
 
 
 class DoneWork:

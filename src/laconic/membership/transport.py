@@ -194,6 +194,9 @@ class ViewTransport(GroupOperations):
     def set_status(self, status: str, *, exchange: int | None = None) -> None:
         """Do nothing: the keeper knows who is missing."""
 
+    def compare_steps(self, passes: int, step: int, *, last: bool = False) -> None:
+        """Do nothing: members compare their units in every vote."""
+
     def gather_texts(self, text: str, *, what: str, exchange: int, advice: str) -> list[str]:
         """Only this rank's text: members agree in units, so there is no need to compare operations."""
         return [text]

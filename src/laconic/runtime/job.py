@@ -100,6 +100,10 @@ class Job:
     a gradient in every pass, or the pass raises."""
     loss_scale: LossScale
     step: int = 0
+    passes: int = 0
+    """The number of backward passes that have exchanged gradients."""
+    compared: int = 0
+    """The number of passes up to which steps have been compared with other ranks."""
     accumulating: bool = False
     servers: Servers | None = None
     replan_servers: Callable[[Sequence[Bucket]], None] | None = None
@@ -167,6 +171,12 @@ class Job:
         if self.join is None:
             return Attendance(self.transport.world_size, 0)
         return self.join.announce(phase)
+
+    def compare_steps(self, *, last: bool = False) -> None:
+        """Find out whether all ranks have made this step, where they exchange gradients in every one."""
+        if (last or self.passes > self.compared) and self.passes and self.strategy.exchanges_gradients():
+            self.compared = self.passes
+            self.transport.compare_steps(self.passes, self.step, last=last)
 
     @property
     def optimizer(self) -> Optimizer:

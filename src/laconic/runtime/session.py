@@ -469,8 +469,10 @@ class Session:
         if self._hooks is not None:
             self._hooks.finish_updates()
             self._hooks.wait()
-        if self._buffers is not None and not at_exit:
-            self._buffers.synchronize()
+        if not at_exit:
+            self._job.compare_steps(last=True)
+            if self._buffers is not None:
+                self._buffers.synchronize()
         self._job.stopwatch.flush()
         at_most_s = _AT_EXIT_S if at_exit else math.inf
         if self._hooks is not None:

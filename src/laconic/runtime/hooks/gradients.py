@@ -310,6 +310,7 @@ class GradientHooks(TrainingHooks):
             self._new_plan = self._planning.pass_ended() or self._new_plan
         self._used = dict.fromkeys(self._used, False)
         self._passes += 1
+        job.passes += 1
         self._open = False
         self._may_add_to = job.strategy.results_add_up()
 

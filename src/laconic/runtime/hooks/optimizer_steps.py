@@ -126,6 +126,7 @@ class OptimizerSteps:
         job.events.write(Event("step", self._began_s, job.transport.rank, job.step, now_s - self._began_s, data))
         self._began_s = now_s
         job.step += 1
+        job.compare_steps()
         if job.recovery is not None:
             job.recovery.step_made()
         for action in job.after_step:
