@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,21 @@ import laconic
 from laconic.settings import Method
 from laconic.strategy import AXES
 
+pytestmark = pytest.mark.xdist_group("sources")  # in one worker, which reads each file once
 SOURCE = Path(laconic.__file__).parent
 NO_METHODS = ("__init__", "contract", "traits")
 """Files of a room that hold what its methods share."""
 HEAVY = {"rich", "tyro", "plotly", "jinja2", "numba", "pyroute2"}
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def _imports(path: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -76,7 +83,7 @@ def test_no_bare_name_files() -> None:
 def _classes() -> dict[str, list[tuple[Path, ast.ClassDef]]]:
     found: dict[str, list[tuple[Path, ast.ClassDef]]] = {}
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append((path, node))
     return found
@@ -125,7 +132,7 @@ def test_no_docstring_only_points_elsewhere() -> None:
     pointing = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
         and re.match(r"(See|As) `?[\w.]+`?(\(\))?[.;]", ast.get_docstring(node) or "")
     ]

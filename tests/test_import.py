@@ -80,7 +80,7 @@ def imported() -> dict:
     return json.loads(done.stdout)
 
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.xdist_group("sources")]  # one worker tries the imports once
 
 
 def test_the_probe_looks_at_this_package(imported: dict) -> None:

@@ -113,6 +113,7 @@ def busiest_s(pairs: np.ndarray, shares: np.ndarray) -> float:
     return max(sum((shares[i] + shares[j]) / pairs[i][j] for j in range(size) if j != i) for i in range(size))
 
 
+@pytest.mark.slow
 @given(st.integers(2, 6), st.randoms(use_true_random=False))
 def test_no_host_is_busier_than_with_equal_or_random_shares(size: int, random) -> None:
     pairs = np.ones((size, size))
@@ -151,6 +152,7 @@ def test_loads_follow_shares(numels: list[int], units: list[int]) -> None:
             assert not mine or not other or sum(mine) * other <= (sum(others) + min(mine)) * share * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_links_are_measured_when_attaching_and_no_bit_changes() -> None:
     """The last rank is far from the others; shares change where sums are formed, not what they are."""
     found: dict[str, list[torch.Tensor]] = {}

@@ -31,13 +31,14 @@ from tests.processes import run_processes
 from tests.runtime.replicas import assert_equal
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("strategy", "keeps"),
     [
-        pytest.param(TOPK, True, marks=pytest.mark.slow),
-        pytest.param(TOPK, False, marks=pytest.mark.slow),
+        (TOPK, True),
+        (TOPK, False),
         (LOCAL, True),
     ],
 )

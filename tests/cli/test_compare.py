@@ -368,6 +368,7 @@ def test_ctrl_c_keeps_what_was_measured(ends: tuple[Path, dict[str, Future]]) ->
     assert eventually(lambda: not any(map(is_running, ranks)), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(120)
 def test_a_full_disk_is_one_clear_error(ends: tuple[Path, dict[str, Future]]) -> None:

@@ -25,6 +25,7 @@ def script(tmp_path: Path) -> str:
     return f"{path}:make_model"
 
 
+@pytest.mark.slow
 def test_the_example(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "mlp.json"
     compressors = ["--compressor", "int8", "--compressor", "topk(density=0.02) + error_feedback"]

@@ -280,6 +280,7 @@ def test_auto_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     assert told.startswith("tree from 0 B")
 
 
+@pytest.mark.slow
 def test_auto_measures_and_trains() -> None:
     states = train("bsp / all_reduce(auto) / none / fusion", InProcessCluster(3), steps=3)
     for name, expected in reference(model(), world_size=3, steps=3).items():

@@ -28,6 +28,7 @@ def test_all_reduce_for_every_number_of_ranks(algorithm: str, some: range) -> No
         check(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks_per_host", [1, 2, 4, 8, 16])
 def test_hierarchical_on_other_hosts(ranks_per_host: int) -> None:
     for world_size in (*range(1, 20), 32, 63, 64):
@@ -68,6 +69,7 @@ def is_all_reduce(made: Collective) -> bool:
 some_collective = st.builds(collective, st.sampled_from(list(ALGORITHMS)), st.integers(2, 9))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data(), some_collective, st.sampled_from(["drop", "double", "chunk", "destination", "reduce"]))
 def test_a_changed_row_is_found(data: st.DataObject, made: Collective, change: str) -> None:
@@ -95,6 +97,7 @@ def test_a_changed_row_is_found(data: st.DataObject, made: Collective, change: s
     assert re.search(r"chunk -?\d+", str(error.value))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data(), some_collective)
 def test_crossed_steps_are_found_exactly_if_they_matter(data: st.DataObject, made: Collective) -> None:

@@ -183,6 +183,7 @@ def test_the_host_of_the_store_killed_while_others_attach_is_named() -> None:
         assert ran.ended_s - killed.ended_s < 20
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(60)
 def test_a_rank_that_ends_while_gloo_connects_leaves_no_thread() -> None:

@@ -88,12 +88,14 @@ def _run_pairs(folder: Path, then: str, **settings: Any) -> tuple[list[str], lis
     return said, sorted(line for path in folder.glob("*.printed") for line in path.read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_replica_meet_in_a_store_of_their_own(tmp_path: Path) -> None:
     said, printed = _run_pairs(tmp_path, "pass")
     assert said == []
     assert printed == ["0 2 0 0.0 0.0", "0 2 2 0.2 0.2", "1 2 1 0.0 0.1", "1 2 3 0.2 0.3"]
 
 
+@pytest.mark.slow
 def test_a_replica_is_replaced_as_a_whole(tmp_path: Path) -> None:
     then = "os.environ['LACONIC_WORKER'] == '0.3' and os.kill(os.getpid(), 9); dist.get_rank() or time.sleep(3)"
     said, printed = _run_pairs(tmp_path, then)

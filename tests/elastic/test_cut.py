@@ -88,6 +88,7 @@ group._destroy(Slow())
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_waits_until_its_groups_are_destroyed() -> None:
     """A thread that is inside Gloo when the interpreter ends takes the process down with an abort."""
     ended = subprocess.run(

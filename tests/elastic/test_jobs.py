@@ -27,6 +27,7 @@ def _check(strategy: str, outcome: Outcome, folder: Path) -> Replayed:
     return replayed
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_ranks_die_join_and_leave(tmp_path: Path) -> None:
     outcome = run_job(FUSION, tmp_path, kills=2, leaves=1)
     _check(FUSION, outcome, tmp_path)

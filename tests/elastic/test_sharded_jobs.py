@@ -40,6 +40,7 @@ def _replay(strategy: str, outcome: Outcome, folder: Path) -> int:
     return replayed.skipped
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_replicas_die_join_and_leave(tmp_path: Path) -> None:
     target = "benchmarks.elastic.sharded_worker:train"
     outcome = run_job(FUSION, tmp_path, kills=2, leaves=1, gap_s=2.0, target=target, ranks_per_replica=2)

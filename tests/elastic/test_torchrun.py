@@ -134,6 +134,7 @@ def _interrupted(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[flo
     return used
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_loops_over_batches_continue_from_a_checkpoint_and_mistakes_are_named() -> None:
     results = run_processes("tests.elastic.test_torchrun:loops", world_size=2)

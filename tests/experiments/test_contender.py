@@ -45,6 +45,7 @@ def test_time_to_compile_is_no_training_time() -> None:
     assert max(warm) < COMPILING_S
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(60)
 def test_exchanges_in_flight_at_the_end_of_a_turn_count() -> None:

@@ -168,6 +168,7 @@ print(arrived / count)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privilege", ["root", "user_namespace"])
 def test_links_lose_the_packets_they_are_said_to_lose(privilege: Privilege) -> None:
     """A packet crosses two links, and both directions lose; other shares while hosts live; TCP gets all bytes over."""

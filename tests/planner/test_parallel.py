@@ -38,6 +38,7 @@ def test_on_infiniband_the_frameworks_own_exchange_is_best() -> None:
     assert found.best.seconds == pytest.approx(10_000 * found.best.time.total_s)
 
 
+@pytest.mark.slow
 def test_on_ethernet_islands_exchange_less_often() -> None:
     found = plan_in_parallel(_question(_ethernet(2)))
     best = found.best

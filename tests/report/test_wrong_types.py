@@ -64,6 +64,7 @@ def outcome(folder: RunFolder) -> tuple[str, str]:
     return text, ""
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(data=st.data())
 def test_results(folder: RunFolder, data: st.DataObject) -> None:
@@ -104,6 +105,7 @@ def test_events(folder: RunFolder, data: st.DataObject) -> None:
         folder.write_text("events.jsonl", text)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(data=st.data())
 def test_environment(folder: RunFolder, data: st.DataObject) -> None:

@@ -100,6 +100,7 @@ def test_compressed_inside_and_diloco_between() -> None:
         assert min(result.value["sent"]) > 0
 
 
+@pytest.mark.slow
 def test_a_peer_that_goes_is_named() -> None:
     results = run_processes(
         "tests.runtime.fully_sharded_ranks:a_peer_goes",

@@ -210,6 +210,7 @@ def test_one_bit_learns_what_adam_learns() -> None:
     assert trained("onebit-adam", 300) < 1.2 * plain
 
 
+@pytest.mark.slow
 def test_a_checkpoint_continues_bit_for_bit() -> None:
     strategy = f"{REFRESHED} / all_reduce / onebit(route=scatter) + error_feedback"
 

@@ -29,6 +29,7 @@ def test_all_shards_agree_on_which_parameters_have_gradients() -> None:
         assert any(result.value["answers read"].values())
 
 
+@pytest.mark.slow
 def test_what_differs_only_between_shards_is_refused_by_every_rank() -> None:
     for result in run_processes(f"{_RANKS}:differing_by_shard", world_size=4, timeout_s=100):
         odd = result.rank % 2 == 1
@@ -92,6 +93,7 @@ def test_evaluation_in_inference_mode(strategy: str) -> None:
         assert result.value == {"losses": True, "parameters": True}
 
 
+@pytest.mark.slow
 def test_a_mixture_of_replicas_is_not_loaded(tmp_path: Path) -> None:
     for result in run_processes(
         f"{_RANKS}:resumed_from_one_copy", world_size=4, arguments={"folder": str(tmp_path)}, timeout_s=100

@@ -91,6 +91,7 @@ def test_fusion_equals_torch(tensors: list[TensorSpec]) -> None:
     assert sorted(ours[len(closed) :]) == unfinished
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(tensors=ONE_KIND, limits=st.lists(st.integers(1, 40 * MIB), min_size=2, max_size=2).map(sorted))
 def test_fusion_equals_torch_with_other_limits(tensors: list[TensorSpec], limits: list[int]) -> None:

@@ -121,6 +121,7 @@ def test_priority_cuts_the_same_pieces_whatever_the_times(parts, link) -> None:
 PARTS = st.lists(st.integers(1, 5000), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @given(PARTS, st.integers(4, 4000), st.integers(0, 6000))
 def test_partitions_are_runs_that_cover_everything(sizes, nbytes, merged_bytes) -> None:
     tensors = [TensorSpec(f"p{index}", (numel,)) for index, numel in enumerate(sizes)]

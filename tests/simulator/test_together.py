@@ -48,6 +48,7 @@ def test_two_jobs_share_an_uplink_fairly() -> None:
         assert shared.slowdown == pytest.approx(0.03 / 0.02, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_job_with_short_steps_does_not_leave_one_with_long_steps_alone() -> None:
     long = job((0.0, 1.0, 100 * NBYTES))
     short = job((0.0, 0.001, NBYTES // 10))

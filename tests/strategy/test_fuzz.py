@@ -6,6 +6,7 @@ import datetime
 import math
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,6 +124,7 @@ def _method_tables(axis: str) -> st.SearchStrategy[dict[str, object]]:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(st.fixed_dictionaries({}, optional={axis: _method_tables(axis) for axis in AXES}))
 def test_any_settings_of_real_methods(table: dict[str, object]) -> None:

@@ -228,6 +228,7 @@ def test_the_gradients_of_a_slow_worker_are_dropped_counted_and_not_waited_for()
     assert found[0][0] + found[2][0] <= 4
 
 
+@pytest.mark.slow
 def test_a_worker_that_missed_updates_comes_to_the_end_of_its_loop() -> None:
     """All make the same number of steps and then wait for each other without laconic."""
     timeout_s, num_steps = 60.0, 30

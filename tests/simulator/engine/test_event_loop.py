@@ -131,6 +131,7 @@ def test_other_durations_without_building_again() -> None:
     assert run(graph).end_s.tolist() == [1.0, 3.0]
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(task_graphs())
 def test_as_a_plain_list_scheduler(case: tuple[list[Task], list[int]]) -> None:

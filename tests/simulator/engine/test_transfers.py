@@ -125,6 +125,7 @@ def test_a_transfer_that_was_seen_before_may_be_joined_at_any_time(joins_after_s
     np.testing.assert_allclose(outcome.end_s, end_s, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_many_transfers_that_come_and_go() -> None:
     # Over four racks with one slow uplink: most flows do not notice when another one begins or ends.
     generator = np.random.default_rng(0)
@@ -167,6 +168,7 @@ def traffic(draw: st.DrawFn) -> tuple[list[Task], list[int], list[list[tuple[int
     return tasks, capacity, chosen
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(traffic())
 def test_as_a_plain_simulation(case: tuple[list[Task], list[int], list[list[tuple[int, int, float]]]]) -> None:
