@@ -83,6 +83,7 @@ def test_the_published_rule() -> None:
                 torch.testing.assert_close(values[name].double(), expected[step][rank][name], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("middle", [5, PERIOD, 21])
 def test_saved_and_loaded_training_continues_bit_for_bit(middle: int) -> None:
     """Before the first round, right after it, and between two: with the period, and with what was reported since."""

@@ -309,6 +309,7 @@ def test_another_number_of_workers_has_the_same_sum_of_momenta(before: int, afte
     assert all(torch.equal(state["ranks"][str(rank)]["tall"]["powersgd.q"], q) for rank, state in enumerate(moved))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "rate"),
     [

@@ -73,6 +73,7 @@ def test_the_published_rule(threshold: float) -> None:
             torch.testing.assert_close(values[name], right[name], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_same_where_servers_form_sums_and_payloads_are_compressed() -> None:
     _, exchanged = published(0.25)
     for place in ("parameter_server / none", "all_reduce / bf16"):
