@@ -62,9 +62,10 @@ def several_passes(passes: int, step: int, strategy: object) -> str:
     """A warning: a step has exchanged several times, and each exchange has changed a momentum."""
     return (
         f"{passes} backward passes have exchanged gradients before optimizer.step() of step {step}, and "
-        f'"{strategy}" has added the gradients of each to its momentum: a pass was skipped, or the loop runs several '
-        "passes in a step (e.g. sharpness-aware minimization, or one pass for each of several optimizers). For such "
-        'loops use a strategy that exchanges gradients and keeps no momentum, e.g. "int4 + error_feedback".'
+        f'"{strategy}" has added the gradients of each to its momentum: a step was left out after a pass, or the loop '
+        "runs several passes in a step (e.g. sharpness-aware minimization, or one pass for each of several "
+        "optimizers). For such loops use a strategy that exchanges gradients and keeps no momentum, e.g. "
+        '"int4 + error_feedback".'
     )
 
 
