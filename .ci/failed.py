@@ -18,7 +18,7 @@ options = parser.parse_args()
 def node_id(test: ElementTree.Element) -> str:
     """The id by which pytest runs this test, without the group that pytest-xdist adds to it."""
     *folders, module = str(test.get("classname")).split(".")
-    name = re.sub(r"@\w+$", "", str(test.get("name")))
+    name = re.sub(r"@[^@\]]+$", "", str(test.get("name")))
     return f"{'/'.join([*folders, module])}.py::{name}"
 
 

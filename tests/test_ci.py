@@ -30,11 +30,13 @@ def test_failed_tests_are_named_as_pytest_names_them(tmp_path: Path) -> None:
         ("tests.cli.test_run", "test_one@processes", "failure"),
         ("tests.cli.test_run", "test_two[a / b-x@y]", "failure"),
         ("tests.test_ci", "test_three[a@b]@lab", "error"),
+        ("tests.compression.test_x", "test_four@compare bits", "error"),
     )
-    assert _ran(report, at_most=3).stdout.splitlines() == [
+    assert _ran(report, at_most=4).stdout.splitlines() == [
         "tests/cli/test_run.py::test_one",
         "tests/cli/test_run.py::test_two[a / b-x@y]",
         "tests/test_ci.py::test_three[a@b]",
+        "tests/compression/test_x.py::test_four",
     ]
 
 

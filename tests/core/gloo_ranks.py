@@ -16,7 +16,7 @@ from laconic.core.meeting import Meeting
 from laconic.core.torch_distributed import TorchTransport
 from laconic.errors import CommunicationError
 from tests.core.operations import CASES, contribution
-from tests.processes import gloo_group
+from tests.processes import eventually, gloo_group, is_running
 
 
 def operations(word: str) -> dict[str, object]:
@@ -177,6 +177,29 @@ def wait_for_a_killed_rank(victim: int) -> dict[str, object]:
         transport.close()
     found["close_s"] = time.monotonic() - closing
     return found
+
+
+def outlive_the_store() -> dict[str, object]:
+    """Of two groups that of rank 0, the host of the store, ends; the other goes on, and then one of its ranks ends."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(4)]
+    dist.all_gather(pids, torch.tensor([os.getpid()]))
+    transport = TorchTransport([dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2], timeout_s=30)
+    began_s = time.monotonic()
+    if rank in (0, 2):
+        transport.close()
+        return {"close_s": time.monotonic() - began_s}
+    if rank == 3:
+        assert eventually(lambda: not is_running(int(pids[0])), 20)
+    total = torch.full((1000,), float(rank))
+    transport.all_reduce(total, what="bucket 0").wait()
+    found: dict[str, object] = {"total": total, "waited_s": time.monotonic() - began_s}
+    if rank == 1:
+        found |= _error_of(lambda: transport.all_reduce(total, what="bucket 1").wait())
+    closing = time.monotonic()
+    transport.close()
+    return {**found, "close_s": time.monotonic() - closing}
 
 
 def attach_while_the_store_is_killed() -> dict[str, object]:

@@ -23,7 +23,7 @@ ADVICE = "Every rank must call it."
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Heartbeat]]:
     store = dist.HashStore()
     monkeypatch.setattr(job_store, "_default_store", lambda: SimpleNamespace(clone=lambda: store))
-    made = [Heartbeat(JobStore(timeout_s=5.0), "test", rank, 2, timeout_s=5.0) for rank in range(2)]
+    made = [Heartbeat(JobStore(timeout_s=5.0), "test", rank, range(2), timeout_s=5.0) for rank in range(2)]
     yield made
     for one in made:
         one.stop()

@@ -24,7 +24,7 @@ def heartbeat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat]:
     """The only rank that beats, of two."""
     store = dist.HashStore()
     monkeypatch.setattr(job_store, "_default_store", lambda: SimpleNamespace(clone=lambda: store))
-    made = Heartbeat(JobStore(timeout_s=5.0), "test", 0, 2, timeout_s=1.0)
+    made = Heartbeat(JobStore(timeout_s=5.0), "test", 0, range(2), timeout_s=1.0)
     yield made
     made.stop()
 

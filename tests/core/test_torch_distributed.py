@@ -166,6 +166,23 @@ class TestKill:
 
 @pytest.mark.slow
 @pytest.mark.dist
+@pytest.mark.timeout(60)
+def test_a_group_goes_on_where_rank_0_hosts_the_store_for_another_group_and_has_ended() -> None:
+    host, second, _, fourth = (
+        ran.value for ran in run_processes("tests.core.gloo_ranks:outlive_the_store", world_size=4)
+    )
+    assert 2 < host["close_s"] < 6, "rank 0 waits a moment for the ranks of other groups"
+    for ran in (second, fourth):
+        assert ran["waited_s"] > 2
+        assert ran["total"].eq(4).all()
+        assert ran["close_s"] < 3
+    assert second["kind"] == "CommunicationError"
+    assert second["message"].startswith("all_reduce(sum) of bucket 1 failed on rank 0: ")
+    assert second["message"].endswith("; the job's store, which would tell what the other ranks do, has ended.")
+
+
+@pytest.mark.slow
+@pytest.mark.dist
 @pytest.mark.timeout(100)
 def test_the_host_of_the_store_killed_while_others_attach_is_named() -> None:
     results = run_processes(

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -82,20 +82,37 @@ class _Texts:
 class Heartbeat:
     """Heartbeats and last words of one rank, and its knowledge of the others."""
 
-    def __init__(self, connection: JobStore, place: str, rank: int, world_size: int, timeout_s: float) -> None:
-        """Owns `connection` from now on; `place`: the prefix in the store for all ranks of this session."""
+    def __init__(
+        self,
+        connection: JobStore,
+        place: str,
+        rank: int,
+        global_ranks: Sequence[int],
+        timeout_s: float,
+        *,
+        attached: str = "attached",
+    ) -> None:
+        """Owns `connection` from now on.
+
+        place: the prefix in the store for all ranks of this session. global_ranks: of its process group, in order.
+        attached: a key in the store that counts ranks; sessions of other process groups at the same time use it too.
+        """
         self.rank = rank
-        self.world_size = world_size
+        self.world_size = len(global_ranks)
+        # Unless the launcher hosts the store, which ends last.
+        self._hosts_store = global_ranks[rank] == 0
+        self._host_is_here = 0 in global_ranks
         self.status = "attaching"
         self.exchange = 0
         """The number of the last exchange this rank has begun."""
         # A thousand ranks must not flood the store: two hundred beats a second in all are plenty.
-        self.period_s = max(0.5, world_size / 200)
+        self.period_s = max(0.5, self.world_size / 200)
         self._timeout_s = timeout_s
         self.group: dist.ProcessGroup | None = None
         """The groups to abort when an operation on a GPU is given up."""
         self._connection = connection
         self._store = connection.under(place)
+        self._attached = attached
         self._wake = threading.Event()
         self._stopping = False
         self._answered_s = time.monotonic()
@@ -128,6 +145,7 @@ class Heartbeat:
     def _run(self) -> None:
         beat = 0
         try:
+            self._connection.store.add(self._attached, 1)
             while True:
                 stopping = self._stopping
                 self._store.set(f"beat/{self.rank}", f"{beat}|{self.exchange}|{self.status}")
@@ -151,7 +169,8 @@ class Heartbeat:
                 self._answered_s = time.monotonic()
                 self._looked.set()
                 if stopping:
-                    if self.rank == 0:
+                    left = self._connection.store.add(self._attached, -1)
+                    if self._hosts_store and left:
                         self._see_others_off()
                     return
                 beat += 1
@@ -159,17 +178,22 @@ class Heartbeat:
                 self._wake.clear()
                 self._watch_over()
         except RuntimeError:
-            self._store_gone = True  # the connection is broken; the next wait reports it
+            self._store_gone = True  # the connection is broken; the next wait that needs the store reports it
+            self._looked.set()
+        while not self._stopping:
+            self._watch_over()
+            self._wake.wait(self.period_s)
+            self._wake.clear()
             self._looked.set()
 
     def _see_others_off(self) -> None:
-        """Rank 0 often hosts the store, and leaves last if it can: the others may still have to read who failed."""
-        beats = [f"beat/{rank}" for rank in range(1, self.world_size)]
+        """The rank that may host the store leaves last if it can: others may still ask the store, or read who failed.
+
+        Also those of other groups: of a sharded model each shard has its own group, and they end at different times.
+        """
         deadline_s = time.monotonic() + _LOOKS_AHEAD * self.period_s
         poll_s = _FIRST_POLL_S
-        while not self._stayed and time.monotonic() < deadline_s and self._store.check(beats):
-            if all(beat.decode().split("|", 2)[2] == DETACHED for beat in self._store.multi_get(beats)):
-                return
+        while not self._stayed and time.monotonic() < deadline_s and self._connection.store.add(self._attached, 0):
             time.sleep(poll_s)
             poll_s = min(_LAST_POLL_S, 1.5 * poll_s)
 
@@ -294,9 +318,9 @@ class Heartbeat:
         if before is None or mark.replaces(before):
             self._mark = mark
         if mark.last:
-            while self._mark is not None and self._thread.is_alive() and self._beat_at_once():
+            while self._mark is not None and not self._store_gone and self._beat_at_once():
                 pass
-            if self._thread.is_alive():
+            if not self._store_gone:
                 self._beat_at_once()  # the beat that took the mark has ended
             if self.lost is not None:
                 raise self.lost
@@ -312,7 +336,7 @@ class Heartbeat:
         deadline_s = time.monotonic() + self._timeout_s
         with self.waiting_until(deadline_s):
             while not texts.over.wait(self.period_s):
-                self.check(what)
+                self._check_with_store(what)
                 if time.monotonic() >= deadline_s:
                     self._texts = None
                     raise self.explain(what, f"did not finish in {self._timeout_s:g} s", timed_out=True)
@@ -350,7 +374,10 @@ class Heartbeat:
         try:
             with self.waiting_until(time.monotonic() + self._timeout_s):
                 return in_time(
-                    call, timeout_s=self._timeout_s, thread_name="laconic-store", look=lambda: self.check(what)
+                    call,
+                    timeout_s=self._timeout_s,
+                    thread_name="laconic-store",
+                    look=lambda: self._check_with_store(what),
                 )
         except TimeoutError as exc:
             raise self.explain(what, f"did not finish in {self._timeout_s:g} s", timed_out=True) from exc
@@ -366,26 +393,44 @@ class Heartbeat:
             self._stay()
 
     def _stay(self) -> None:
-        """Rank 0 often hosts the store: it waits, once, until the others have read who failed and why."""
-        if self.rank == 0 and not self._stayed:
+        """The rank that may host the store waits, once, until the others have read who failed and why."""
+        if self._hosts_store and not self._stayed:
             self._stayed = True
             time.sleep(1.5 * self.period_s)
 
     def check(self, operation: str) -> None:
-        """Raise PeerLost if some rank is known to have failed."""
+        """Raise PeerLost if some rank is known to have failed.
+
+        A store that has ended means that its host has failed, unless that is a rank of another group: it may have
+        finished, and operations among the ranks of this group need no store.
+        """
+        self._raise_failure(operation)
+        if self._host_is_here:
+            self._check_with_store(operation)
+
+    def _check_with_store(self, operation: str) -> None:
+        """Raise PeerLost if some rank is known to have failed, or the store has ended."""
+        self._raise_failure(operation)
+        if self._store_gone:
+            raise self._no_store(operation, "is gone")
+
+    def _raise_failure(self, operation: str) -> None:
         if self._failure is not None:
             self._stay()
             rank, reason = self._failure
             raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.", rank=rank)
-        if self._store_gone:
-            raise self._no_store(operation, "is gone")
 
     def explain(self, operation: str, cause: str, *, timed_out: bool = False) -> CommunicationError:
         """Find the rank to blame for a failed wait, announce it to the others, and make the error."""
         try:
             rank = self.silent_rank(operation)
         except PeerLost as lost:
-            return lost
+            if not self._store_gone or self._host_is_here:
+                return lost
+            return CommunicationError(
+                f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; the job's store, which "
+                "would tell what the other ranks do, has ended."
+            )
         if rank is not None:
             status = self._heard[rank][1]
             reason = _WHY_SILENT.get(status, f'stopped answering; it last said "{status}"')
@@ -405,7 +450,7 @@ class Heartbeat:
         self._look = True
         try:
             while True:
-                self.check(operation)
+                self._check_with_store(operation)
                 silent = [rank for rank, looks in sorted(self._unchanged.items()) if looks >= _LOOKS]
                 if silent:
                     # A detached rank is not to blame, unless there is no other.

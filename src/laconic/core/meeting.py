@@ -37,6 +37,8 @@ class Meeting:
                 self.questions.cut()
                 raise
         self.place = f"laconic/{parent.group_name}/{number}"
+        self.attached = f"laconic/attached/{number}"
+        """Counts the ranks of all process groups in whose sessions with this number they take part."""
 
     def group(self, config: str, heartbeat: Heartbeat) -> tuple[dist.ProcessGroup, bool]:
         """A group with the ranks of the parent, and whether it may be destroyed while the job runs.

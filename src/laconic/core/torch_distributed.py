@@ -70,7 +70,10 @@ class TorchTransport(GroupOperations):
             return
         meeting = Meeting(self.rank, parent, timeout_s)
         self._questions, place = meeting.questions, meeting.place
-        self._heartbeat = Heartbeat(meeting.beats, f"{place}/beats", self.rank, self.world_size, timeout_s)
+        ranks = dist.get_process_group_ranks(parent)
+        self._heartbeat = Heartbeat(
+            meeting.beats, f"{place}/beats", self.rank, ranks, timeout_s, attached=meeting.attached
+        )
         try:
             # Before a group is made: a missing rank is named here.
             advice = "every rank of the process group must call laconic.attach"
