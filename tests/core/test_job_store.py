@@ -62,6 +62,15 @@ def test_what_one_connection_writes_another_reads(host: subprocess.Popen[str]) -
 
 
 @pytest.mark.slow
+def test_a_connection_made_while_an_error_is_handled_stays_open(host: subprocess.Popen[str]) -> None:
+    try:
+        raise KeyError("the error of the script")
+    except KeyError:
+        connection = JobStore(timeout_s=5.0)
+        assert connection.store.add("words", 1) == 1
+        connection.cut()
+
+
 def test_a_call_on_a_frozen_host_ends_when_the_connection_is_cut(host: subprocess.Popen[str]) -> None:
     before = _num_files()
     connection = JobStore(timeout_s=5.0)

@@ -289,6 +289,35 @@ def ranks_disagree() -> list[str]:
     return messages
 
 
+def one_rank_cannot_attach(victim: int) -> dict[str, object]:
+    """Rank `victim` is refused, before and after the others have come, and then all of them attach."""
+    with gloo_group():
+        rank = dist.get_rank()
+        rest = [other for other in range(dist.get_world_size()) if other != victim]
+        group = dist.new_group([victim, rest[0]])
+        found: dict[str, object] = {}
+        for name, whole, early in (("early", True, True), ("late", True, False), ("group", False, False)):
+            model = mlp()
+            said, began_s = "", time.monotonic()
+            if (rank == victim) is not early:
+                time.sleep(1)
+            if whole or rank in (victim, rest[0]):
+                try:
+                    strategy = "bps" if rank == victim else "bsp"
+                    laconic.attach(model, sgd(model), strategy, process_group=None if whole else group, timeout_s=60)
+                except LaconicError as exc:
+                    said = f"{type(exc).__name__}: {exc}"
+            found[name] = [said, time.monotonic() - began_s]
+            dist.barrier()
+        torch.manual_seed(rank)
+        model = mlp()
+        optimizer = sgd(model)
+        with laconic.attach(model, optimizer, "bsp", timeout_s=20):
+            mlp_loss(model, 0, rank).backward()
+            optimizer.step()
+        return {**found, "state": snapshot(model)}
+
+
 def in_two_halves() -> dict[str, object]:
     """Four ranks, two process groups of two: each half trains for itself; attached twice in turn."""
     with gloo_group():

@@ -168,6 +168,23 @@ def test_a_rank_that_never_attaches_is_named(losses: Begun) -> None:
         assert "rank 1 did not attach" in results[rank].value
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_cannot_attach_says_so_to_the_others(victim: int) -> None:
+    ran = run_processes("tests.runtime.ranks:one_rank_cannot_attach", world_size=3, arguments={"victim": victim})
+    rest = [rank for rank in range(3) if rank != victim]
+    why = 'raised UnknownName while attaching: strategy: "bps" is neither'
+    for rank in rest:
+        for case, group in (("early", [0, 1, 2]), ("late", [0, 1, 2]), ("group", sorted([victim, rest[0]]))):
+            said, took_s = ran[rank].value[case]
+            if rank in group:
+                place = group.index
+                assert f"attaching on rank {place(rank)} cannot finish: rank {place(victim)} {why}" in said
+                assert took_s < 5, "not after the timeout of 60 s"
+        assert_equal(ran[rank].value["state"], ran[victim].value["state"])
+    assert ran[victim].value["late"][0].startswith('UnknownName: strategy: "bps" is neither')
+
+
 def test_ranks_that_attach_different_things_are_told_what_differs() -> None:
     for result in run_processes("tests.runtime.ranks:ranks_disagree", world_size=2):
         strategies, models = result.value

@@ -38,6 +38,8 @@ _WHY_SILENT = {
     "for sharded models, servers and gossip",
     _NOTHING: "did not attach: every rank of the process group must call laconic.attach",
 }
+_FAILURE = "failure"
+"""The key of the record of the first rank that fails."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
 """Poll interval for the texts of all ranks: short at first, then longer and longer."""
 
@@ -77,6 +79,15 @@ class _Texts:
         self.found: list[str] = []
         self.elsewhere: tuple[int, str] | None = None
         self.over = threading.Event()
+
+
+def say_that_it_failed(store: dist.Store, place: str, rank: int, reason: str) -> None:
+    """The last words of a rank that never had a heartbeat."""
+    dist.PrefixStore(place, store).compare_set(_FAILURE, "", _record(rank, reason))
+
+
+def _record(rank: int, reason: str) -> str:
+    return json.dumps({"rank": rank, "reason": reason})
 
 
 class Heartbeat:
@@ -150,9 +161,9 @@ class Heartbeat:
                 stopping = self._stopping
                 self._store.set(f"beat/{self.rank}", f"{beat}|{self.exchange}|{self.status}")
                 if self._last_words is not None:
-                    self._store.compare_set("failure", "", self._last_words)
-                if self._failure is None and self._store.check(["failure"]):
-                    record = json.loads(self._store.get("failure"))
+                    self._store.compare_set(_FAILURE, "", self._last_words)
+                if self._failure is None and self._store.check([_FAILURE]):
+                    record = json.loads(self._store.get(_FAILURE))
                     self._failure = (record["rank"], record["reason"])
                 if self._look or self._is_late():
                     # Not in each iteration: these may be much more frequent than heartbeats.
@@ -260,7 +271,7 @@ class Heartbeat:
             reason = left_out(mark.passes, behind, fewest, ahead, most)
             self.lost = CommunicationError(f"rank {behind} {reason}.")
             if self._failure is None and self._last_words is None:
-                self._last_words = json.dumps({"rank": behind, "reason": reason})
+                self._last_words = _record(behind, reason)
                 self._wake.set()
 
     def _watch_over(self) -> None:
@@ -275,7 +286,7 @@ class Heartbeat:
             problem = f"failed on the device: {one_line(exc)}"
             self.lost = CommunicationError(f"{operation} on rank {self.rank}, or work before it, {problem}.")
             if self._failure is None and self._last_words is None:
-                self._last_words = json.dumps({"rank": self.rank, "reason": f"{problem} ({operation})"})
+                self._last_words = _record(self.rank, f"{problem} ({operation})")
                 self._wake.set()
             _LOG.error("%s", self.lost)
         if not self._watched or self.lost is not None:
@@ -387,7 +398,7 @@ class Heartbeat:
     def fail(self, rank: int, reason: str) -> None:
         """Record that `rank` has failed; the first record wins. Returns once others can read it or the store blocks."""
         if self._failure is None and self._last_words is None:
-            self._last_words = json.dumps({"rank": rank, "reason": reason})
+            self._last_words = _record(rank, reason)
             self._wake.set()
             self._next_look()
             self._stay()

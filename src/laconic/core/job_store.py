@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -41,6 +40,7 @@ class JobStore:
         with _CONNECTING:  # sockets that are new afterwards are ours
             _raise_if_refused(host, port)
             before = sockets()
+            self._connections: list[socket.socket] = []
             try:
                 # A blocking call on a shared connection would block all other callers.
                 self._store = in_time(
@@ -49,12 +49,16 @@ class JobStore:
                     thread_name="laconic-store",
                     look=lambda: _raise_if_refused(host, port),
                 )
-            finally:
-                new = [descriptor for number, descriptor in sockets().items() if number not in before]
-                made = [_duplicate(descriptor, port) for descriptor in sorted(new)]
-                self._connections = [sock for sock in made if sock is not None]
-                if sys.exception() is not None:
-                    self.cut()
+            except BaseException:
+                self._find_connections(before, port)
+                self.cut()
+                raise
+            self._find_connections(before, port)
+
+    def _find_connections(self, before: Collection[int], port: int | None) -> None:
+        new = [descriptor for number, descriptor in sockets().items() if number not in before]
+        made = [_duplicate(descriptor, port) for descriptor in sorted(new)]
+        self._connections = [sock for sock in made if sock is not None]
 
     @property
     def store(self) -> dist.Store:

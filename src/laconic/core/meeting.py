@@ -10,10 +10,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from laconic.core.heartbeat import Heartbeat
+from laconic.core.heartbeat import Heartbeat, say_that_it_failed
 from laconic.core.job_store import JobStore, PatientStore, in_time
 from laconic.errors import PeerLost, one_line
 
+_REFUSAL_S = 5.0
+"""The time limit for a rank that cannot attach to say so."""
 _GRACE_S = 1.0
 _GPU_GRACE_S = 60.0
 """NCCL ends the whole process at its timeout, so it gets a generous one."""
@@ -37,6 +39,7 @@ class Meeting:
                 self.questions.cut()
                 raise
         self.place = f"laconic/{parent.group_name}/{number}"
+        self.beats_place = f"{self.place}/beats"
         self.attached = f"laconic/attached/{number}"
         """Counts the ranks of all process groups in whose sessions with this number they take part."""
 
@@ -90,6 +93,24 @@ class Meeting:
         )
         assert isinstance(group, dist.ProcessGroup)
         return group
+
+
+def refuse_to_meet(parent: dist.ProcessGroup, reason: str) -> None:
+    """Tell the ranks of a group, which attach or soon will, why this rank cannot; wait a moment at most.
+
+    Like a rank that attaches, it counts a session, so that the next one has the same number on all ranks.
+    """
+    rank = dist.get_rank(parent)
+    meeting = Meeting(rank, parent, _REFUSAL_S)
+    try:
+        in_time(
+            lambda: say_that_it_failed(meeting.beats.store, meeting.beats_place, rank, reason),
+            timeout_s=_REFUSAL_S,
+            thread_name="laconic-store",
+        )
+    finally:
+        meeting.beats.cut()
+        meeting.questions.cut()
 
 
 @contextmanager

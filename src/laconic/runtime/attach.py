@@ -33,6 +33,7 @@ from laconic.runtime.elastic.start import become_member
 from laconic.runtime.elastic.support import refuse_strategy
 from laconic.runtime.engine import Engine
 from laconic.runtime.equal_start import make_equal
+from laconic.runtime.exchange_group import group_of_exchanges, ranks_of, told_to_group
 from laconic.runtime.fsdp_parts import fsdp_parts
 from laconic.runtime.hooks import optimizer_steps, parameter_hook
 from laconic.runtime.hooks.async_outer import AsyncOuterHooks
@@ -115,21 +116,19 @@ def attach(
     """
     if isinstance(model, nn.Module):
         reshard(model)
-    with attached_alike(_known_to_shards(model, elastic)) as attaching:
+    group = process_group if transport is None and elastic is None else dist.GroupMember.NON_GROUP_MEMBER
+    with attached_alike(_known_to_shards(model, elastic)) as attaching, told_to_group(model, group) as refusing:
         chooser = strategy if isinstance(strategy, Chooser) else None
         chosen = _planned(_first(strategy, model, total_steps, elastic), total_steps)
         optimizers = _check_types(model, optimizer, timeout_s)
         _check_choices(model, chosen, find_unused_parameters, elastic)
         if transport is not None:
             _check_own_transport(process_group, timeout_s)
-        process_group = _group_of(process_group)
+        process_group = group_of_exchanges(model, process_group)
         parameters = trainable_parameters(model)
-        ranks = None if transport is not None else _ranks_of(process_group, elastic)
-        check_shards(model, parameters, chosen, ranks)
+        joins = elastic is not None and is_started_by_laconic()
+        check_shards(model, parameters, chosen, None if transport is not None else ranks_of(process_group, joins))
         _check_model(model, optimizers, parameters, chosen)
-        if isinstance(model, DistributedDataParallel):
-            check_schedule(model, chosen.scheduling)
-            process_group = process_group or model.process_group
         clock = clock or WallClock()
         cleanup = ExitStack()
         recovery = None
@@ -150,6 +149,7 @@ def attach(
             cleanup.callback(recovery.abandon)
         else:
             attaching.checked(timeout_s=timeout_s or _TIMEOUT_S)
+            refusing.pop_all()
             wire = transport or _torch_transport(process_group, timeout_s or _TIMEOUT_S)
             if transport is None:
                 cleanup.callback(wire.close)
@@ -260,34 +260,6 @@ def _known_to_shards(model: object, elastic: Elastic | None) -> dict[str, nn.Par
     """The parameters about whose shards ranks agree; none in an elastic job, where replicas join one by one."""
     joins = elastic is not None and is_started_by_laconic()
     return dict(model.named_parameters()) if isinstance(model, nn.Module) and not joins else {}
-
-
-def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
-    if group is None or isinstance(group, dist.ProcessGroup):
-        return group
-    if group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise AttachError(
-            "this rank is not a member of the process group given as process_group. Call attach() only on its ranks."
-        )
-    if not isinstance(group, DeviceMesh):
-        raise AttachError(
-            f"process_group must be a process group or a mesh of one dimension, got {group!r}. Give a group of "
-            'dist.new_group(), or one dimension of a mesh, such as mesh["replicate"].'
-        )
-    if group.ndim != 1:
-        names = group.mesh_dim_names
-        shown = f'mesh["{names[0]}"]' if names else "a slice of it"
-        raise AttachError(f"process_group is a mesh of {group.ndim} dimensions; give one of them, such as {shown}.")
-    return group.get_group()
-
-
-def _ranks_of(group: dist.ProcessGroup | None, elastic: Elastic | None) -> list[int]:
-    """The global ranks of a group, as in a device mesh; empty if there is no group, which the transport will report."""
-    if not dist.is_available() or not dist.is_initialized():
-        return []
-    if elastic is not None and is_started_by_laconic():
-        return [dist.get_rank()]  # the default group has the ranks of one replica; exchanges are with other replicas
-    return dist.get_process_group_ranks(group)
 
 
 def _all_sinks(given: EventSink | None, cleanup: ExitStack) -> EventSink:
@@ -452,6 +424,8 @@ def _check_model(
                 f'layer "{name}" has sparse=True; sparse gradients are not exchanged. Build it with sparse=False.'
             )
     _check_suits(model, optimizers, parameters, strategy)
+    if isinstance(model, DistributedDataParallel):
+        check_schedule(model, strategy.scheduling)
 
 
 def _check_suits(

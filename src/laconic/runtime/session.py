@@ -528,12 +528,18 @@ class Session:
 
 def announce(transport: Transport, error: BaseException, *, while_doing: str = "") -> None:
     """Announce to the other ranks why this one ends; if the error names another rank, blame that one."""
-    said, lost = one_line(error), error.rank if isinstance(error, PeerLost) else None
+    lost = error.rank if isinstance(error, PeerLost) else None
     if lost is None or lost == transport.rank:
-        why = f": {said}" if said else ""  # KeyboardInterrupt has no text
-        transport.announce_failure(f"raised {type(error).__name__}{while_doing}{why}")
+        transport.announce_failure(what_was_raised(error, while_doing))
     else:
-        transport.announce_failure(f"was lost, says rank {transport.rank}: {said}", rank=lost)
+        transport.announce_failure(f"was lost, says rank {transport.rank}: {one_line(error)}", rank=lost)
+
+
+def what_was_raised(error: BaseException, while_doing: str) -> str:
+    """An error in the words that other ranks read after "rank 1"."""
+    said = one_line(error).removesuffix(".")
+    why = f": {said}" if said else ""  # KeyboardInterrupt has no text
+    return f"raised {type(error).__name__}{while_doing}{why}"
 
 
 def close_after(error: BaseException, cleanup: ExitStack) -> None:
