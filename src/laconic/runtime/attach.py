@@ -116,8 +116,9 @@ def attach(
     """
     if isinstance(model, nn.Module):
         reshard(model)
-    group = process_group if transport is None and elastic is None else dist.GroupMember.NON_GROUP_MEMBER
-    with attached_alike(_known_to_shards(model, elastic)) as attaching, told_to_group(model, group) as refusing:
+    with attached_alike(_known_to_shards(model, elastic)) as attaching, told_to_group(model, process_group) as refusing:
+        if transport is not None or elastic is not None:
+            refusing.pop_all()  # others do not wait for this rank there
         chooser = strategy if isinstance(strategy, Chooser) else None
         chosen = _planned(_first(strategy, model, total_steps, elastic), total_steps)
         optimizers = _check_types(model, optimizer, timeout_s)
