@@ -179,20 +179,29 @@ def wait_for_a_killed_rank(victim: int) -> dict[str, object]:
     return found
 
 
-def outlive_the_store() -> dict[str, object]:
-    """Of two groups that of rank 0, the host of the store, ends; the other goes on, and then one of its ranks ends."""
+def outlive_the_store(detaches: bool) -> dict[str, object]:
+    """Of two groups that of rank 0, the host of the store, ends; the other goes on, and then one of its ranks ends.
+
+    detaches: rank 0 ends in order.
+    """
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     pids = [torch.zeros(1, dtype=torch.int64) for _ in range(4)]
     dist.all_gather(pids, torch.tensor([os.getpid()]))
     transport = TorchTransport([dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2], timeout_s=30)
+    dist.barrier()
     began_s = time.monotonic()
+    if rank == 0 and not detaches:
+        os._exit(1)
     if rank in (0, 2):
         transport.close()
         return {"close_s": time.monotonic() - began_s}
     if rank == 3:
         assert eventually(lambda: not is_running(int(pids[0])), 20)
+        time.sleep(0 if detaches else 3)
     total = torch.full((1000,), float(rank))
+    if not detaches:
+        return _error_of(lambda: transport.all_reduce(total, what="bucket 0").wait())
     transport.all_reduce(total, what="bucket 0").wait()
     found: dict[str, object] = {"total": total, "waited_s": time.monotonic() - began_s}
     if rank == 1:

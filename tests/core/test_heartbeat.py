@@ -67,6 +67,73 @@ def test_a_rank_that_is_late_is_waited_for_and_then_named(ranks: list[Heartbeat]
         ranks[0].gather_texts("", what="a test", exchange=3, advice=ADVICE)
 
 
+class FragileStore(dist.Store):
+    """A store that can end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = dist.HashStore()
+        self.ended = False
+
+    def _answering(self) -> dist.HashStore:
+        if self.ended:
+            raise RuntimeError("the host has ended")
+        return self.inner
+
+    def set(self, key: str, value: str) -> None:
+        self._answering().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._answering().get(key)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self._answering().get(key) for key in keys]
+
+    def add(self, key: str, value: int) -> int:
+        return self._answering().add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._answering().check(keys)
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        return self._answering().compare_set(key, expected.decode(), desired.decode())
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_group_without_the_host_of_the_store(leaves: bool, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on if rank 0 has left in order, and does not forget who failed."""
+    store = FragileStore()
+    monkeypatch.setattr(job_store, "_default_store", lambda: SimpleNamespace(clone=lambda: store))
+    one, other = (Heartbeat(JobStore(timeout_s=5.0), "test", rank, [1, 3], timeout_s=5.0) for rank in range(2))
+    host = Heartbeat(JobStore(timeout_s=5.0), "host", 0, [0], timeout_s=5.0)
+    if leaves:
+        host.stop()
+        assert eventually(lambda: one._host_leaves, 5)
+    if fails:
+        other.fail(1, "raised ValueError: no more data")
+        assert eventually(lambda: one._failure is not None, 5)
+    store.ended = True
+    assert eventually(lambda: one._store_gone and other._store_gone, 5)
+    began_s = time.monotonic()
+    if fails:
+        with pytest.raises(PeerLost, match="rank 1 raised ValueError: no more data"):
+            one.check("a sum")
+        assert "rank 1 raised ValueError: no more data" in str(one.explain("a sum", "broke"))
+    elif leaves:
+        one.check("a sum")
+        assert one.silent_rank("a sum") is None
+        assert "a sum failed on rank 0: broke; the job's rank 0 has ended" in str(one.explain("a sum", "broke"))
+        with pytest.raises(PeerLost, match="the job's store, is gone"):
+            one.gather_texts("", what="a test", exchange=0, advice=ADVICE)
+    else:
+        with pytest.raises(PeerLost, match="the job's store, is gone"):
+            one.check("a sum")
+    for beat in (one, other, host):
+        beat.stop()
+    assert time.monotonic() - began_s < 4
+
+
 def test_a_fault_of_the_device_is_not_blamed_on_the_store(ranks: list[Heartbeat]) -> None:
     class Broken:
         def query(self) -> bool:

@@ -61,7 +61,6 @@ def test_what_one_connection_writes_another_reads(host: subprocess.Popen[str]) -
     assert not other.under("b").check(["key"])
 
 
-@pytest.mark.slow
 def test_a_connection_made_while_an_error_is_handled_stays_open(host: subprocess.Popen[str]) -> None:
     try:
         raise KeyError("the error of the script")
@@ -71,6 +70,7 @@ def test_a_connection_made_while_an_error_is_handled_stays_open(host: subprocess
         connection.cut()
 
 
+@pytest.mark.slow
 def test_a_call_on_a_frozen_host_ends_when_the_connection_is_cut(host: subprocess.Popen[str]) -> None:
     before = _num_files()
     connection = JobStore(timeout_s=5.0)
@@ -90,8 +90,8 @@ def test_connecting_to_a_frozen_host_is_given_up_in_time(host: subprocess.Popen[
     began_s = time.monotonic()
     with pytest.raises(TimeoutError):
         JobStore(timeout_s=1.0)
-    assert time.monotonic() - began_s < 3
-    assert eventually(lambda: not _threads(), 5)
+    assert time.monotonic() - began_s < 4
+    assert eventually(lambda: not _threads(), 15)
 
 
 def test_a_host_that_has_ended_is_noticed_at_once(host: subprocess.Popen[str]) -> None:

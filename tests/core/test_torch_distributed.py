@@ -168,17 +168,29 @@ class TestKill:
 @pytest.mark.dist
 @pytest.mark.timeout(60)
 def test_a_group_goes_on_where_rank_0_hosts_the_store_for_another_group_and_has_ended() -> None:
-    host, second, _, fourth = (
-        ran.value for ran in run_processes("tests.core.gloo_ranks:outlive_the_store", world_size=4)
-    )
+    ran = run_processes("tests.core.gloo_ranks:outlive_the_store", world_size=4, arguments={"detaches": True})
+    host, second, _, fourth = (one.value for one in ran)
     assert 2 < host["close_s"] < 6, "rank 0 waits a moment for the ranks of other groups"
-    for ran in (second, fourth):
-        assert ran["waited_s"] > 2
-        assert ran["total"].eq(4).all()
-        assert ran["close_s"] < 3
+    for one in (second, fourth):
+        assert one["waited_s"] > 2
+        assert one["total"].eq(4).all()
+        assert one["close_s"] < 3
     assert second["kind"] == "CommunicationError"
     assert second["message"].startswith("all_reduce(sum) of bucket 1 failed on rank 0: ")
-    assert second["message"].endswith("; the job's store, which would tell what the other ranks do, has ended.")
+    assert second["message"].endswith("the job's rank 0 has ended, and with it the store that tells what others do.")
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.timeout(60)
+def test_a_group_does_not_go_on_where_rank_0_of_another_group_has_died() -> None:
+    results = run_processes(
+        "tests.core.gloo_ranks:outlive_the_store", world_size=4, arguments={"detaches": False}, may_fail=True
+    )
+    for one in (results[1].value, results[3].value):
+        assert one["kind"] == "PeerLost", one
+        assert "rank 0 or the launcher, which hosts the job's store, is gone" in one["message"]
+        assert one["seconds"] < 10
 
 
 @pytest.mark.slow

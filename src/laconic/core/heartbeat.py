@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from laconic.core.job_store import JobStore, in_time
+from laconic.core.job_store import JobStore, in_time, is_hosted_by_launcher
 from laconic.core.transport import DETACHED, DETACHING, left_out, will_not_come
 from laconic.errors import CommunicationError, PeerLost, one_line
 
@@ -101,18 +101,20 @@ class Heartbeat:
         global_ranks: Sequence[int],
         timeout_s: float,
         *,
-        attached: str = "attached",
+        guests: str = "guests",
     ) -> None:
         """Owns `connection` from now on.
 
         place: the prefix in the store for all ranks of this session. global_ranks: of its process group, in order.
-        attached: a key in the store that counts ranks; sessions of other process groups at the same time use it too.
+        guests: a prefix in the store for such sessions of other process groups as go on beside this one, whose ranks
+        need the store that rank 0 may host.
         """
         self.rank = rank
         self.world_size = len(global_ranks)
-        # Unless the launcher hosts the store, which ends last.
-        self._hosts_store = global_ranks[rank] == 0
-        self._host_is_here = 0 in global_ranks
+        self._is_rank_0 = global_ranks[rank] == 0
+        self._is_guest = 0 not in global_ranks and not is_hosted_by_launcher()
+        self._host_leaves = False
+        """Rank 0 hosts the store for other groups too, and has said that it has detached."""
         self.status = "attaching"
         self.exchange = 0
         """The number of the last exchange this rank has begun."""
@@ -123,7 +125,7 @@ class Heartbeat:
         """The groups to abort when an operation on a GPU is given up."""
         self._connection = connection
         self._store = connection.under(place)
-        self._attached = attached
+        self._guests = connection.under(guests)
         self._wake = threading.Event()
         self._stopping = False
         self._answered_s = time.monotonic()
@@ -156,7 +158,8 @@ class Heartbeat:
     def _run(self) -> None:
         beat = 0
         try:
-            self._connection.store.add(self._attached, 1)
+            if self._is_guest:
+                self._guests.add("here", 1)
             while True:
                 stopping = self._stopping
                 self._store.set(f"beat/{self.rank}", f"{beat}|{self.exchange}|{self.status}")
@@ -165,6 +168,8 @@ class Heartbeat:
                 if self._failure is None and self._store.check([_FAILURE]):
                     record = json.loads(self._store.get(_FAILURE))
                     self._failure = (record["rank"], record["reason"])
+                if self._is_guest:
+                    self._host_leaves = self._guests.check(["host leaves"])
                 if self._look or self._is_late():
                     # Not in each iteration: these may be much more frequent than heartbeats.
                     if time.monotonic() - self._listened_s >= 0.9 * self.period_s:
@@ -180,8 +185,9 @@ class Heartbeat:
                 self._answered_s = time.monotonic()
                 self._looked.set()
                 if stopping:
-                    left = self._connection.store.add(self._attached, -1)
-                    if self._hosts_store and left:
+                    if self._is_guest:
+                        self._guests.add("here", -1)
+                    if self._is_rank_0:
                         self._see_others_off()
                     return
                 beat += 1
@@ -198,13 +204,19 @@ class Heartbeat:
             self._looked.set()
 
     def _see_others_off(self) -> None:
-        """The rank that may host the store leaves last if it can: others may still ask the store, or read who failed.
+        """Rank 0 often hosts the store, and leaves last if it can: the others may still have to read who failed.
 
-        Also those of other groups: of a sharded model each shard has its own group, and they end at different times.
+        Also those of other groups, which end at other times: of a sharded model each shard has its own group.
         """
+        if self._failure is None and self._last_words is None:
+            self._guests.set("host leaves", "")
+        beats = [f"beat/{rank}" for rank in range(1, self.world_size)]
         deadline_s = time.monotonic() + _LOOKS_AHEAD * self.period_s
         poll_s = _FIRST_POLL_S
-        while not self._stayed and time.monotonic() < deadline_s and self._connection.store.add(self._attached, 0):
+        while not self._stayed and time.monotonic() < deadline_s and self._store.check(beats):
+            left = all(beat.decode().split("|", 2)[2] == DETACHED for beat in self._store.multi_get(beats))
+            if left and not self._guests.add("here", 0):
+                return
             time.sleep(poll_s)
             poll_s = min(_LAST_POLL_S, 1.5 * poll_s)
 
@@ -347,7 +359,7 @@ class Heartbeat:
         deadline_s = time.monotonic() + self._timeout_s
         with self.waiting_until(deadline_s):
             while not texts.over.wait(self.period_s):
-                self._check_with_store(what)
+                self._check(what, needs_store=True)
                 if time.monotonic() >= deadline_s:
                     self._texts = None
                     raise self.explain(what, f"did not finish in {self._timeout_s:g} s", timed_out=True)
@@ -388,7 +400,7 @@ class Heartbeat:
                     call,
                     timeout_s=self._timeout_s,
                     thread_name="laconic-store",
-                    look=lambda: self._check_with_store(what),
+                    look=lambda: self._check(what, needs_store=True),
                 )
         except TimeoutError as exc:
             raise self.explain(what, f"did not finish in {self._timeout_s:g} s", timed_out=True) from exc
@@ -404,64 +416,55 @@ class Heartbeat:
             self._stay()
 
     def _stay(self) -> None:
-        """The rank that may host the store waits, once, until the others have read who failed and why."""
-        if self._hosts_store and not self._stayed:
+        """Rank 0 often hosts the store: it waits, once, until the others have read who failed and why."""
+        if self._is_rank_0 and not self._stayed:
             self._stayed = True
             time.sleep(1.5 * self.period_s)
 
     def check(self, operation: str) -> None:
         """Raise PeerLost if some rank is known to have failed.
 
-        A store that has ended means that its host has failed, unless that is a rank of another group: it may have
-        finished, and operations among the ranks of this group need no store.
+        A store that has ended means that its host has failed, unless that is rank 0, has its session in another group,
+        and had detached: operations among the ranks of this group need no store.
         """
-        self._raise_failure(operation)
-        if self._host_is_here:
-            self._check_with_store(operation)
+        self._check(operation, needs_store=not self._host_leaves)
 
-    def _check_with_store(self, operation: str) -> None:
-        """Raise PeerLost if some rank is known to have failed, or the store has ended."""
-        self._raise_failure(operation)
-        if self._store_gone:
-            raise self._no_store(operation, "is gone")
-
-    def _raise_failure(self, operation: str) -> None:
+    def _check(self, operation: str, *, needs_store: bool) -> None:
         if self._failure is not None:
             self._stay()
             rank, reason = self._failure
             raise PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.", rank=rank)
+        if self._store_gone and needs_store:
+            raise self._no_store(operation, "is gone")
 
     def explain(self, operation: str, cause: str, *, timed_out: bool = False) -> CommunicationError:
         """Find the rank to blame for a failed wait, announce it to the others, and make the error."""
         try:
             rank = self.silent_rank(operation)
         except PeerLost as lost:
-            if not self._store_gone or self._host_is_here:
-                return lost
-            return CommunicationError(
-                f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; the job's store, which "
-                "would tell what the other ranks do, has ended."
-            )
+            return lost
         if rank is not None:
             status = self._heard[rank][1]
             reason = _WHY_SILENT.get(status, f'stopped answering; it last said "{status}"')
             self.fail(rank, reason)
             return PeerLost(f"{operation} on rank {self.rank} cannot finish: rank {rank} {reason}.", rank=rank)
         said = ", ".join(f'rank {rank} says "{status}"' for rank, (_, status) in sorted(self._heard.items()))
-        said = one_line(said, 400)
+        said = one_line(said, 400) or "the job's rank 0 has ended, and with it the store that tells what others do"
         # With the observations: this rank only gave up first, another one is to blame.
         self.fail(self.rank, f"gave up: {operation} {cause}; {said}")
         return CommunicationError(f"{operation} {'' if timed_out else 'failed '}on rank {self.rank}: {cause}; {said}.")
 
     def silent_rank(self, operation: str) -> int | None:
-        """The rank that has stopped answering, if one has; raises PeerLost if one is known to have failed.
+        """The rank that has stopped answering, if one is known; raises PeerLost if one is known to have failed.
 
         Takes a few beats, unless a wait near its deadline has already made this rank watch the others.
         """
         self._look = True
         try:
             while True:
-                self._check_with_store(operation)
+                self.check(operation)
+                if self._store_gone:
+                    return None
                 silent = [rank for rank, looks in sorted(self._unchanged.items()) if looks >= _LOOKS]
                 if silent:
                     # A detached rank is not to blame, unless there is no other.

@@ -116,6 +116,11 @@ class PatientStore(dist.Store):
         self._store.wait(keys, timedelta(seconds=left_s))
 
 
+def is_hosted_by_launcher() -> bool:
+    """Whether torchrun hosts the job's store; rank 0 does otherwise."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def in_time(
     call: Callable[[], _T], *, timeout_s: float, thread_name: str, look: Callable[[], None] = lambda: None
 ) -> _T:

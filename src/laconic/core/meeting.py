@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 
 from laconic.core.heartbeat import Heartbeat, say_that_it_failed
-from laconic.core.job_store import JobStore, PatientStore, in_time
+from laconic.core.job_store import JobStore, PatientStore, in_time, is_hosted_by_launcher
 from laconic.errors import PeerLost, one_line
 
 _REFUSAL_S = 5.0
 """The time limit for a rank that cannot attach to say so."""
+_STAY_S = 0.5
+"""How long the others can read why."""
 _GRACE_S = 1.0
 _GPU_GRACE_S = 60.0
 """NCCL ends the whole process at its timeout, so it gets a generous one."""
@@ -33,15 +35,17 @@ class Meeting:
             self.questions = JobStore(timeout_s=timeout_s)
             sessions = self.questions.under(f"laconic/{parent.group_name}/sessions")
             try:
-                number = in_time(lambda: sessions.add(str(rank), 1), timeout_s=timeout_s, thread_name="laconic-store")
+                self.number = in_time(
+                    lambda: sessions.add(str(rank), 1), timeout_s=timeout_s, thread_name="laconic-store"
+                )
                 self.beats = JobStore(timeout_s=timeout_s)
             except BaseException:
                 self.questions.cut()
                 raise
-        self.place = f"laconic/{parent.group_name}/{number}"
+        self.place = f"laconic/{parent.group_name}/{self.number}"
         self.beats_place = f"{self.place}/beats"
-        self.attached = f"laconic/attached/{number}"
-        """Counts the ranks of all process groups in whose sessions with this number they take part."""
+        # Groups that train one model attach equally often.
+        self.guests = f"laconic/guests/{self.number}"
 
     def group(self, config: str, heartbeat: Heartbeat) -> tuple[dist.ProcessGroup, bool]:
         """A group with the ranks of the parent, and whether it may be destroyed while the job runs.
@@ -98,19 +102,26 @@ class Meeting:
 def refuse_to_meet(parent: dist.ProcessGroup, reason: str) -> None:
     """Tell the ranks of a group, which attach or soon will, why this rank cannot; wait a moment at most.
 
-    Like a rank that attaches, it counts a session, so that the next one has the same number on all ranks.
+    Like a rank that attaches, it counts a session, so that the next one has the same number on all ranks, which call
+    attach() equally often.
     """
     rank = dist.get_rank(parent)
-    meeting = Meeting(rank, parent, _REFUSAL_S)
+
+    def tell() -> None:
+        meeting = Meeting(rank, parent, _REFUSAL_S)
+        call = f" in its call {meeting.number} of attach()" if meeting.number > 1 else ""
+        try:
+            say_that_it_failed(meeting.beats.store, meeting.beats_place, rank, f"{reason}{call}")
+        finally:
+            meeting.beats.cut()
+            meeting.questions.cut()
+
     try:
-        in_time(
-            lambda: say_that_it_failed(meeting.beats.store, meeting.beats_place, rank, reason),
-            timeout_s=_REFUSAL_S,
-            thread_name="laconic-store",
-        )
-    finally:
-        meeting.beats.cut()
-        meeting.questions.cut()
+        in_time(tell, timeout_s=_REFUSAL_S, thread_name="laconic-store")
+    except PeerLost:
+        return  # the store has ended, which the others notice themselves
+    if dist.get_rank() == 0 and not is_hosted_by_launcher():
+        time.sleep(_STAY_S)  # the store ends with this process
 
 
 @contextmanager

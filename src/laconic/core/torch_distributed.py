@@ -72,7 +72,7 @@ class TorchTransport(GroupOperations):
         self._questions, place = meeting.questions, meeting.place
         ranks = dist.get_process_group_ranks(parent)
         self._heartbeat = Heartbeat(
-            meeting.beats, meeting.beats_place, self.rank, ranks, timeout_s, attached=meeting.attached
+            meeting.beats, meeting.beats_place, self.rank, ranks, timeout_s, guests=meeting.guests
         )
         try:
             # Before a group is made: a missing rank is named here.

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from laconic.core.clock import Clock, WallClock
 from laconic.core.event import DiscardEvents, Event, EventSink, EventTee, check_sink, log_of_environment
 from laconic.core.optimizer_facts import OptimizerFacts
-from laconic.core.paced import PacedTransport, link_from_environment
+from laconic.core.paced import PacedLink, PacedTransport, link_from_environment
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
 from laconic.errors import AttachError, UnsupportedGradient, warn_user
@@ -114,11 +114,10 @@ def attach(
     differ (local SGD, gossip) continue from a checkpoint by loading model, optimizer and session after attaching.
     If attach raises, nothing of it is left on the model or the optimizer.
     """
-    if isinstance(model, nn.Module):
-        reshard(model)
-    with attached_alike(_known_to_shards(model, elastic)) as attaching, told_to_group(model, process_group) as refusing:
-        if transport is not None or elastic is not None:
-            refusing.pop_all()  # others do not wait for this rank there
+    joins = elastic is not None and is_started_by_laconic()
+    with attached_alike(_known_to_shards(model, joins)) as attaching, told_to_group(model, process_group) as refusing:
+        if transport is not None or joins:
+            refusing.pop_all()  # those ranks meet in another way
         chooser = strategy if isinstance(strategy, Chooser) else None
         chosen = _planned(_first(strategy, model, total_steps, elastic), total_steps)
         optimizers = _check_types(model, optimizer, timeout_s)
@@ -127,7 +126,6 @@ def attach(
             _check_own_transport(process_group, timeout_s)
         process_group = group_of_exchanges(model, process_group)
         parameters = trainable_parameters(model)
-        joins = elastic is not None and is_started_by_laconic()
         check_shards(model, parameters, chosen, None if transport is not None else ranks_of(process_group, joins))
         _check_model(model, optimizers, parameters, chosen)
         clock = clock or WallClock()
@@ -150,8 +148,9 @@ def attach(
             cleanup.callback(recovery.abandon)
         else:
             attaching.checked(timeout_s=timeout_s or _TIMEOUT_S)
+            link = link_from_environment(os.environ) if transport is None else None
             refusing.pop_all()
-            wire = transport or _torch_transport(process_group, timeout_s or _TIMEOUT_S)
+            wire = transport or _torch_transport(process_group, link, timeout_s or _TIMEOUT_S)
             if transport is None:
                 cleanup.callback(wire.close)
         try:
@@ -257,10 +256,12 @@ def _first(
     return strategy.first(total_steps)
 
 
-def _known_to_shards(model: object, elastic: Elastic | None) -> dict[str, nn.Parameter]:
-    """The parameters about whose shards ranks agree; none in an elastic job, where replicas join one by one."""
-    joins = elastic is not None and is_started_by_laconic()
-    return dict(model.named_parameters()) if isinstance(model, nn.Module) and not joins else {}
+def _known_to_shards(model: object, joins: bool) -> dict[str, nn.Parameter]:
+    """The parameters about whose shards ranks agree; none where replicas join one by one."""
+    if not isinstance(model, nn.Module):
+        return {}
+    reshard(model)
+    return {} if joins else dict(model.named_parameters())
 
 
 def _all_sinks(given: EventSink | None, cleanup: ExitStack) -> EventSink:
@@ -282,9 +283,8 @@ def _planned(strategy: Strategy, total_steps: int | None) -> Strategy:
     return strategy.planned(total_steps)
 
 
-def _torch_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
+def _torch_transport(group: dist.ProcessGroup | None, link: PacedLink | None, timeout_s: float) -> Transport:
     """The transport over torch.distributed, paced if LACONIC_PACE is set; the lab sets it on some machines."""
-    link = link_from_environment(os.environ)
     torch_transport = TorchTransport(group, timeout_s=timeout_s)
     return torch_transport if link is None else PacedTransport(torch_transport, link, timeout_s=timeout_s)
 

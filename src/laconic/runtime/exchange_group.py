@@ -47,12 +47,11 @@ def _tell(model: object, given: dist.ProcessGroup | DeviceMesh | None, error: Ba
         return
     try:
         group = group_of_exchanges(model, given) or dist.group.WORLD
-    except AttachError:
-        return  # without a group there is nobody to tell
-    assert group is not None
-    try:
+        assert group is not None
         if dist.get_world_size(group) > 1:
             refuse_to_meet(group, what_was_raised(error, " while attaching"))
+    except AttachError:
+        return  # without a group there is nobody to tell
     except Exception as problem:  # noqa: BLE001 - the first error is the one to raise
         error.add_note(f"laconic: the other ranks could not be told: {one_line(problem)}")
 
