@@ -8,6 +8,7 @@ import io
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -310,6 +311,12 @@ def same_state(first: ParameterState, second: ParameterState) -> bool:
     }
 
 
+def close(first: dict[str, bytes], second: dict[str, bytes]) -> bool:
+    """The same parameters, whose values in float32 differ by rounding at most."""
+    pairs = [(np.frombuffer(first[name], np.float32), np.frombuffer(second[name], np.float32)) for name in first]
+    return first.keys() == second.keys() and all(np.allclose(*pair, rtol=1e-4, atol=1e-5) for pair in pairs)
+
+
 PARAMETERS = (
     TensorSpec("stem.weight", (5, 3)),
     TensorSpec("stem.bias", ()),
@@ -364,8 +371,12 @@ class Session:
 @pytest.mark.slow
 @every_compressor
 def test_saved_state_continues_bit_for_bit(compressor: Compressor) -> None:
-    """In the same buckets, after a detour through others; and in others, unless a method looks at a whole bucket."""
+    """In the same buckets, after a detour through others; and in others, unless a method looks at a whole bucket.
+
+    There, a method that multiplies matrices may round them in another way.
+    """
     shards = any(isinstance(layer, Packed) and layer.route == "scatter" for layer in compressor.layers())
+    rounds = compressor.traits.rounds_by_place
 
     def rank(transport: InProcessTransport) -> None:
         original = Session(compressor, TOGETHER, transport)
@@ -375,13 +386,14 @@ def test_saved_state_continues_bit_for_bit(compressor: Compressor) -> None:
         regrouped.load(original.save())
         restored = Session(compressor, TOGETHER, transport)
         restored.load(regrouped.save())
-        continued = [restored] if shards else [restored, regrouped]  # shards are cut from buckets
         for number in range(4, 7):
             expected = original.step(number)
-            for session in continued:
-                assert session.step(number) == expected, f"step {number} in {len(session.buckets)} buckets"
-        for session in continued:
-            assert same_state(session.save(), original.save())
+            assert restored.step(number) == expected, f"step {number} in the same buckets"
+            if not shards:  # which are cut from buckets
+                found = regrouped.step(number)
+                assert close(found, expected) if rounds else found == expected, f"step {number} in other buckets"
+        assert same_state(restored.save(), original.save())
+        assert shards or rounds or same_state(regrouped.save(), original.save())
 
     InProcessCluster(2).run(rank)
 

@@ -41,6 +41,9 @@ class Traits:
     tensor_by_tensor: bool = False
     """The decoded values of a tensor do not depend on the others in its bucket, so encoding several at once changes
     only the time it takes."""
+    rounds_by_place: bool = False
+    """Multiplies a matrix where it lies in its bucket: at another address, processors may round the last bits of a
+    product in another way. So results are the same bits in the same buckets, and close in others."""
     by_name: bool = False
     """Treats a tensor by its name, so tensors of one shape may be treated differently."""
     decodes_alone: bool = True

@@ -47,6 +47,7 @@ class LowRank(Compressor):
             sums_only=True,
             linear=True,
             payloads_add_up=False,
+            rounds_by_place=True,
         )
 
     def check(self, tensors: Sequence[TensorSpec], optimizer: OptimizerFacts) -> None:

@@ -74,6 +74,7 @@ def _continues(stage: Stage, strategy: Strategy) -> Outcome:
     saved: dict[int, _Saved] = {}
     right: dict[int, list[torch.Tensor]] = {}
     plans: dict[int, Plan] = {}
+    rounds_by_bucket = strategy.architecture.rounds_by_bucket or strategy.codec.traits.rounds_by_place
     rounded = False
     with trainee.attach(watched.start) as session:
         for step in range(watched.start, last):
@@ -90,7 +91,7 @@ def _continues(stage: Stage, strategy: Strategy) -> Outcome:
         with again.attach() as session:
             saved[point].into(again, session)
             for step in range(point, point + _AFTER):
-                if strategy.architecture.rounds_by_bucket and session.plan != plans[step]:
+                if rounds_by_bucket and session.plan != plans[step]:
                     # A schedule that measures makes its buckets anew after loading.
                     same, rounded = _close, True
                 again.train([step])
