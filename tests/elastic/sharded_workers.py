@@ -23,6 +23,7 @@ import laconic
 from laconic.membership.view import View, ViewBroken
 from laconic.runtime.elastic.connections import Connections
 from laconic.runtime.elastic.recovery import ElasticRecovery
+from laconic.runtime.elastic.vote import Vote
 from laconic.runtime.engine import Task
 from laconic.runtime.shards import local
 
@@ -32,26 +33,26 @@ def one_rank_of_a_replica_loses_the_view(strategy: str, folder: str, moment: str
 
     If another worker wants to join, the votes of that unit say so.
     """
-    vote, arrived = ElasticRecovery._vote, ElasticRecovery._arrived
+    vote, hear = ElasticRecovery._vote, ElasticRecovery._heard
 
     def strikes(recovery: ElasticRecovery) -> bool:
         at_once = recovery.unit == 6 and recovery.view.number == 0
         return at_once and recovery.transport.rank == 1 and dist.get_rank() == 1
 
-    def voted(recovery: ElasticRecovery, what: str) -> tuple[dict[str, int], bool]:
+    def voted(recovery: ElasticRecovery, what: str, tasks: Sequence[Task] = ()) -> Vote:
         if moment == "a vote for a change" and recovery.unit == 6 and os.environ["LACONIC_WORKER"] == "0.0":
             recovery.member._changing.add(0)
-        heard = vote(recovery, what)
+        if moment == "before the vote" and strikes(recovery):
+            raise ViewBroken("a connection broke")
+        return vote(recovery, what, tasks)
+
+    def heard_it(recovery: ElasticRecovery, vote: Vote) -> tuple[dict[str, int], bool]:
+        heard = hear(recovery, vote)
         if moment != "before the vote" and strikes(recovery):
             raise ViewBroken("the answer did not arrive")
         return heard
 
-    def all_here(recovery: ElasticRecovery, tasks: Sequence[Task]) -> None:
-        if moment == "before the vote" and strikes(recovery):
-            raise ViewBroken("a connection broke")
-        arrived(recovery, tasks)
-
-    ElasticRecovery._vote, ElasticRecovery._arrived = voted, all_here
+    ElasticRecovery._vote, ElasticRecovery._heard = voted, heard_it
     train(strategy, folder, last_step=20)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ import laconic
 from laconic.membership.transport import ViewTransport
 from laconic.membership.view import ViewBroken
 from laconic.runtime.elastic.recovery import ElasticRecovery
+from laconic.runtime.elastic.vote import Vote
+from laconic.runtime.engine import Task
 
 
 def one_misses_the_vote(strategy: str, folder: str) -> None:
@@ -23,17 +26,17 @@ def one_misses_the_vote(strategy: str, folder: str) -> None:
 
 
 def _misses_a_vote(unit: int) -> None:
-    vote = ElasticRecovery._vote
+    hear = ElasticRecovery._heard
 
-    def missed(recovery: ElasticRecovery, what: str) -> tuple[dict[str, int], bool]:
+    def missed(recovery: ElasticRecovery, vote: Vote) -> tuple[dict[str, int], bool]:
         before = recovery.raised
-        heard = vote(recovery, what)
+        heard = hear(recovery, vote)
         if recovery.unit == unit and recovery.view.number == 0 and recovery.transport.rank == 2:
             recovery.raised = before
             raise ViewBroken("the answer did not arrive")
         return heard
 
-    ElasticRecovery._vote = missed
+    ElasticRecovery._heard = missed
 
 
 def one_is_slow(strategy: str, folder: str) -> None:
@@ -58,14 +61,14 @@ def one_raises(strategy: str, folder: str) -> None:
 
 def two_die_in_the_vote(strategy: str, folder: str) -> None:
     """Two workers of the first view die when they have sent their part of a vote, before they know the outcome."""
-    vote = ElasticRecovery._vote
+    hear = ElasticRecovery._heard
 
-    def fatal(recovery: ElasticRecovery, what: str) -> tuple[dict[str, int], bool]:
+    def fatal(recovery: ElasticRecovery, vote: Vote) -> tuple[dict[str, int], bool]:
         if recovery.unit == 5 and recovery.view.number == 0 and recovery.transport.rank in (1, 3):
             os.kill(os.getpid(), 9)
-        return vote(recovery, what)
+        return hear(recovery, vote)
 
-    ElasticRecovery._vote = fatal
+    ElasticRecovery._heard = fatal
     train(strategy, folder, last_step=30)
 
 
@@ -211,11 +214,11 @@ def branches_are_left_out_and_one_dies_in_the_vote(strategy: str, folder: str) -
     """In a step in which nobody uses the rare branch; no other rank hears its vote."""
     vote = ElasticRecovery._vote
 
-    def fatal(recovery: ElasticRecovery, what: str) -> tuple[dict[str, int], bool]:
+    def fatal(recovery: ElasticRecovery, what: str, tasks: Sequence[Task] = ()) -> Vote:
         if recovery.unit == 5 and recovery.view.number == 0 and recovery.transport.rank == 3:
             time.sleep(0.3)  # all others have prepared the step by then
             os.kill(os.getpid(), 9)
-        return vote(recovery, what)
+        return vote(recovery, what, tasks)
 
     ElasticRecovery._vote = fatal
     branches_are_left_out(strategy, folder, dies=False)

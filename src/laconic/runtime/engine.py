@@ -163,7 +163,7 @@ class Engine:
             while not task.finished.wait(1.0):
                 if self._error is not None or not self._thread.is_alive():
                     break
-        if isinstance(self._error, self._recoverable):
+        if isinstance(self._error, self._recoverable) and not task.succeeded:
             raise self._error.with_traceback(self._traceback)
         self.check()
         if task.outputs_ready is not None:

@@ -36,7 +36,7 @@ from laconic.runtime.elastic.sigterm import Sigterm
 from laconic.runtime.elastic.state_transfer import Facts, share_state
 from laconic.runtime.elastic.step_boundary import StepBoundary
 from laconic.runtime.elastic.view_history import ViewChange, tell_view
-from laconic.runtime.elastic.vote import WHAT, Ballot, of_text, to_text, vote
+from laconic.runtime.elastic.vote import WHAT, Ballot, Vote, of_text, to_text
 from laconic.runtime.engine import Engine, Task
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.module_buffers import ModuleBuffers
@@ -230,10 +230,11 @@ class ElasticRecovery:
         made_in, done = self.view, False
         problem, heard, wants_change = None, dict[str, int](), False
         try:
+            # All that follows then is to wait: the ballot leaves when the exchanges before it are done.
+            early = self._vote(what, tasks) if self._is_prepared_by(tasks) else None
             outcome = (attempt(),)
             self._arrived(tasks)
-            self._prepared = True
-            heard, wants_change = self._vote(what)
+            heard, wants_change = self._heard(early or self._vote(what, tasks))
             done = True
         except ViewBroken as broken:
             problem = broken
@@ -266,11 +267,25 @@ class ElasticRecovery:
         # On a GPU an operation that was aborted seems to have ended well.
         self.transport.raise_if_over(WHAT)
 
-    def _vote(self, what: str) -> tuple[dict[str, int], bool]:
-        """Return when all members have prepared the unit: the replicas' speeds, and whether one wants another view."""
+    def _is_prepared_by(self, tasks: Sequence[Task]) -> bool:
+        """Whether a unit is prepared once these tasks are done: nothing that might fail follows them."""
+        return bool(tasks) and self._buffers is None and not self._cuda
+
+    def _vote(self, what: str, tasks: Sequence[Task] = ()) -> Vote:
+        """Send this rank's ballot when these tasks are done."""
         wants = bool(self._leaving) or self.member.wants_change(self.view.number)
         mine = Ballot(self.unit, wants, self._speeds.own if self.elastic.balance else 0, self.progress.data)
-        said = vote(self._the_job, self._connections.votes, self.view.members, mine, flags=self._flags, what=what)
+
+        def prepared() -> None:
+            assert all(task.succeeded for task in tasks), f"{what}: the vote has overtaken an exchange"
+            self._prepared = True  # before the ballot leaves: once the others have all ballots, the unit is done
+
+        votes, members = self._connections.votes, self.view.members
+        return Vote(self._the_job, votes, members, mine, flags=self._flags, what=what, prepared=prepared)
+
+    def _heard(self, vote: Vote) -> tuple[dict[str, int], bool]:
+        """Return when all members have prepared the unit: the replicas' speeds, and whether one wants another view."""
+        said = vote.result()
         self.raised = said.raised
         # A replica is as fast as its slowest rank, which all others wait for.
         speeds: dict[str, int] = {}
@@ -459,8 +474,7 @@ class ElasticRecovery:
         problem, done, following = None, False, None
         try:
             hand_over.exchange(job, made_in.with_shards_of(me))
-            self._prepared = True
-            self._vote(what)
+            self._heard(self._vote(what))
             done = True
         except ViewBroken as broken:
             problem = broken

@@ -1,18 +1,23 @@
-"""The vote that ends every unit: one small all-gather, which completes when all members have prepared the unit."""
+"""The vote that ends every unit: every member sends its ballot to all others once it has prepared the unit.
+
+Each ballot goes straight to its receivers. An all-gather over Gloo would pass the ballots around a ring, so that the
+last one arrives after as many hops as there are other members.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from laconic.core.exchange import one_round
+from laconic.core.exchange import Exchange, one_round
 from laconic.core.transport import Transport
 from laconic.errors import CommunicationError
+from laconic.runtime.engine import Task
 from laconic.runtime.job import Job
 
 WHAT = "whether all ranks have everything"
@@ -39,41 +44,61 @@ class Result(NamedTuple):
     """For each flag, whether any member has raised it."""
 
 
-def vote(
-    job: Job, transport: Transport, members: Sequence[str], mine: Ballot, *, flags: Sequence[bool], what: str
-) -> Result:
-    """Return once all members have prepared the unit called `what`; raises if they disagree on it.
+class Vote:
+    """One vote. Its ballots are sent after all exchanges that were submitted before it."""
 
-    flags: as many on all members.
-    """
-    numbers = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, mine.data, _rates(job)], dtype=torch.int64)
-    own = torch.cat([numbers, torch.from_numpy(_words(flags))])
-    rows = torch.empty((transport.world_size, len(own)), dtype=torch.int64)
-    job.engine.call(
-        WHAT,
-        lambda: one_round(transport.all_gather(rows, own, purpose="control", what=WHAT)),
-        step=job.step,
-        device=own.device,
-    )
-    said = rows[:, : len(numbers)].tolist()
-    for name, (unit, _, _, data, rates) in zip(members, said, strict=True):
-        if unit != mine.unit:
-            raise CommunicationError(f"{what}: this rank is in unit {mine.unit}, worker {name} in {unit}.")
-        if rates != said[0][-1]:
-            raise CommunicationError(
-                f"workers {name} and {members[0]} have different learning rates, so replicas would drift apart. Give "
-                "the scheduler to attach: elastic=Elastic(carry=[scheduler])."
-            )
-        if data and mine.data and data != mine.data:
-            raise CommunicationError(
-                f"worker {name} divides other samples than this one: some would be used twice, and others never. Call "
-                "session.batches() with the same data set, batch_size, seed and epochs on every rank."
-            )
-    ballots = {
-        name: Ballot(unit, bool(wants), speed, data)
-        for name, (unit, wants, speed, data, _) in zip(members, said, strict=True)
-    }
-    return Result(ballots, _flags(np.bitwise_or.reduce(rows[:, len(numbers) :].numpy(), axis=0), len(flags)))
+    def __init__(
+        self,
+        job: Job,
+        transport: Transport,
+        members: Sequence[str],
+        mine: Ballot,
+        *,
+        flags: Sequence[bool],
+        what: str,
+        prepared: Callable[[], None],
+    ) -> None:
+        """what: the unit's name. flags: as many on all members. prepared: called just before the ballot is sent."""
+        self._job = job
+        self._members = members
+        self._mine = mine
+        self._num_flags = len(flags)
+        self._what = what
+        numbers = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, mine.data, _rates(job)])
+        own = torch.cat([numbers, torch.from_numpy(_words(flags))])
+        self._rows = rows = torch.empty((transport.world_size, len(own)), dtype=torch.int64)
+
+        def start() -> Exchange:
+            prepared()
+            ballots = own.expand_as(rows).contiguous()
+            return one_round(transport.all_to_all(rows, ballots, purpose="control", what=WHAT))
+
+        self._task = job.engine.submit(Task(WHAT, start, step=job.step, device=own.device))
+
+    def result(self) -> Result:
+        """Return once all members have prepared the unit; raises if they disagree on it."""
+        self._job.engine.wait(self._task)
+        mine, rows = self._mine, self._rows
+        first_flags = rows.shape[1] - -(-self._num_flags // 64)
+        said = rows[:, :first_flags].tolist()
+        for name, (unit, _, _, data, rates) in zip(self._members, said, strict=True):
+            if unit != mine.unit:
+                raise CommunicationError(f"{self._what}: this rank is in unit {mine.unit}, worker {name} in {unit}.")
+            if rates != said[0][-1]:
+                raise CommunicationError(
+                    f"workers {name} and {self._members[0]} have different learning rates, so replicas would drift "
+                    "apart. Give the scheduler to attach: elastic=Elastic(carry=[scheduler])."
+                )
+            if data and mine.data and data != mine.data:
+                raise CommunicationError(
+                    f"worker {name} divides other samples than this one: some would be used twice, and others never. "
+                    "Call session.batches() with the same data set, batch_size, seed and epochs on every rank."
+                )
+        ballots = {
+            name: Ballot(unit, bool(wants), speed, data)
+            for name, (unit, wants, speed, data, _) in zip(self._members, said, strict=True)
+        }
+        return Result(ballots, _flags(np.bitwise_or.reduce(rows[:, first_flags:].numpy(), axis=0), self._num_flags))
 
 
 def to_text(flags: Sequence[bool]) -> str:
