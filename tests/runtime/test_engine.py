@@ -24,6 +24,7 @@ from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.timing import Timing
 from laconic.core.transport import DoneWork
+from laconic.errors import CommunicationError
 from laconic.runtime.engine import Engine, Task
 from laconic.runtime.hooks.planning import Planning
 from laconic.runtime.job import Job
@@ -278,3 +279,24 @@ def test_priority_learns_how_fast_the_link_is_from_its_own_exchanges() -> None:
     other.exchanged([exchange(0, None, 10)])
     other._agree_on_times((1.0, 0.5))
     assert known[-1].byte_s == 0.5
+
+
+def test_a_finished_exchange_is_no_failure_when_a_later_one_fails() -> None:
+    """A unit that has arrived stays prepared although the view ends in the vote that follows it."""
+
+    class Over(CommunicationError):
+        pass
+
+    def over() -> Exchange:
+        raise Over("the view is over")
+        yield
+
+    engine = Engine(InProcessCluster(1).transport(0), Stopwatch(WallClock(), DiscardEvents(), 0), recoverable=(Over,))
+    try:
+        first = engine.submit(Task("a bucket", lambda: one_round(DoneWork())))
+        second = engine.submit(Task("the vote", over))
+        with pytest.raises(Over):
+            engine.wait(second)
+        engine.wait(first)
+    finally:
+        engine.stop()

@@ -1,8 +1,8 @@
 """Continues training in the next view: joint work is done in units, which can be undone and repeated.
 
-A unit (the gradients of a step, a round of local updates) ends with a vote: one small all-gather, to which a rank
-contributes when everything of the unit has arrived there. A rank whose vote completes knows that all ranks have
-prepared the unit, and applies it. If the view breaks before, every survivor asks the keeper for the next view and
+A unit (the gradients of a step, a round of local updates) ends with a vote: a rank sends its ballot to all others when
+everything of the unit has arrived there. A rank that has all ballots knows that all ranks have prepared the unit, and
+applies it. If the view breaks before, every survivor asks the keeper for the next view and
 reports its progress. The unit is done if all survivors have prepared it (membership/decisions.py). Otherwise all of
 them restore gradients and their state, bit for bit, and repeat the exchange in the new view. The training loop waits
 inside backward() or step() meanwhile.
