@@ -77,7 +77,8 @@ def plain_table(*headers: str, numbers: Iterable[str] = ()) -> Table:
 
     table = Table(box=None, show_header=bool(headers), pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for header in headers:
-        table.add_column(header, justify="right" if header in set(numbers) else "left")
+        # Where a word is wider than its column, it continues on the next line: a name that is cut off is useless.
+        table.add_column(header, justify="right" if header in set(numbers) else "left", overflow="fold")
     return table
 
 
