@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from laconic.compression import Packed, Wrapper
+from laconic.compression import Wrapper
 from laconic.strategy.legality.combination import Parts, Refusal
 from laconic.strategy.legality.wrapper_stacks import (
     in_words,
     moved_beneath,
     replaced,
     sends_directions,
+    with_a_route,
     with_sizes,
     with_usual_route,
     without,
@@ -111,9 +112,9 @@ def a_wrapper_that_gathers_leaves_no_route(parts: Parts) -> Refusal | None:
     """Where a wrapper gathers payloads, a route has no effect."""
     outer: Wrapper | None = None
     for layer in parts.compression.layers():
-        if outer is not None and isinstance(layer, Packed) and "route" in layer.changed_settings():
+        if outer is not None and (routed := with_a_route(layer)) is not None:
             return Refusal(
-                f"compression: {layer.name}.route has no effect inside {outer.name}, which has payloads gathered",
+                f"compression: {routed.name}.route has no effect inside {outer.name}, which has payloads gathered",
                 dataclasses.replace(parts, compression=replaced(parts.compression, layer, with_usual_route(layer))),
             )
         if isinstance(layer, Wrapper) and layer.gathers:
