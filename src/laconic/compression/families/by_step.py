@@ -71,6 +71,7 @@ class ByStep(Wrapper):
             inner,
             warms_up=True,
             amplifies=inner.amplifies or first.amplifies,
+            rounds_sums=inner.rounds_sums or first.rounds_sums,
             sends_sums_back=inner.sends_sums_back or first.sends_sums_back,
             gives_factors=inner.gives_factors and first.gives_factors,
             payloads_add_up=inner.payloads_add_up and first.payloads_add_up,

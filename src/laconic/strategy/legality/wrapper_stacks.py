@@ -51,6 +51,11 @@ def _held(layer: Compressor) -> dict[str, Compressor]:
     return {key: value for key, value in held.items() if isinstance(value, Compressor)}
 
 
+def that_rounds_sums(layer: Compressor) -> dict[str, Compressor]:
+    """The settings of a layer that hold a method which rounds sums."""
+    return {key: held for key, held in _held(layer).items() if held.traits.rounds_sums}
+
+
 def with_a_route(layer: Compressor) -> Compressor | None:
     """The layer, or a method in one of its settings, whose route has been set, if any."""
     methods = (layer, *_held(layer).values())

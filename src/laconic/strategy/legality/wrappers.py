@@ -11,6 +11,7 @@ from laconic.strategy.legality.wrapper_stacks import (
     moved_beneath,
     replaced,
     sends_directions,
+    that_rounds_sums,
     with_a_route,
     with_sizes,
     with_usual_route,
@@ -104,6 +105,30 @@ def a_wrapper_needs_sizes(parts: Parts) -> Refusal | None:
                 f"compression: {layer.name} adds up what is decoded, and {direction.name} sends only directions: the "
                 "sum would not come near the gradient",
                 dataclasses.replace(parts, compression=replaced(parts.compression, layer, with_sizes(layer))),
+            )
+    return None
+
+
+def estimates_need_sums_that_are_not_rounded(parts: Parts) -> Refusal | None:
+    """An estimate that adds up what arrives would add up what sums have lost, too."""
+    for layer in parts.compression.layers():
+        if not isinstance(layer, Wrapper) or not layer.own_traits.estimates_all:
+            continue
+        for inner in layer.inner.layers():
+            if not inner.own_traits.rounds_sums:
+                continue
+            held = that_rounds_sums(inner)
+            named = next(iter(held.values()), inner)
+            usual = {field.name: field.default for field in dataclasses.fields(inner) if field.name in held}
+            nearest = (
+                replaced(parts.compression, inner, dataclasses.replace(inner, **usual))
+                if held
+                else without(parts.compression, layer)
+            )
+            return Refusal(
+                f'compression: {layer.name} adds up what arrives in all steps, and "{named}" forms sums in 16 bits: '
+                "what these lose would never be made up for",
+                dataclasses.replace(parts, compression=nearest),
             )
     return None
 
