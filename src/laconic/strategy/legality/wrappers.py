@@ -102,8 +102,8 @@ def a_wrapper_needs_sizes(parts: Parts) -> Refusal | None:
         direction = sends_directions(layer.inner) if isinstance(layer, Wrapper) and layer.needs_scale else None
         if direction is not None:
             return Refusal(
-                f"compression: {layer.name} adds up what is decoded, and {direction.name} sends only directions: the "
-                "sum would not come near the gradient",
+                f"compression: {layer.name} adds or subtracts what is decoded, and {direction.name} sends only "
+                "directions, whose sums do not come near those of gradients",
                 dataclasses.replace(parts, compression=replaced(parts.compression, layer, with_sizes(layer))),
             )
     return None
