@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from laconic.architecture import ARCHITECTURES, AllReduce, Architecture
+from laconic.architecture import ARCHITECTURES, AllReduce, Architecture, Choco
 from laconic.architecture.all_reduce import Everyone, round_sent
 from laconic.compression import Compressor, Int4, NoCompression, PowerSgd, TopK
 from laconic.core.exchange import Round, Wire
@@ -169,6 +169,26 @@ def test_what_a_compressor_loses_is_made_up_for(architecture: Architecture, comp
     torch.testing.assert_close(found.mean(0), mean, rtol=1e-4, atol=1e-4)
     apart = torch.stack([values(other, 60, torch.float32) for other in range(4)]) - mean
     assert (found - mean).norm() < 0.1 * apart.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_sum_of_public_copies_stays_what_it_is(dtype: torch.dtype) -> None:
+    """Each replica adds up corrections alone; if roundings added up too, replicas would be drawn away for ever."""
+    bucket, world_size = two_tensors(60, dtype), 4
+    architecture, compression = Choco(), TopK(density=0.1)
+
+    def rank(transport: InProcessTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        state = begun(architecture, compression, bucket)
+        flat = values(0, 60, dtype)
+        for round in range(40):
+            flat += 0.02 * values(transport.rank + 10 * round, 60, dtype)
+            exchange(architecture, compression, flat, state, transport, round=round)
+        return state.flat["choco.public"].double(), state.flat["choco.around"].double()
+
+    replicas = InProcessCluster(world_size).run(rank)
+    for place, (_, around) in enumerate(replicas):
+        neighbours = [(place + step) % world_size for step in (-1, 0, 1)]
+        torch.testing.assert_close(around, sum(replicas[other][0] for other in neighbours) / 3, rtol=1e-5, atol=1e-5)
 
 
 @every_architecture

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from laconic import Strategy
-from laconic.compression import Bf16, Compressor, Ef21, Fp16, Int4, TopK
+from laconic.compression import Bf16, Compressor, Diana, Ef21, Fp16, Int4, Qsgd, TopK
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.errors import IllegalCombination
 from tests.compression.test_cast import round_to_bf16, round_to_fp16
@@ -106,3 +106,43 @@ def test_what_is_not_finite_is_seen_and_forgotten() -> None:
 def test_refused(text: str) -> None:
     with pytest.raises(IllegalCombination):
         Strategy.parse(text)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compressor", [Ef21(TopK(density=0.2)), Ef21(Int4()), Diana(Qsgd())], ids=str)
+def test_estimates_of_16_bit_gradients_do_not_drift(compressor: Compressor, dtype: torch.dtype) -> None:
+    """Their roundings would add up over the steps, and nothing would ever correct the common estimate."""
+    bucket = one_bucket(600, dtype)
+
+    def rank(transport: InProcessTransport) -> dict[str, torch.Tensor]:
+        state = compressor.init(bucket)
+        for step in range(40):
+            flat = values(transport.rank, step, bucket.numel, dtype)
+            exchange(compressor, flat, state, transport, step=step)
+            assert flat.dtype == dtype
+        return {name.split(".")[1]: value.double() for name, value in state.flat.items()}
+
+    replicas = InProcessCluster(3).run(rank)
+    own = torch.stack([fields["own"] for fields in replicas]).sum(0)
+    owed = torch.stack([fields.get("owed", torch.zeros(())) for fields in replicas]).sum(0)
+    assert float((own - owed - replicas[0]["all"]).norm()) < 1e-5 * float(own.norm())
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "nearest"),
+    [
+        ("bf16 + ef21", "bf16", "bf16"),
+        (
+            "fp16(rounding=stochastic) + per_layer + ef21",
+            "fp16(rounding=stochastic)",
+            "fp16(rounding=stochastic) + per_layer",
+        ),
+        ("topk + warmup(first=bf16) + ef21", "bf16", "topk + warmup + ef21"),
+        ("qsgd + warmup(first=bf16) + diana", "bf16", "qsgd + warmup + diana"),
+    ],
+)
+def test_sums_in_16_bits_are_refused(text: str, named: str, nearest: str) -> None:
+    with pytest.raises(IllegalCombination) as caught:
+        Strategy.parse(f"bsp / all_reduce / {text}")
+    assert f'and "{named}" forms sums in 16 bits' in str(caught.value)
+    assert str(caught.value).endswith(f'Nearest that works: "bsp / all_reduce / {nearest} / fusion".')

@@ -6,11 +6,27 @@ import pytest
 import torch
 
 import laconic
-from laconic.compression import Bf16, Compressor, ErrorFeedback, NoCompression, PowerSgd, Warmup
+from laconic.compression import (
+    Adaptive,
+    Bf16,
+    Chain,
+    Compressor,
+    Diana,
+    Ef21,
+    ErrorFeedback,
+    Int4,
+    Int8,
+    NoCompression,
+    PowerSgd,
+    Qsgd,
+    TopK,
+    Warmup,
+)
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.tensor import TensorSpec
+from laconic.errors import IllegalCombination, InvalidSetting
 from tests.compression.test_laws import bits, exchange, values
 from tests.runtime.replicas import mlp, mlp_loss, sgd
 
@@ -93,3 +109,70 @@ def test_bytes_of_a_session_change_when_it_ends_and_a_resumed_one_remembers() ->
 def test_dtypes_are_sent_as_they_are() -> None:
     bucket = Bucket((TensorSpec("weight", (12, 20), torch.float64),))
     assert Warmup(Bf16(), steps=1).rounds(bucket, Moment())[0].sizes == (8 * 240,)
+
+
+def test_two_wrappers_with_a_first_of_their_own_do_not_mix_them() -> None:
+    """Both may have the same method with other settings; after the warm-up the inner one is in its first window."""
+    found = results(Warmup(Adaptive(TopK(), first=Int8(block=64)), steps=2, first=Int8(block=32)), range(4))
+    assert found[:2] == results(Int8(block=32), range(2))
+    assert found[2:] == results(Int8(block=64), range(2, 4))
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        Ef21(Warmup(TopK(density=0.1), steps=4, first=Int4())),
+        Ef21(Adaptive(Int4(), period=1, change=3.0)),
+        Diana(Warmup(Qsgd(), steps=4, first=Int4())),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("steps", [4, 9])
+def test_estimates_of_all_ranks_add_up_to_the_common_one(compressor: Compressor, steps: int) -> None:
+    """Also if some of the steps send sums back: what these lose would stay in the common estimate for good."""
+    bucket = Bucket((TensorSpec("weight", (3000,)),))
+
+    def one_rank(transport: InProcessTransport) -> dict[str, torch.Tensor]:
+        state = compressor.init(bucket)
+        for step in range(steps):
+            flat = values(transport.rank, step, bucket.numel, bucket.dtype)
+            exchange(compressor, flat, state, transport, step=step)
+        return {name.split(".")[1]: value.double() for name, value in state.flat.items()}
+
+    replicas = InProcessCluster(4).run(one_rank)
+    own = torch.stack([fields["own"] for fields in replicas]).sum(0)
+    owed = torch.stack([fields.get("owed", torch.zeros(())) for fields in replicas]).sum(0)
+    assert float((own - owed - replicas[0]["all"]).norm()) < 1e-5 * float(own.norm())
+
+
+def test_first_is_a_method_without_wrappers() -> None:
+    """Strategy text has no place for a wrapper there, and what it remembers would not be saved."""
+    for wrapper in (Warmup, Adaptive):
+        with pytest.raises(InvalidSetting, match=r'first = "topk \+ chain" is a wrapper'):
+            wrapper(PowerSgd(), first=Chain(TopK()))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "nearest"),
+    [
+        (
+            "topk + warmup(first=terngrad) + error_feedback",
+            "would grow without bound",
+            "bsp / all_reduce / topk + warmup(first=terngrad) / fusion",
+        ),
+        (
+            "qsgd + warmup(first=int8(route=scatter)) + diana",
+            "int8.route has no effect inside diana",
+            "bsp / all_reduce / qsgd + warmup(first=int8) + diana / fusion",
+        ),
+    ],
+)
+def test_a_first_that_does_not_fit_is_refused(text: str, reason: str, nearest: str) -> None:
+    with pytest.raises(IllegalCombination, match=reason) as caught:
+        laconic.Strategy.parse(f"bsp / all_reduce / {text}")
+    assert str(caught.value).endswith(f'Nearest that works: "{nearest}".')
+
+
+def test_a_route_of_first_has_no_effect_among_neighbours() -> None:
+    with pytest.raises(IllegalCombination, match=r"int8\.route has no effect with choco"):
+        laconic.Strategy.parse("bsp / choco / topk + warmup(first=int8(route=scatter))")

@@ -72,3 +72,14 @@ def test_states_do_not_share_containers() -> None:
     first.whole["y"] = {}
     assert second.flat == {}
     assert second.whole == {}
+
+
+def test_parts_start_anew_too() -> None:
+    def state(value: float) -> BucketState:
+        inner = BucketState(Bucket((A,)), flat={"m.r": torch.full((6,), value), "m.s": torch.full((6,), value)})
+        return BucketState(Bucket((A, B)), parts=[inner])
+
+    changed = state(1.0)
+    changed.start_anew({"m.r"}, state(0.0))
+    assert torch.equal(changed.parts[0].flat["m.r"], torch.zeros(6))
+    assert torch.equal(changed.parts[0].flat["m.s"], torch.ones(6))

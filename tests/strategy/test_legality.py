@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from laconic.compression import Compressor, Ef21, ErrorFeedback, Fp16, MomentumCorrection, Wrapper
+from laconic.compression import Compressor, Diana, Ef21, ErrorFeedback, Fp16, MomentumCorrection, Wrapper
 from laconic.errors import IllegalCombination, InvalidSetting
 from laconic.strategy import AXES, Strategy, legality
 from tests.strategy.generate import WRAPPERS, bases, is_legal
@@ -85,6 +85,8 @@ def _makes_sense(base: type[Compressor], wrappers: tuple[type[Wrapper], ...]) ->
         if wrapper in (ErrorFeedback, Ef21) and (below.traits.keeps_residual or below.traits.accumulates):
             return False
         if wrapper in (ErrorFeedback, Ef21) and below.traits.amplifies:
+            return False
+        if wrapper in (Diana, Ef21) and below.traits.rounds_sums:
             return False
         if wrapper is MomentumCorrection and below.traits.accumulates:
             return False

@@ -141,13 +141,23 @@ def test_every_triple_is_legal_or_refused_with_a_legal_choice(
         ),
         ("bsp / choco / signsgd", "sends only directions", "bsp / choco / ef_signsgd / fusion"),
         (
+            "bsp / all_reduce / signsgd(block=64) + error_feedback",
+            "error_feedback adds or subtracts what is decoded, and signsgd sends only directions",
+            "bsp / all_reduce / ef_signsgd + error_feedback / fusion",
+        ),
+        (
+            "bsp / all_reduce / topk + chain(signsgd) + error_feedback",
+            "error_feedback adds or subtracts what is decoded, and signsgd sends only directions",
+            "bsp / all_reduce / topk + chain + error_feedback / fusion",
+        ),
+        (
             "bsp / all_reduce / signsgd + ef21",
-            "ef21 adds up what is decoded, and signsgd sends only directions",
+            "ef21 adds or subtracts what is decoded, and signsgd sends only directions",
             "bsp / all_reduce / ef_signsgd + ef21 / fusion",
         ),
         (
             "bsp / all_reduce / topk + chain(signsgd) + warmup(steps=9) + ef21",
-            "ef21 adds up what is decoded, and signsgd sends only directions",
+            "ef21 adds or subtracts what is decoded, and signsgd sends only directions",
             "bsp / all_reduce / topk + chain + warmup(steps=9) + ef21 / fusion",
         ),
         (

@@ -31,8 +31,9 @@ class Choco(Architecture):
 
     Values that a compressor leaves out remain in x - xh and are sent in a later round, so a biased compressor needs no
     error feedback here. The public copies must receive every correction, so neighbours are the same in every round. The
-    state per replica is xh_i, and sum_j W_ij xh_j as one tensor, whatever the number of neighbours. With asp each pair
-    has public copies of its own, because pairs are not synchronized.
+    state per replica is xh_i, and sum_j W_ij xh_j as one tensor, whatever the number of neighbours. No rank could tell
+    if the second moved away from the sum of the first, so both are kept in float32 where parameters have 16 bits. With
+    asp each pair has public copies of its own, because pairs are not synchronized.
 
     Reference: Koloskova et al. 2019, arXiv:1902.00340.
     """
@@ -66,15 +67,16 @@ class Choco(Architecture):
 
     def begin(self, state: BucketState, parameters: torch.Tensor) -> None:
         """Public copies start from the common initial values."""
-        state.flat[_PUBLIC] = parameters.clone()
-        state.flat[_AROUND] = parameters.clone()
+        wide = torch.promote_types(parameters.dtype, torch.float32)
+        for field in (_PUBLIC, _AROUND):
+            state.flat[field] = parameters.to(wide, copy=True)
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, compression: Codec, wire: Wire, own: torch.Tensor | None = None
     ) -> Exchange:
         """Send the correction to the public copy, and apply the neighbours'."""
         around, public, sums = self.neighbours(state.moment), state.flat[_PUBLIC], state.flat[_AROUND]
-        payload = compression.encode(flat - public, state)
+        payload = compression.encode((flat - public).to(flat.dtype), state)
         received = {peer: Payload(tuple(map(torch.empty_like, payload.tensors))) for peer in around.receives}
         yield wire.transport.send_receive(
             [(peer, tensor) for peer in around.sends for tensor in payload.tensors],

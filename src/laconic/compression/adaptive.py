@@ -55,7 +55,6 @@ class Adaptive(ByStep):
             super().traits_around(inner),
             unbiased=inner.unbiased and (first.unbiased or first.lossless),
             wants_error_feedback=inner.wants_error_feedback or first.wants_error_feedback,
-            amplifies=inner.amplifies or first.amplifies,
             payloads_add_up=False,
             decodes_alone=False,
             needs_whole_tensors=True,

@@ -42,8 +42,8 @@ class Cast(Compressor):
     @property
     @computed_once
     def traits(self) -> Traits:
-        """Each value is rounded by itself."""
-        return replace(super().traits, tensor_by_tensor=True)
+        """Each value is rounded by itself, and each sum of values too."""
+        return replace(super().traits, tensor_by_tensor=True, rounds_sums=True)
 
     def is_lossless_for(self, dtype: torch.dtype) -> bool:
         """True for the dtype that is sent."""

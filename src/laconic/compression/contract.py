@@ -221,8 +221,9 @@ class Wrapper(Compressor):
     needs_unbiased: ClassVar[bool] = False
     """The wrapper works only around an unbiased compressor, so it is refused elsewhere."""
     needs_scale: ClassVar[bool] = False
-    """The wrapper adds decoded values to an estimate that it keeps. Directions without magnitudes never bring that
-    nearer to the input, so a compressor that sends only directions is refused inside it."""
+    """The wrapper adds decoded values to an estimate that it keeps, or subtracts them from values that are due.
+    Directions without magnitudes never bring these nearer to each other, so a compressor that sends only directions is
+    refused inside it."""
     gathers: ClassVar[bool] = False
     """The payloads of the wrapped compressor are gathered, whatever its `route` is; so setting `route` is refused."""
     wraps: ClassVar[type[Compressor]] = Compressor

@@ -30,7 +30,8 @@ class Diana(Wrapper):
     workers' gradients do not vanish: with non-IID data these stay large at the optimum. g is divided by the number of
     workers, so h is the mean of the shifts. The best rate is 1 / (1 + w), where w is the ratio of C's squared noise to
     the squared signal; a rate far above that does not converge. A correction that is not finite reaches all ranks in
-    that step, and is not kept in the shifts.
+    that step, and is not kept in the shifts. 16-bit gradients are widened: shifts are kept, and corrections compressed
+    and added up, in float32.
 
     Reference: Mishchenko et al. 2019, arXiv:1901.09269; Horvath et al. 2019, arXiv:1904.05115.
     """
@@ -66,30 +67,32 @@ class Diana(Wrapper):
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """The rounds of the inner compressor where payloads are gathered."""
-        return self._gathered.rounds(bucket, moment)
+        return self._gathered.rounds(bucket.wide, moment)
 
     def num_waits(self, bucket: Bucket, moment: Moment) -> int:
         """The waits of the inner compressor where payloads are gathered."""
-        return self._gathered.num_waits(bucket, moment)
+        return self._gathered.num_waits(bucket.wide, moment)
 
     def init(self, bucket: Bucket) -> BucketState:
-        """Shifts of zero, and the inner state."""
-        state = self._gathered.init(bucket)
-        for field in (_OWN, _ALL):
-            state.flat[field] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
-        return state
+        """Shifts of zero, and the inner state for corrections."""
+        wide = bucket.wide
+        flat = {field: torch.zeros(wide.numel, dtype=wide.dtype, device=wide.device) for field in (_OWN, _ALL)}
+        return BucketState(bucket, flat=flat, parts=[self._gathered.init(wide)])
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
         """Exchange the correction and add the common shift."""
         own_shift, shift = state.flat[_OWN], state.flat[_ALL]
-        flat -= own_shift
-        sent = torch.empty_like(flat)
-        yield from self._gathered.exchange(flat, state, group, sent)
+        correction = flat.to(shift.dtype)  # the tensor itself, unless it is widened
+        correction -= own_shift
+        sent = torch.empty_like(correction)
+        yield from self._gathered.exchange(correction, state.part(0), group, sent)
         if own is not None:
-            torch.add(own_shift, sent, out=own)
-        learned = flat.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        flat += shift
+            own.copy_(own_shift + sent)
+        learned = correction.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        correction += shift
+        if correction is not flat:
+            flat.copy_(correction)
         own_shift.add_(sent.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0), alpha=self.rate)
         shift.add_(learned, alpha=self.rate)

@@ -10,7 +10,8 @@ import torch
 
 from laconic.compression.contract import Wrapper
 from laconic.compression.traits import Traits
-from laconic.core.exchange import Exchange, Group
+from laconic.core.exchange import Exchange, Group, Round
+from laconic.core.moment import Moment
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
 
@@ -31,6 +32,8 @@ class Ef21(Wrapper):
 
     Where each rank adds up a shard of all payloads and sends the sum compressed again, it keeps the loss of this second
     compression and adds it to the next sum.
+    Estimates add up small corrections over the whole training, so 16-bit gradients are widened: estimates are kept,
+    and corrections compressed and added up, in float32.
 
     Reference: Richtarik et al. 2021, arXiv:2106.05203.
     """
@@ -57,27 +60,38 @@ class Ef21(Wrapper):
             payloads_add_up=False,
         )
 
+    def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
+        """The rounds of the inner compressor for corrections."""
+        return self.inner.rounds(bucket.wide, moment)
+
+    def num_waits(self, bucket: Bucket, moment: Moment) -> int:
+        """The waits of the inner compressor for corrections."""
+        return self.inner.num_waits(bucket.wide, moment)
+
     def init(self, bucket: Bucket) -> BucketState:
-        """Estimates of zero, and the inner state."""
-        state = self.inner.init(bucket)
-        for field in (_OWN, _ALL, _OWED) if self.inner.traits.sends_sums_back else (_OWN, _ALL):
-            state.flat[field] = torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
-        return state
+        """Estimates of zero, and the inner state for corrections."""
+        wide = bucket.wide
+        fields = (_OWN, _ALL, _OWED) if self.inner.traits.sends_sums_back else (_OWN, _ALL)
+        flat = {field: torch.zeros(wide.numel, dtype=wide.dtype, device=wide.device) for field in fields}
+        return BucketState(bucket, flat=flat, parts=[self.inner.init(wide)])
 
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
         """Exchange the correction, and return the common estimate."""
-        own_estimate, estimate = state.flat[_OWN], state.flat[_ALL]
-        flat -= own_estimate
-        sent = torch.empty_like(flat)
-        state.owed = owed = state.flat.get(_OWED)
-        yield from self.inner.exchange(flat, state, group, sent)
-        state.owed = None
+        own_estimate, estimate, part = state.flat[_OWN], state.flat[_ALL], state.part(0)
+        correction = flat.to(estimate.dtype)  # the tensor itself, unless it is widened
+        correction -= own_estimate
+        sent = torch.empty_like(correction)
+        part.owed = owed = state.flat.get(_OWED)
+        yield from self.inner.exchange(correction, part, group, sent)
+        part.owed = None
         own_estimate += sent.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         if own is not None:
             own.copy_(own_estimate)
-        flat += estimate
-        estimate.copy_(torch.where(flat.isfinite(), flat, estimate))
+        correction += estimate
+        estimate.copy_(torch.where(correction.isfinite(), correction, estimate))
+        if correction is not flat:
+            flat.copy_(correction)
         if owed is not None:
             owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

@@ -48,6 +48,7 @@ class ErrorFeedback(Wrapper):
     name: ClassVar[str] = "error_feedback"
     good_for: ClassVar[str] = "every biased method, with SGD"
     needs_loss: ClassVar[bool] = True
+    needs_scale: ClassVar[bool] = True
     # Residuals of any workers can be added up. The loss of sums is kept by the rank that sends them back, which is
     # another one when the number of ranks changes.
     on_resize: ClassVar[Mapping[str, Resize]] = {_RESIDUAL: "sum", _OWED: "reset"}

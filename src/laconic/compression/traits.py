@@ -66,6 +66,8 @@ class Traits:
     """One sum has a number for every value of the input."""
     sends_sums_back: bool = False
     """A rank may add up payloads and compress the sum, which loses precision a second time."""
+    rounds_sums: bool = False
+    """Sums are rounded to 16 bits where they are formed, so no rank knows what they have lost."""
     estimates_all: bool = False
     """All ranks keep the sum of everything sent so far, from which the part of a rank that dies cannot be removed."""
     warms_up: bool = False

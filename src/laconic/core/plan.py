@@ -5,7 +5,7 @@ The runtime executes a Plan, and the simulator predicts the cost of the same obj
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal
@@ -40,6 +40,14 @@ class Bucket:
     def nbytes(self) -> int:
         """Bytes of the flat tensor, uncompressed."""
         return self.numel * self.dtype.itemsize
+
+    @cached_property
+    def wide(self) -> Bucket:
+        """The same tensors in float32, or in their own dtype where that has more digits."""
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        if dtype == self.dtype:
+            return self
+        return Bucket(tuple(replace(tensor, dtype=dtype) for tensor in self.tensors))
 
     @property
     def moment(self) -> str:

@@ -112,11 +112,13 @@ class BucketState:
             part.rescale(ratio, fields)
 
     def start_anew(self, fields: Collection[str], fresh: BucketState) -> None:
-        """Reset these fields to their initial values."""
+        """Reset these fields to their initial values, here and in the parts."""
         for name in self.flat.keys() & set(fields):
             self.flat[name].copy_(fresh.flat[name])
         for name in self.packed.keys() & set(fields):
             self.packed[name].write(fresh.packed[name].read())
+        for part, anew in zip(self.parts, fresh.parts, strict=True):
+            part.start_anew(fields, anew)
 
     def by_parameter(self) -> ParameterState:
         """The same state keyed by parameter name, independent of how tensors were grouped."""

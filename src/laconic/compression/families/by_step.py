@@ -29,6 +29,11 @@ class ByStep(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.first, Wrapper):
+            raise InvalidSetting(
+                f'compression.{self.name}.first = "{self.first}" is a wrapper, and only a method without wrappers fits '
+                "here. Use none, bf16, int8 or int4."
+            )
         if self.first.traits.keeps_residual or self.first.on_resize or not self.first.traits.keeps_scale:
             raise InvalidSetting(
                 f'compression.{self.name}.first = "{self.first}" is used in some steps only, so it must remember '
@@ -50,8 +55,13 @@ class ByStep(Wrapper):
         """The compressor of this step, and its state."""
         if not self.is_first_in(state):
             return self.inner, state
-        beginning: BucketState = state.tables.setdefault(_FIRST, self.first.init(state.bucket))
+        # Of this layer: another one inside or outside of it, which shares the state, has a `first` of its own.
+        key = (_FIRST, self.name)
+        if key not in state.tables:
+            state.tables[key] = self.first.init(state.bucket)
+        beginning: BucketState = state.tables[key]
         beginning.moment, beginning.measure, beginning.metrics = state.moment, state.measure, state.metrics
+        beginning.owed = state.owed
         return self.first, beginning
 
     def traits_around(self, inner: Traits) -> Traits:
@@ -60,6 +70,9 @@ class ByStep(Wrapper):
         return replace(
             inner,
             warms_up=True,
+            amplifies=inner.amplifies or first.amplifies,
+            rounds_sums=inner.rounds_sums or first.rounds_sums,
+            sends_sums_back=inner.sends_sums_back or first.sends_sums_back,
             gives_factors=inner.gives_factors and first.gives_factors,
             payloads_add_up=inner.payloads_add_up and first.payloads_add_up,
             density=min(inner.density, first.density),
@@ -73,6 +86,10 @@ class ByStep(Wrapper):
             needs_whole_tensors=inner.needs_whole_tensors or first.needs_whole_tensors,
             dtypes=tuple(dtype for dtype in inner.dtypes if dtype in first.dtypes),
         )
+
+    def one_by_one(self) -> Compressor:
+        """Both compressors with payloads gathered."""
+        return replace(self, inner=self.inner.one_by_one(), first=self.first.one_by_one())
 
     def rounds(self, bucket: Bucket, moment: Moment) -> tuple[Round, ...]:
         """The rounds of the compressor of this step."""
@@ -104,6 +121,14 @@ class ByStep(Wrapper):
     def exchange(
         self, flat: torch.Tensor, state: BucketState, group: Group, own: torch.Tensor | None = None
     ) -> Exchange:
-        """Exchange with the compressor of this step; its loss in compressed sums is not kept."""
+        """Exchange with the compressor of this step."""
+        owed = state.owed
         compressor, state = self._of(state)
-        return compressor.exchange(flat, state, group, own)
+        if own is None or owed is None or compressor.traits.sends_sums_back:
+            yield from compressor.exchange(flat, state, group, own)
+            return
+        # No sum is sent back now, so what earlier ones have lost goes out as part of this rank's own values.
+        flat += owed
+        yield from compressor.exchange(flat, state, group, own)
+        own -= owed
+        owed.zero_()

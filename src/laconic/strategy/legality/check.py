@@ -16,6 +16,7 @@ ALONE: tuple[Rule, ...] = (
     wrappers.a_wrapper_needs_a_loss,
     wrappers.a_wrapper_needs_a_fair_loss,
     wrappers.a_wrapper_needs_sizes,
+    wrappers.estimates_need_sums_that_are_not_rounded,
     wrappers.a_wrapper_that_gathers_leaves_no_route,
     wrappers.no_residual_twice,
     wrappers.no_momentum_twice,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from laconic.architecture import AllReduce, Choco, PowerGossip
-from laconic.compression import Compressor, DctTopK, ErrorFeedback, NoCompression, Packed, PowerSgd, TopK
+from laconic.compression import Compressor, DctTopK, ErrorFeedback, NoCompression, PowerSgd, TopK
 from laconic.strategy.legality.combination import Parts, Refusal
 from laconic.strategy.legality.wrapper_stacks import (
     replaced,
     sends_directions,
+    with_a_route,
     with_sizes,
     with_usual_route,
     without,
@@ -22,9 +23,9 @@ def payloads_take_a_route(parts: Parts) -> Refusal | None:
     if whom.scope == "everyone" and not whom.has_servers and not whom.holds_shards:
         return None
     for layer in parts.compression.layers():
-        if isinstance(layer, Packed) and "route" in layer.changed_settings():
+        if (routed := with_a_route(layer)) is not None:
             return Refusal(
-                f"compression: {layer.name}.route has no effect with {parts.architecture.name}, which passes payloads "
+                f"compression: {routed.name}.route has no effect with {parts.architecture.name}, which passes payloads "
                 "on one by one",
                 dataclasses.replace(parts, compression=replaced(parts.compression, layer, with_usual_route(layer))),
             )

@@ -51,10 +51,23 @@ def _held(layer: Compressor) -> dict[str, Compressor]:
     return {key: value for key, value in held.items() if isinstance(value, Compressor)}
 
 
-def with_usual_route(layer: Packed) -> Packed:
-    """The same method with the default route."""
-    usual = str(next(field.default for field in dataclasses.fields(layer) if field.name == "route"))
-    return dataclasses.replace(layer, route=usual)
+def that_rounds_sums(layer: Compressor) -> dict[str, Compressor]:
+    """The settings of a layer that hold a method which rounds sums."""
+    return {key: held for key, held in _held(layer).items() if held.traits.rounds_sums}
+
+
+def with_a_route(layer: Compressor) -> Compressor | None:
+    """The layer, or a method in one of its settings, whose route has been set, if any."""
+    methods = (layer, *_held(layer).values())
+    return next((one for one in methods if isinstance(one, Packed) and "route" in one.changed_settings()), None)
+
+
+def with_usual_route(layer: Compressor) -> Compressor:
+    """The same method with the default route, also of the methods in its settings."""
+    usual: dict[str, object] = {key: with_usual_route(held) for key, held in _held(layer).items()}
+    if isinstance(layer, Packed):
+        usual["route"] = next(field.default for field in dataclasses.fields(layer) if field.name == "route")
+    return dataclasses.replace(layer, **usual)
 
 
 def moved_beneath(compression: Compressor, layer: Wrapper, target: Wrapper) -> Compressor:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from laconic.compression import Packed, Wrapper
+from laconic.compression import Wrapper
 from laconic.strategy.legality.combination import Parts, Refusal
 from laconic.strategy.legality.wrapper_stacks import (
     in_words,
     moved_beneath,
     replaced,
     sends_directions,
+    that_rounds_sums,
+    with_a_route,
     with_sizes,
     with_usual_route,
     without,
@@ -100,9 +102,33 @@ def a_wrapper_needs_sizes(parts: Parts) -> Refusal | None:
         direction = sends_directions(layer.inner) if isinstance(layer, Wrapper) and layer.needs_scale else None
         if direction is not None:
             return Refusal(
-                f"compression: {layer.name} adds up what is decoded, and {direction.name} sends only directions: the "
-                "sum would not come near the gradient",
+                f"compression: {layer.name} adds or subtracts what is decoded, and {direction.name} sends only "
+                "directions, whose sums do not come near those of gradients",
                 dataclasses.replace(parts, compression=replaced(parts.compression, layer, with_sizes(layer))),
+            )
+    return None
+
+
+def estimates_need_sums_that_are_not_rounded(parts: Parts) -> Refusal | None:
+    """An estimate that adds up what arrives would add up what sums have lost, too."""
+    for layer in parts.compression.layers():
+        if not isinstance(layer, Wrapper) or not layer.own_traits.estimates_all:
+            continue
+        for inner in layer.inner.layers():
+            if not inner.own_traits.rounds_sums:
+                continue
+            held = that_rounds_sums(inner)
+            named = next(iter(held.values()), inner)
+            usual = {field.name: field.default for field in dataclasses.fields(inner) if field.name in held}
+            nearest = (
+                replaced(parts.compression, inner, dataclasses.replace(inner, **usual))
+                if held
+                else without(parts.compression, layer)
+            )
+            return Refusal(
+                f'compression: {layer.name} adds up what arrives in all steps, and "{named}" forms sums in 16 bits: '
+                "what these lose would never be made up for",
+                dataclasses.replace(parts, compression=nearest),
             )
     return None
 
@@ -111,9 +137,9 @@ def a_wrapper_that_gathers_leaves_no_route(parts: Parts) -> Refusal | None:
     """Where a wrapper gathers payloads, a route has no effect."""
     outer: Wrapper | None = None
     for layer in parts.compression.layers():
-        if outer is not None and isinstance(layer, Packed) and "route" in layer.changed_settings():
+        if outer is not None and (routed := with_a_route(layer)) is not None:
             return Refusal(
-                f"compression: {layer.name}.route has no effect inside {outer.name}, which has payloads gathered",
+                f"compression: {routed.name}.route has no effect inside {outer.name}, which has payloads gathered",
                 dataclasses.replace(parts, compression=replaced(parts.compression, layer, with_usual_route(layer))),
             )
         if isinstance(layer, Wrapper) and layer.gathers:
