@@ -139,6 +139,7 @@ class GivenMomentum:
                 id(p): 1.0 - float(group["lr"]) * float(group.get("weight_decay", 0.0))
                 for group in self._job.param_groups
                 for p in group["params"]
+                if p.grad is not None  # the optimizer leaves others as they are
             }
             for name, anchor in self._hooks.recall(rule.anchor).items():
                 anchor *= decays.get(id(parameters[name]), 1.0)
