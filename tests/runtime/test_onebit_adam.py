@@ -327,6 +327,7 @@ class TestRefused:
             (lambda m: torch.optim.AdamW(m.parameters(), betas=(0.0, 0.9)), "AdamW has none"),
             (lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1), "weight_decay as Adam has it"),
             (lambda m: torch.optim.Adamax(m.parameters()), 'its state has no "exp_avg"'),
+            (lambda m: torch.optim.AdamW(m.parameters(), maximize=True), "Minimize the negative loss instead"),
         ],
     )
     def test_optimizers_without_that_momentum(

@@ -230,4 +230,15 @@ def _problem(optimizer: Optimizer) -> str | None:
         one, two = once - still, twice - still
         if not bool(one.any()) or not torch.allclose(two, 2 * one, rtol=0.05, atol=0.02 * float(one.abs().max())):
             return "its step is not in proportion to its momentum"
+    if _negates(optimizer):
+        return "its momentum is that of negative gradients, as with maximize=True. Minimize the negative loss instead"
     return None
+
+
+def _negates(optimizer: Optimizer) -> bool:
+    """Whether it adds gradients to its momentum with the opposite sign."""
+    copy = with_stand_ins(optimizer, with_state=False)
+    set_gradients(copy, 1.0, seed=0)
+    given = {p: p.grad.clone() for group in copy.param_groups for p in group["params"] if p.grad is not None}
+    raw_step(copy)
+    return any(bool((copy.state[p][FIRST] * gradient.conj()).sum().real < 0) for p, gradient in given.items())
