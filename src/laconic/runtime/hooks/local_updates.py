@@ -135,9 +135,11 @@ class LocalUpdateHooks(TrainingHooks):
                 continue
             anchor = state.flat[rule.anchor]
             for tensor, place in buckets.plan.buckets[index].segments():
+                change, parameter = buckets.flats[index][place], job.parameters[tensor.name]
+                if not parameter.requires_grad and not bool(change.any()):
+                    continue  # frozen while attached: an outer momentum must not move it
                 memory = {field: state.flat[field][place] for field in rule.fields}
-                rate = rates.get(id(job.parameters[tensor.name]), 0.0)
-                rule.outer(anchor[place], buckets.flats[index][place], memory, rate)
+                rule.outer(anchor[place], change, memory, rates.get(id(parameter), 0.0))
             since = buckets.views_of(index, state.flat[rule.departure]) if rule.departure else {}
             for name, agreed in buckets.views_of(index, anchor).items():
                 if rule.keep:
