@@ -164,6 +164,10 @@ class LocalUpdateHooks(TrainingHooks):
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
         self._rounds.load(saved)
+        if not any(self._rule.anchor in fields for fields in saved.values()):  # saved by one worker, which keeps none
+            with torch.no_grad():
+                for buckets in self._rounds.parts:
+                    self._copy_parameters(buckets, self._rule.anchor)
         self._last_round = next((first for first in range(step, 0, -1) if self._rule.due(first)), 0)
         self._began_s = self._job.clock.now()
         if self._rule.asks_for_loss:
