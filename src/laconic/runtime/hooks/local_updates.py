@@ -11,6 +11,7 @@ from laconic.core.stateful import BucketState, ParameterState
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.optimizer_moments import OptimizerMoments
+from laconic.runtime.hooks.optimizer_steps import skips_step
 from laconic.runtime.hooks.rounds import Rounds
 from laconic.runtime.job import Job
 from laconic.synchronization import Synchronization
@@ -38,7 +39,7 @@ class LocalUpdateHooks(TrainingHooks):
     def before_step(self, *, closure: bool) -> None:
         """Let the rule correct this replica's parameters."""
         job, rule = self._job, self._rule
-        if not rule.corrects:
+        if not rule.corrects or any(map(skips_step, job.optimizers)):
             return
         rates = self._rates()
         with torch.no_grad():
