@@ -29,6 +29,7 @@ class LocalUpdateHooks(TrainingHooks):
         self._last_round = job.step
         """Steps that were complete when the last round began."""
         self._began_s = job.clock.now()
+        self._without_data = False
         # With neighbours the mean is over a few, which cannot be told who has run out of data; who has, has no loss.
         everyone = job.strategy.architecture.scope == "everyone"
         self.can_join = everyone and rule.deadline_s is None and not rule.asks_for_loss
@@ -103,7 +104,9 @@ class LocalUpdateHooks(TrainingHooks):
 
     def take_part(self) -> None:
         """Contribute the change since the last outer step to the next one, and zeros afterwards."""
+        self._without_data = True
         self.after_step()
+        self._without_data = False
         self._job.step += 1
 
     def _copy_parameters(self, buckets: Buckets, field: str) -> None:
@@ -113,15 +116,17 @@ class LocalUpdateHooks(TrainingHooks):
                 view.copy_(self._job.values[name])
 
     def _start(self, part: int, *, after: int, share: float) -> None:
-        buckets = self._rounds.parts[part]
+        job, buckets = self._job, self._rounds.parts[part]
         if self._rule.departure:
             self._copy_parameters(buckets, self._rule.departure)
         for index, state in enumerate(buckets.states):
             if state.bucket.moment:
                 self._moments.read(buckets.views_of(index, buckets.flats[index]))
+                if self._without_data and share != job.strategy.architecture.share(job.transport.world_size):
+                    buckets.flats[index].zero_()  # the mean is over the ranks with data
             else:
                 for name, anchor in buckets.views_of(index, state.flat[self._rule.anchor]).items():
-                    torch.sub(anchor, self._job.values[name], out=buckets.views[name])
+                    torch.sub(anchor, job.values[name], out=buckets.views[name])
             buckets.flats[index] *= share
         self._rounds.start(part, after=after)
 
