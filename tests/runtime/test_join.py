@@ -100,11 +100,9 @@ def test_moments_are_means_over_the_ranks_that_have_data() -> None:
         optimizers[rank].step()
     with torch.no_grad():
         for mine, other in zip(*(model.parameters() for model in models), strict=True):
-            for tensor, theirs in (
-                (mine, other),
-                *((optimizers[0].state[mine][key], optimizers[1].state[other][key]) for key in ("exp_avg", "exp_avg_sq")),
-            ):
-                tensor.add_(theirs).div_(2)
+            mine.add_(other).div_(2)
+            for moment in ("exp_avg", "exp_avg_sq"):
+                optimizers[0].state[mine][moment].add_(optimizers[1].state[other][moment]).div_(2)
     for step in range(1, 6):
         optimizers[0].zero_grad()
         mlp_loss(models[0], step, 0).backward()
