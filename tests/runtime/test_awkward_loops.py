@@ -247,6 +247,41 @@ def test_an_interrupted_backward_pass_is_reported() -> None:
     loop(body, how=strategy("wfbp"))
 
 
+@pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")
+@pytest.mark.parametrize(
+    "how",
+    [
+        "bsp / all_reduce / topk(density=0.2) + error_feedback",
+        "bsp / all_reduce / topk(density=0.2) + error_feedback / priority",
+        "demo",
+        "onebit_adam(total_steps=10, first=none, refresh_share=0) / all_reduce / none",
+        "zero_one_adam(total_steps=10, first=none, period=2, refresh_share=0) / all_reduce / none",
+        "diloco(period=2)",
+    ],
+)
+def test_a_layer_frozen_while_attached_stays_as_it_is(how: str) -> None:
+    """Residuals, and momenta of laconic's own, must not move it."""
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        adam = how.partition("(")[0].endswith("adam")
+        return torch.optim.AdamW(model.parameters()) if adam else torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def body(model, optimizer, session, rank):
+        for step in range(10):
+            if step == 4:  # after a round of those strategies that have rounds
+                session.settle()
+                model[0].requires_grad_(False)
+                before = snapshot(model[0])
+            mlp_loss(model, step, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        session.settle()
+        assert_equal(snapshot(model[0]), before)
+
+    one, other = loop(body, how=how, make_optimizer=make)
+    assert_equal(one, other)
+
+
 def test_what_was_never_exchanged_is_never_applied() -> None:
     def unfrozen_later(model, optimizer, session, rank):
         model[0].requires_grad_(True)

@@ -21,7 +21,7 @@ from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState, Resize
 from laconic.errors import CheckpointError, CommunicationError
 from laconic.runtime import redistribute
-from tests.runtime.replicas import data, mlp, mlp_loss, sgd
+from tests.runtime.replicas import data, mlp, mlp_loss, sgd, snapshot
 
 STRATEGY = "bsp / all_reduce / bf16 + error_feedback / fusion"
 
@@ -242,6 +242,59 @@ def test_residuals_in_eight_bits_add_up_to_what_these_can_hold(before: int, afte
     torch.testing.assert_close(found, total, rtol=0, atol=after * largest / 127)
     if after > before:
         assert torch.equal(found, total), "nothing was added up"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "bsp / all_reduce / topk(density=0.2) + error_feedback",
+        "local_sgd(period=2) / all_reduce / topk(density=0.2) + error_feedback",
+        "scaffold(period=2)",
+        "delayed(period=2)",
+        "adacomm(period=2)",
+        "lag",
+        "onebit_adam(total_steps=20, warmup_share=0.5)",
+    ],
+)
+def test_what_one_worker_has_saved_goes_on_with_two(strategy: str) -> None:
+    def train(transport: InProcessTransport, before: list[tuple[dict, dict]] | None) -> tuple[dict, dict]:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with laconic.attach(model, optimizer, strategy, transport=transport) as session:
+            if before is not None:
+                state, parameters = before[transport.rank]
+                model.load_state_dict(parameters)
+                session.load_state_dict(state)
+                for name, fields in session.state_dict()["ranks"][str(transport.rank)].items():
+                    for kind, value in fields.items():
+                        assert not kind.endswith(".anchor") or torch.equal(value, parameters[name])
+            for step in range(session.step, session.step + 4):
+                value = mlp_loss(model, step, transport.rank)
+                value.backward()
+                session.report_loss(value)
+                optimizer.step()
+                optimizer.zero_grad()
+            return session.state_dict(), snapshot(model)
+
+    ((state, parameters),) = laconic.InProcessCluster(1).run(lambda transport: train(transport, None))
+    before = [(each, parameters) for each in redistribute([state], 2)]
+    found = laconic.InProcessCluster(2).run(lambda transport: train(transport, before))
+    assert [state["step"] for state, _ in found] == [8, 8]
+
+
+def test_a_momentum_that_one_worker_has_not_kept_is_named() -> None:
+    def one_rank(transport: InProcessTransport, before: dict | None) -> dict:
+        model = mlp()
+        strategy = "onebit_adam(total_steps=10)"
+        with laconic.attach(model, torch.optim.AdamW(model.parameters()), strategy, transport=transport) as session:
+            if before is not None:
+                with pytest.raises(CheckpointError, match="written by one worker, on which onebit_adam is Adam as it"):
+                    session.load_state_dict(before)
+            return session.state_dict()
+
+    (state,) = laconic.InProcessCluster(1).run(lambda transport: one_rank(transport, None))
+    states = redistribute([{**state, "step": 4}], 2)
+    laconic.InProcessCluster(2).run(lambda transport: one_rank(transport, states[transport.rank]))
 
 
 def test_a_field_may_start_anew() -> None:

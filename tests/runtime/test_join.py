@@ -91,6 +91,29 @@ def test_the_mean_may_be_over_the_ranks_that_have_data(batches: list[int]) -> No
         assert_equal(state, expected(batches, by_initial=False))
 
 
+def test_moments_are_means_over_the_ranks_that_have_data() -> None:
+    """Rank 1 has one batch: from then on, rank 0 trains as if it were alone."""
+    models = [mlp(), mlp()]
+    optimizers = [adamw(model) for model in models]
+    for rank, model in enumerate(models):
+        mlp_loss(model, 0, rank).backward()
+        optimizers[rank].step()
+    with torch.no_grad():
+        for mine, other in zip(*(model.parameters() for model in models), strict=True):
+            mine.add_(other).div_(2)
+            for moment in ("exp_avg", "exp_avg_sq"):
+                optimizers[0].state[mine][moment].add_(optimizers[1].state[other][moment]).div_(2)
+    for step in range(1, 6):
+        optimizers[0].zero_grad()
+        mlp_loss(models[0], step, 0).backward()
+        optimizers[0].step()
+
+    strategy = "des_loc(period=1, first_every=1, second_every=1)"
+    for found in uneven(strategy, [6, 1], divide_by_initial_world_size=False, make_optimizer=adamw):
+        for name, value in snapshot(models[0]).items():
+            torch.testing.assert_close(found[name], value)
+
+
 @pytest.mark.parametrize("find_unused_parameters", [True, False])
 def test_replicas_stay_equal_in_the_steps_that_follow(find_unused_parameters: bool) -> None:
     """The optimizer's state is that of the rank that trained last, too."""

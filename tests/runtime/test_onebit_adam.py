@@ -294,6 +294,38 @@ def test_a_gradient_that_is_not_finite_leaves_the_momentum() -> None:
     assert all(InProcessCluster(2).run(one_rank))
 
 
+@pytest.mark.parametrize("rule", ["onebit_adam", "zero_one_adam(period=2)"])
+@pytest.mark.parametrize("how", ["not used", "zero gradients"])
+def test_a_parameter_that_starts_after_the_switch_makes_steps_of_usual_length(rule: str, how: str) -> None:
+    """Rows of an embedding take turns, so the first gradient says nothing about most of them."""
+    rate, steps = 0.01, 12
+    torch.manual_seed(0)
+    start = nn.ModuleList([nn.Linear(3, 2), nn.Embedding(8, 2)])
+    settings = f"warmup_share=0.25, total_steps={steps}, refresh_share=0, first=none"
+    strategy = f"{rule.removesuffix(')')}{', ' if '(' in rule else '('}{settings}) / all_reduce / none"
+
+    def one_rank(transport: InProcessTransport) -> dict[str, torch.Tensor]:
+        model = copy.deepcopy(start)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+        with laconic.attach(model, optimizer, strategy, transport=transport):
+            for step in range(steps):
+                loss = model[0](data(step, transport.rank, 4, 3)).square().mean()
+                late = (model[1](torch.tensor([(step + transport.rank) % 8])) - 5).square().sum()
+                if how == "zero gradients":
+                    loss = loss + (late if step > 4 else 0.0 * late)
+                elif step > 4:
+                    loss = loss + late
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return snapshot(model)
+
+    one, other = InProcessCluster(2).run(one_rank)
+    assert_equal(one, other)
+    moved = (one["1.weight"] - start[1].weight.detach()).abs()
+    assert 0 < float(moved.max()) < 50 * rate * steps
+
+
 class TestRefused:
     def _attach(
         self, strategy: str, make: Callable[[nn.Module], torch.optim.Optimizer] = _adamw, **options: int
@@ -327,6 +359,7 @@ class TestRefused:
             (lambda m: torch.optim.AdamW(m.parameters(), betas=(0.0, 0.9)), "AdamW has none"),
             (lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1), "weight_decay as Adam has it"),
             (lambda m: torch.optim.Adamax(m.parameters()), 'its state has no "exp_avg"'),
+            (lambda m: torch.optim.AdamW(m.parameters(), maximize=True), "Minimize the negative loss instead"),
         ],
     )
     def test_optimizers_without_that_momentum(

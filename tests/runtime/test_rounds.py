@@ -420,3 +420,39 @@ def test_another_number_of_workers_goes_on_from_a_saved_state(strategy: str, bef
         assert apart < 1
         assert_equal(values, found[0][1])
         assert all(bool(value.isfinite().all()) for value in values.values())
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "diloco(period=2)",
+        "streaming_diloco(period=4, fragments=2)",
+        "scaffold(period=2)",
+        "des_loc(period=2, first_every=1, second_every=1)",
+        "local_sgd(period=2) / push_sum",
+        "local_sgd(period=2) / choco / int8",
+    ],
+)
+def test_a_memory_format_that_changes_between_rounds_changes_nothing_else(strategy: str) -> None:
+    def trained_with(changed_before: int) -> list[dict[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(3, 4, 2)
+
+        def one_rank(transport: InProcessTransport) -> dict[str, torch.Tensor]:
+            replica = copy.deepcopy(model)
+            optimizer = _sgd(replica, strategy)
+            with laconic.attach(replica, optimizer, strategy, transport=transport) as session:
+                for step in range(6):
+                    if step == changed_before:
+                        replica.to(memory_format=torch.channels_last)
+                    replica(data(step, transport.rank, 2, 3, 4, 4)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                session.average()
+            return snapshot(replica)
+
+        return InProcessCluster(2, timeout_s=20).run(one_rank)
+
+    for usual, changed in zip(trained_with(-1), trained_with(3), strict=True):
+        for name, value in usual.items():
+            torch.testing.assert_close(changed[name], value, atol=1e-5, rtol=1e-5)

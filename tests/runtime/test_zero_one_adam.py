@@ -206,3 +206,20 @@ def test_what_is_refused() -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(AttachError, match="momentum of Adam"):
         laconic.attach(model, sgd, "zero-one-adam", transport=transport, total_steps=100)
+
+
+def test_a_parameter_that_was_never_used_does_not_decay() -> None:
+    start = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
+
+    def one_rank(transport: InProcessTransport) -> Tensors:
+        model = copy.deepcopy(start)
+        optimizer = _adamw(model)
+        with laconic.attach(model, optimizer, f"{RULE} / all_reduce / none", transport=transport):
+            for step in range(WARMUP + 2 * PERIOD):
+                model[0](data(step, transport.rank, 4, 5)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return snapshot(model)
+
+    for found in InProcessCluster(2).run(one_rank):
+        assert torch.equal(found["1.weight"], start[1].weight)

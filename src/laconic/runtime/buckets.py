@@ -15,7 +15,8 @@ from laconic.strategy import Strategy
 class Buckets:
     """Flat tensors, views and state for every bucket of one plan.
 
-    parameters: only their shapes and strides count.
+    parameters: only their shapes and strides count, as they are now: state that has been written keeps its order if a
+    parameter gets another memory format later.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Buckets:
         flats: list[torch.Tensor] | None = None,
     ) -> None:
         self.plan = plan
-        self._parameters = parameters
+        self._parameters = parameters = layouts_of(parameters)
         self._scaled_fields = strategy.scaled_fields() | {CARRIED}
         self.views: dict[str, torch.Tensor] = {}
         self.flats = flats if flats is not None else self._lay_out()
@@ -105,6 +106,16 @@ def whole_state(states: Sequence[BucketState], parameters: Mapping[str, torch.Te
             whole = merged.setdefault(piece.owner, {}).setdefault(field, value.new_zeros(like.shape))
             whole.view(-1)[piece.start : piece.start + piece.numel] = value.view(-1)
     return merged
+
+
+def layouts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors without values that have the shapes and strides that these have now."""
+    return {
+        name: tensor
+        if tensor.is_meta
+        else torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        for name, tensor in tensors.items()
+    }
 
 
 def _view_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

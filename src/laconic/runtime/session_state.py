@@ -80,7 +80,21 @@ class SessionState:
             replicas_differ=not strategy.exchanges_gradients() or not strategy.synchronization.replicas_identical,
         )
         report.unfit = report.unfit or job.loss_scale.why_not_loaded(scaled=saved["loss_scaled"])
+        report.unfit = report.unfit or self._lacks_momentum(report)
         return report
+
+    def _lacks_momentum(self, report: Report) -> str:
+        """Why a state of one worker, which has kept none, cannot be loaded; empty if it can."""
+        rule = self._strategy.synchronization
+        if self._hooks is None or rule.quantity != "momentum" or report.step < rule.warmup:
+            return ""
+        if any(rule.momentum_field in fields for fields in report.state.values()):
+            return ""
+        return (
+            f"the checkpoint was written by one worker, on which {rule.name} is Adam as it is, and step {report.step} "
+            f"is after the first {rule.warmup} steps, in which {rule.name} averages gradients. Start without loading "
+            "the session state, or train on with one worker."
+        )
 
     def load(self, report: Report, said: Sequence[Mapping[str, str]]) -> None:
         """Load what this rank has read, unless a rank has reported a problem; said: the summaries of all ranks."""
@@ -116,6 +130,9 @@ class SessionState:
         if self._strategy.architecture.compensates:
             for field in PER_EDGE:
                 resize[field] = "reset"
+        if self._hooks is None:
+            # One worker that communicates with nobody keeps no state: with others, it starts anew.
+            return dict.fromkeys(resize, "reset")
         return resize
 
     def digest(self) -> torch.Tensor:

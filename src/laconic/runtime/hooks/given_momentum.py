@@ -69,22 +69,41 @@ class GivenMomentum:
         if overflow is not None and bool(overflow):
             return  # the optimizer skips the step itself
         scale = getattr(optimizer, "grad_scale", None)
-        alone = not self._rule.due(self._job.step + 1)
+        rule, now = self._rule, self._job.step
+        alone, holds_momentum = not rule.due(now + 1), not rule.begins(now) and not rule.returns(now)
         with torch.no_grad():
             for group in optimizer.param_groups:
-                for p in group["params"] if alone else ():
-                    if SECOND not in optimizer.state.get(p, {}):
-                        p.grad = None  # starts in a joint step, because its second moment must be the mean of all
-                # A parameter without a second moment was never used: .grad is treated as an ordinary gradient.
-                known = [p for p in group["params"] if p.grad is not None and SECOND in optimizer.state.get(p, {})]
+                found = {p: self._step_along_momentum(optimizer, p) for p in group["params"] if p.grad is not None}
+                for p in [p for p, step in found.items() if not step]:
+                    # Without a second moment so far, it makes an ordinary step.
+                    if alone:
+                        p.grad = None  # in a joint step, because its second moment must be the mean of all
+                    elif holds_momentum:
+                        p.grad /= 1.0 - float(group["betas"][0])  # the gradient that the momentum consists of
+                known = {p: step for p, step in found.items() if step}
                 if known:
-                    if self._job.step == self._rule.warmup:
-                        _raise_to_floor([optimizer.state[p][SECOND] for p in known], self._rule.variance_floor)
                     weight = self._rule.refresh(self._job.step, float(group["betas"][1]))
                     self._given |= bool(weight)
-                    give(
-                        optimizer, group, known, [self._count(optimizer, p) for p in known], weight=weight, scale=scale
-                    )
+                    give(optimizer, group, list(known), list(known.values()), weight=weight, scale=scale)
+
+    def _step_along_momentum(self, optimizer: Optimizer, parameter: nn.Parameter) -> int:
+        """The number of the step that the optimizer is about to make along this parameter's momentum.
+
+        0: the parameter has no second moment yet.
+        """
+        if SECOND not in optimizer.state.get(parameter, {}):
+            return 0
+        step = self._count(optimizer, parameter)
+        if self._job.step == self._rule.warmup or step == 2:  # from now on, v is no longer that of ordinary steps
+            variance = optimizer.state[parameter][SECOND]
+            if variance.numel() and not bool(variance.any()):
+                # All gradients so far were zero. The parameter starts anew with the first other one: without a second
+                # moment, it would make arbitrarily large steps.
+                del optimizer.state[parameter]
+                self._steps.pop(parameter, None)
+                return 0
+            _raise_to_floor(variance, self._rule.variance_floor)
+        return step
 
     def _count(self, optimizer: Optimizer, parameter: nn.Parameter) -> int:
         """The number of the step that the optimizer is about to make with this parameter."""
@@ -139,6 +158,7 @@ class GivenMomentum:
                 id(p): 1.0 - float(group["lr"]) * float(group.get("weight_decay", 0.0))
                 for group in self._job.param_groups
                 for p in group["params"]
+                if p.grad is not None  # the optimizer leaves others as they are
             }
             for name, anchor in self._hooks.recall(rule.anchor).items():
                 anchor *= decays.get(id(parameters[name]), 1.0)
@@ -181,10 +201,9 @@ def _grown(step: int, beta: float) -> float:
     return (1.0 - beta**step) / (1.0 - beta ** (step - 1))
 
 
-def _raise_to_floor(variances: Sequence[torch.Tensor], floor: float) -> None:
+def _raise_to_floor(variance: torch.Tensor, floor: float) -> None:
     """Raise tiny second moments: an element with hardly any gradient so far would make arbitrarily large steps."""
-    for variance in variances:
-        variance.clamp_(min=floor * variance.mean())
+    variance.clamp_(min=floor * variance.mean())
 
 
 def why_not_given(optimizer: Optimizer) -> str | None:
@@ -229,4 +248,15 @@ def _problem(optimizer: Optimizer) -> str | None:
         one, two = once - still, twice - still
         if not bool(one.any()) or not torch.allclose(two, 2 * one, rtol=0.05, atol=0.02 * float(one.abs().max())):
             return "its step is not in proportion to its momentum"
+    if _negates(optimizer):
+        return "its momentum is that of negative gradients, as with maximize=True. Minimize the negative loss instead"
     return None
+
+
+def _negates(optimizer: Optimizer) -> bool:
+    """Whether it adds gradients to its momentum with the opposite sign."""
+    copy = with_stand_ins(optimizer, with_state=False)
+    set_gradients(copy, 1.0, seed=0)
+    given = {p: p.grad.clone() for group in copy.param_groups for p in group["params"] if p.grad is not None}
+    raw_step(copy)
+    return any(bool((copy.state[p][FIRST] * gradient.conj()).sum().real < 0) for p, gradient in given.items())

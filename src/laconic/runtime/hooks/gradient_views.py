@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from laconic.runtime.buckets import Buckets
+from laconic.runtime.buckets import Buckets, layouts_of
 from laconic.runtime.hooks.lazy_gradient import LazyGradient
 from laconic.runtime.shards import Pieces, as_piece_of, local
 
@@ -25,10 +25,7 @@ class GradientViews:
         self._parameters = parameters
         self._values = Pieces(parameters)
         self.scale = scale
-        self.layouts: Mapping[str, torch.Tensor] = {
-            name: torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
-            for name, parameter in self._values.items()
-        }
+        self.layouts: Mapping[str, torch.Tensor] = layouts_of(self._values)
         """Parameters as they were when attached: buckets keep that layout on all ranks, even if the parameters
         change."""
         self._views: dict[str, torch.Tensor] = {}

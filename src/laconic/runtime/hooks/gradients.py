@@ -298,7 +298,9 @@ class GradientHooks(TrainingHooks):
                     for name in unused
                     if not _travels(name, self._buckets) and not is_sharded(job.parameters[name])
                 }
-                nowhere = {name for name in nobody if name in kept or not self._is_owed(name)}
+                nowhere = {name for name in nobody if name in kept or self._is_frozen(name) or not self._is_owed(name)}
+            elif not job.strategy.synchronization.due(job.step + 1):
+                nowhere = set(filter(self._is_frozen, unused))
             for name in unused:
                 if name not in nowhere:
                     self._views.hand_out(name)
@@ -321,6 +323,10 @@ class GradientHooks(TrainingHooks):
 
     def _own_gradient(self, name: str) -> torch.Tensor | None:
         return _arrived(gradient_of(self._job.parameters[name]))
+
+    def _is_frozen(self, name: str) -> bool:
+        """Whether it was frozen while attached: then a residual or a momentum must not move it."""
+        return not self._job.parameters[name].requires_grad
 
     def _is_owed(self, name: str) -> bool:
         """Whether a residual has arrived for a parameter that no rank used."""

@@ -11,6 +11,7 @@ from laconic.core.stateful import BucketState, ParameterState
 from laconic.runtime.buckets import Buckets
 from laconic.runtime.hooks.contract import TrainingHooks
 from laconic.runtime.hooks.optimizer_moments import OptimizerMoments
+from laconic.runtime.hooks.optimizer_steps import skips_step
 from laconic.runtime.hooks.rounds import Rounds
 from laconic.runtime.job import Job
 from laconic.synchronization import Synchronization
@@ -28,6 +29,7 @@ class LocalUpdateHooks(TrainingHooks):
         self._last_round = job.step
         """Steps that were complete when the last round began."""
         self._began_s = job.clock.now()
+        self._without_data = False
         # With neighbours the mean is over a few, which cannot be told who has run out of data; who has, has no loss.
         everyone = job.strategy.architecture.scope == "everyone"
         self.can_join = everyone and rule.deadline_s is None and not rule.asks_for_loss
@@ -38,7 +40,7 @@ class LocalUpdateHooks(TrainingHooks):
     def before_step(self, *, closure: bool) -> None:
         """Let the rule correct this replica's parameters."""
         job, rule = self._job, self._rule
-        if not rule.corrects:
+        if not rule.corrects or any(map(skips_step, job.optimizers)):
             return
         rates = self._rates()
         with torch.no_grad():
@@ -102,7 +104,9 @@ class LocalUpdateHooks(TrainingHooks):
 
     def take_part(self) -> None:
         """Contribute the change since the last outer step to the next one, and zeros afterwards."""
+        self._without_data = True
         self.after_step()
+        self._without_data = False
         self._job.step += 1
 
     def _copy_parameters(self, buckets: Buckets, field: str) -> None:
@@ -112,15 +116,17 @@ class LocalUpdateHooks(TrainingHooks):
                 view.copy_(self._job.values[name])
 
     def _start(self, part: int, *, after: int, share: float) -> None:
-        buckets = self._rounds.parts[part]
+        job, buckets = self._job, self._rounds.parts[part]
         if self._rule.departure:
             self._copy_parameters(buckets, self._rule.departure)
         for index, state in enumerate(buckets.states):
             if state.bucket.moment:
                 self._moments.read(buckets.views_of(index, buckets.flats[index]))
+                if self._without_data and share != job.strategy.architecture.share(job.transport.world_size):
+                    buckets.flats[index].zero_()  # the mean is over the ranks with data
             else:
                 for name, anchor in buckets.views_of(index, state.flat[self._rule.anchor]).items():
-                    torch.sub(anchor, self._job.values[name], out=buckets.views[name])
+                    torch.sub(anchor, job.values[name], out=buckets.views[name])
             buckets.flats[index] *= share
         self._rounds.start(part, after=after)
 
@@ -135,9 +141,11 @@ class LocalUpdateHooks(TrainingHooks):
                 continue
             anchor = state.flat[rule.anchor]
             for tensor, place in buckets.plan.buckets[index].segments():
+                change, parameter = buckets.flats[index][place], job.parameters[tensor.name]
+                if not parameter.requires_grad and not bool(change.any()):
+                    continue  # frozen while attached: an outer momentum must not move it
                 memory = {field: state.flat[field][place] for field in rule.fields}
-                rate = rates.get(id(job.parameters[tensor.name]), 0.0)
-                rule.outer(anchor[place], buckets.flats[index][place], memory, rate)
+                rule.outer(anchor[place], change, memory, rates.get(id(parameter), 0.0))
             since = buckets.views_of(index, state.flat[rule.departure]) if rule.departure else {}
             for name, agreed in buckets.views_of(index, anchor).items():
                 if rule.keep:
@@ -162,6 +170,10 @@ class LocalUpdateHooks(TrainingHooks):
 
     def load(self, saved: ParameterState, order: list[str], step: int) -> None:
         self._rounds.load(saved)
+        if not any(self._rule.anchor in fields for fields in saved.values()):  # saved by one worker, which keeps none
+            with torch.no_grad():
+                for buckets in self._rounds.parts:
+                    self._copy_parameters(buckets, self._rule.anchor)
         self._last_round = next((first for first in range(step, 0, -1) if self._rule.due(first)), 0)
         self._began_s = self._job.clock.now()
         if self._rule.asks_for_loss:

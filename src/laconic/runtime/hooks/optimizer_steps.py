@@ -90,11 +90,11 @@ class OptimizerSteps:
 
     def _unscale_or_skip(self, optimizer: Optimizer) -> None:
         """Unscale gradients, or skip the step on overflow: with `_AMP`, a GradScaler leaves both to step()."""
-        scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        scale, overflows = getattr(optimizer, "grad_scale", None), skips_step(optimizer)
         for name in ("grad_scale", "found_inf"):
             if getattr(optimizer, name, None) is not None:
                 setattr(optimizer, name, None)  # handled here: torch's own optimizers refuse them unless fused
-        if overflow is not None and bool(overflow):
+        if overflows:
             self._skipping = _SkippedStep(optimizer)
         elif scale is not None:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -196,6 +196,12 @@ class _SkippedStep:
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(before)
         vars(self._optimizer).update(self._plain)
+
+
+def skips_step(optimizer: Optimizer) -> bool:
+    """Whether the coming step() must change nothing, because a GradScaler has found an overflow."""
+    overflow = getattr(optimizer, "found_inf", None)
+    return overflow is not None and bool(overflow)
 
 
 def check_parameters(optimizer: Optimizer, known: set[int]) -> None:
