@@ -148,6 +148,14 @@ def test_a_mean_that_is_used_again_holds_no_residual() -> None:
         assert f'Nearest that works: "lag / all_reduce / {nearest} / wfbp".' in str(caught.value)
 
 
+def test_differences_that_add_up_need_a_residual() -> None:
+    for compression in ("int4", "bf16", "terngrad", "topk + ef21"):
+        with pytest.raises(IllegalCombination, match="unless error_feedback sends it later") as caught:
+            Strategy.parse(f"scaffold / all_reduce / {compression} / fusion")
+        assert 'Nearest that works: "scaffold / all_reduce / none / fusion".' in str(caught.value)
+    Strategy.parse("scaffold / all_reduce / int4 + error_feedback / fusion")
+
+
 @pytest.mark.parametrize(
     ("compression", "reason", "nearest"),
     [

@@ -6,7 +6,10 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
+import laconic
+from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.strategy import PRESETS, Strategy
 from tests.least_squares import NAMES, NUMEL, Values, assert_close, each, gradient, mean, start, trained
 
@@ -93,6 +96,33 @@ def test_scaffold_keeps_the_control_variates_of_the_paper() -> None:
             x = [dict(old) for _ in x]
         expected.append(copy.deepcopy(x))
     assert_close(trained("scaffold(period=5)", world_size=3), expected)
+
+
+def test_scaffold_finds_the_common_optimum_also_with_compressed_changes() -> None:
+    """Unlike local SGD: its replicas, whose losses have optima of their own, settle elsewhere."""
+
+    def distance(text: str) -> float:
+        def rank(transport: InProcessTransport) -> float:
+            generator = torch.Generator().manual_seed(7)
+            scales = 0.3 + torch.rand(4, 40, generator=generator)
+            slopes = 3 * torch.randn(4, 40, generator=generator)
+            model = nn.Linear(40, 1, bias=False)
+            nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            with laconic.attach(model, optimizer, text, transport=transport):
+                for _ in range(300):
+                    weight = model.weight[0]
+                    loss = (scales[transport.rank] * weight**2 / 2 - slopes[transport.rank] * weight).sum()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            return float((model.weight[0] - slopes.sum(0) / scales.sum(0)).norm())
+
+        return InProcessCluster(4).run(rank)[0]
+
+    assert distance("local_sgd(period=5) / all_reduce / none") > 0.5
+    assert distance("scaffold(period=5) / all_reduce / none") < 0.01
+    assert distance("scaffold(period=5) / all_reduce / int4 + error_feedback") < 0.01
 
 
 def largest_of_chunks(values: torch.Tensor, chunk: int) -> torch.Tensor:

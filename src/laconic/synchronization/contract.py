@@ -90,6 +90,9 @@ class Synchronization(Method):
     """State per element that servers keep where they apply changes; zero at the start."""
     remembers_unsent: ClassVar[bool] = False
     """Keeps the values that compression does not send, so it needs a lossy compressor without a residual of its own."""
+    adds_up_differences: ClassVar[bool] = False
+    """Adds up, over all rounds, the differences between the mean and this replica's own change. So values that
+    compression loses must be sent later: they would add up as well."""
     needs_factors: ClassVar[bool] = False
     """Makes its step from the two thin matrices that a low-rank compressor decodes, so it needs one that returns them
     (`BucketState.factors`)."""

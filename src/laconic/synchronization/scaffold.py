@@ -26,13 +26,15 @@ class Scaffold(LocalUpdates):
     e_i = c - c_i, the difference of the control variates of the paper (its option II), follows from d and d_i, so only
     d is sent, where the paper sends c_i as well. With plain SGD these are the paper's steps; with another optimizer e_i
     corrects updates instead of gradients. A round with a learning rate of zero does not change e_i. SCAFFOLD is meant
-    for heterogeneous (non-IID) data: data that differ between workers.
+    for heterogeneous (non-IID) data: data that differ between workers. The e_i of all replicas add up to zero, but for
+    what compression loses, so a lossy compressor needs error feedback.
 
     Reference: Karimireddy et al. 2020, arXiv:1910.06378.
     """
 
     name: ClassVar[str] = "scaffold"
     corrects: ClassVar[bool] = True
+    adds_up_differences: ClassVar[bool] = True
     # Corrections of all replicas add up to zero; those of the remaining ones would not.
     fields: ClassVar[Mapping[str, Resize]] = {_CORRECTION: "reset", _OWN: "reset"}
 

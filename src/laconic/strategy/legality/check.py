@@ -43,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     payloads.a_payload_is_read_by_itself,
     payloads.a_change_is_compared_with_what_arrived,
     payloads.a_mean_that_is_used_again_holds_nothing_else,
+    payloads.differences_that_add_up_lose_nothing,
     payloads.a_momentum_is_applied_as_it_arrives,
     payloads.parameters_are_moved_by_what_arrives,
     schedules.only_gradients_can_wait,

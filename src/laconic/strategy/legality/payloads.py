@@ -175,6 +175,21 @@ def a_mean_that_is_used_again_holds_nothing_else(parts: Parts) -> Refusal | None
     return None
 
 
+def differences_that_add_up_lose_nothing(parts: Parts) -> Refusal | None:
+    """A rule that adds up the differences between means and own changes would add up what compression loses."""
+    when, what = parts.synchronization, parts.compression
+    if not when.adds_up_differences or what.traits.lossless:
+        return None
+    # A method that estimates sends what it leaves out only when changes are steady.
+    if what.traits.keeps_residual and not any(layer.own_traits.estimates_all for layer in what.layers()):
+        return None
+    return Refusal(
+        f"compression: {when.name} adds up the differences between mean changes and those of its replica, and what "
+        f'"{what}" loses would be part of them for good unless error_feedback sends it later',
+        dataclasses.replace(parts, compression=NoCompression()),
+    )
+
+
 def a_momentum_is_applied_as_it_arrives(parts: Parts) -> Refusal | None:
     """A momentum must be averaged over all ranks, with its size, and belong to one step."""
     when, whom = parts.synchronization, parts.architecture
