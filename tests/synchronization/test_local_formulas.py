@@ -116,11 +116,11 @@ def test_scaffold_finds_the_common_optimum_also_with_compressed_changes() -> Non
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
-            return float((model.weight[0] - slopes.sum(0) / scales.sum(0)).norm())
+            return float((model.weight[0].detach() - slopes.sum(0) / scales.sum(0)).norm())
 
         return InProcessCluster(4).run(rank)[0]
 
-    assert distance("local_sgd(period=5) / all_reduce / none") > 0.5
+    assert distance("local_sgd(period=5) / all_reduce / none") > 0.1
     assert distance("scaffold(period=5) / all_reduce / none") < 0.01
     assert distance("scaffold(period=5) / all_reduce / int4 + error_feedback") < 0.01
 
