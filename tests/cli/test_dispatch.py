@@ -66,6 +66,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["watch", "a", "b"], '"b" is one argument too many.\n'),
         (["compare", "--strategy", "ddp"], 'there is no option "--strategy". Leave the option out'),
         (["replay", "--timeout", "soon"], "--timeout must be a time such as 5ms"),
+        (["plan", "--hosts", "four"], 'plan: --hosts must be a whole number such as 4, got "four". See "laconic plan'),
+        (["lab", "--hosts=2.5", "--", "true"], 'lab: --hosts must be a whole number such as 4, got "2.5". See'),
+        (["compare", "--seconds", "10s"], 'compare: --seconds must be a number, got "10s". See'),
+        (["compare", "--learning-rate", ""], 'compare: --learning-rate must be a number, got "". See'),
         (["explain", "\x1b[31m"], r"\x1b"),
     ],
 )

@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,6 +74,12 @@ COMMANDS: tuple[Command, ...] = (
     Command("completion", "a script for the shell that completes commands and options"),
 )
 """Every command, in the order in which `laconic` shows them."""
+
+_OF_AN_OPTION = re.compile(r"Error parsing (--[\w-]+): ")
+_NO_NUMBER = re.compile(
+    r"(?:(?P<float>could not convert string to float)|invalid literal for int\(\) with base 10): '(.*?)'(?= |$)"
+)
+"""As Python says that a text is no number."""
 
 _EXAMPLES = (
     "laconic compare",
@@ -226,7 +233,17 @@ def _in_one_line(complaint: str, command: Command) -> str:
     told = [line for line in lines if line.strip("-")][1:]
     end = next((index for index, line in enumerate(told) if line.startswith("For full helptext")), len(told))
     sentence = " ".join(told[:end]).replace(f"Missing from laconic {command.name}:", "missing")
-    return one_line(sentence or "these arguments cannot be read.", 400)
+    return one_line(_about_a_number(sentence) or sentence or "these arguments cannot be read.", 400)
+
+
+def _about_a_number(sentence: str) -> str | None:
+    """What is wrong with an option that must be a number; None where tyro complains about another thing."""
+    option = _OF_AN_OPTION.match(sentence)
+    wrong = _NO_NUMBER.search(sentence)
+    if option is None or wrong is None:
+        return None
+    wanted = "a number" if wrong["float"] else "a whole number such as 4"
+    return f'{option[1]} must be {wanted}, got "{wrong[2]}".'
 
 
 def _unknown(module: OptionsModule, command: Command, word: str) -> UsageError:
