@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shlex
 import subprocess
@@ -15,7 +16,7 @@ from tests.processes import run_processes
 import laconic
 from laconic.cli import main
 from laconic.cli.dispatch import COMMANDS
-from laconic.cli.terminal import printable
+from laconic.cli.terminal import emit_json, printable
 
 NAMES = [command.name for command in COMMANDS]
 
@@ -139,6 +140,12 @@ def test_without_tyro_it_says_what_to_install(
 
 def test_control_characters_are_spelled_out() -> None:
     assert printable("a\x1b[31m\u202eb\udcff é") == r"a\x1b[31m\u202eb\udcff é"
+
+
+def test_numbers_that_json_does_not_have_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    emit_json({"loss": float("nan"), "rows": [{"times": float("inf"), "step": 3}]})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"loss": None, "rows": [{"times": None, "step": 3}]}
 
 
 def test_a_real_process_gives_one_line_and_exit_2() -> None:
