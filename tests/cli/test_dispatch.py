@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,25 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
     monkeypatch.setattr(importlib.import_module("laconic.cli.list"), "run", interrupted)
     assert main(["list"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_sigterm_ends_in_order_as_an_interrupt_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cleaned: list[str] = []
+
+    def ended(arguments: object) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            cleaned.append("up")
+        return 0
+
+    monkeypatch.setattr(importlib.import_module("laconic.cli.list"), "run", ended)
+    assert main(["list"]) == 143
+    assert cleaned == ["up"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert capsys.readouterr() == ("", "")
 
 

@@ -281,7 +281,7 @@ def test_a_keeper_that_dies_is_reported() -> None:
             hosts.counters()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_survives_the_end_of_the_command(how: signal.Signals, tmp_path: Path) -> None:
     body = f"import os, time; open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
     with Command(["lab", "--hosts", "2", "--", sys.executable, "-c", body], tmp_path / "output") as lab:
@@ -290,7 +290,7 @@ def test_nothing_survives_the_end_of_the_command(how: signal.Signals, tmp_path: 
         pids = [int(path.read_text()) for path in ranks]
         pids += [int(child) for child in Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()]
         lab.send_signal(how)
-        assert lab.wait(30) == (130 if how == signal.SIGINT else -how)
+        assert lab.wait(30) == (-how if how == signal.SIGKILL else 128 + how)
         assert eventually(lambda: not any(map(is_running, pids)), 10)
 
 
