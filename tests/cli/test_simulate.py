@@ -114,6 +114,7 @@ def test_noise_and_target_have_columns_with_ranges(capsys: pytest.CaptureFixture
     assert line["diloco(period=64)"].count("not measured") == 2
     assert re.search(r"1\.\dx \(\d\.\d-\d\.\d\) \*", out)
     assert "their combination was not" in " ".join(out.split())
+    assert "takes losses for a model of this size instead, so it may name another strategy" in " ".join(out.split())
 
 
 def test_target_in_json(capsys: pytest.CaptureFixture[str]) -> None:
