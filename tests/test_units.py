@@ -15,6 +15,7 @@ from laconic.units import (
     format_size,
     format_time,
     human_bytes,
+    human_factor,
     human_seconds,
     parse_quantity,
 )
@@ -184,3 +185,18 @@ def test_human_bytes(num_bytes: float, text: str) -> None:
 )
 def test_human_seconds(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "text"),
+    [
+        (1.4321, 3, "1.43"),
+        (204.4, 3, "204"),
+        (204.4, 2, "200"),
+        (2036.0, 3, "2,040"),
+        (1e6, 2, "1,000,000"),
+        (0.5, 2, "0.5"),
+    ],
+)
+def test_human_factor(number: float, digits: int, text: str) -> None:
+    assert human_factor(number, digits) == text

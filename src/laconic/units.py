@@ -128,6 +128,12 @@ def human_count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def human_factor(number: float, digits: int = 3) -> str:
+    """A factor for people: 1.43, 204, 2,040; never 2.04e+03. Rounded, so never for reading back."""
+    text = f"{number:.{digits}g}"
+    return f"{float(text):,.0f}" if "e+" in text else text
+
+
 def human_rate(bits_per_second: float) -> str:
     """A rate for people: 3.1 Gbit/s. Rounded, so never for reading back."""
     for unit, factor in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):

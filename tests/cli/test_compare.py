@@ -192,6 +192,7 @@ def test_a_kept_configuration_over_paced_links_and_with_seconds_instead_of_steps
         (["--steps", "0"], "steps must be >= 1"),
         (["--steps", "5", "--seconds", "5"], "steps or seconds"),
         (["--seconds", "-1"], "seconds must be > 0"),
+        (["--target-loss", "nan"], "target_loss must be a finite number, got nan"),
         (["--hosts", "0"], "number of hosts"),
         (["--hosts", "two"], "hosts"),
         (["--bandwidth", "fast"], "--bandwidth must be a rate"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests.processes import run_processes
 import laconic
 from laconic.cli import main
 from laconic.cli.dispatch import COMMANDS
-from laconic.cli.terminal import printable
+from laconic.cli.terminal import emit_json, printable
 
 NAMES = [command.name for command in COMMANDS]
 
@@ -66,6 +68,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["watch", "a", "b"], '"b" is one argument too many.\n'),
         (["compare", "--strategy", "ddp"], 'there is no option "--strategy". Leave the option out'),
         (["replay", "--timeout", "soon"], "--timeout must be a time such as 5ms"),
+        (["plan", "--hosts", "four"], 'plan: --hosts must be a whole number such as 4, got "four". See "laconic plan'),
+        (["lab", "--hosts=2.5", "--", "true"], 'lab: --hosts must be a whole number such as 4, got "2.5". See'),
+        (["compare", "--seconds", "10s"], 'compare: --seconds must be a number, got "10s". See'),
+        (["compare", "--learning-rate", ""], 'compare: --learning-rate must be a number, got "". See'),
         (["explain", "\x1b[31m"], r"\x1b"),
     ],
 )
@@ -122,6 +128,25 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert capsys.readouterr() == ("", "")
 
 
+def test_sigterm_ends_in_order_as_an_interrupt_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cleaned: list[str] = []
+
+    def ended(arguments: object) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            cleaned.append("up")
+        return 0
+
+    monkeypatch.setattr(importlib.import_module("laconic.cli.list"), "run", ended)
+    assert main(["list"]) == 143
+    assert cleaned == ["up"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert capsys.readouterr() == ("", "")
+
+
 def test_without_tyro_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +160,12 @@ def test_without_tyro_it_says_what_to_install(
 
 def test_control_characters_are_spelled_out() -> None:
     assert printable("a\x1b[31m\u202eb\udcff é") == r"a\x1b[31m\u202eb\udcff é"
+
+
+def test_numbers_that_json_does_not_have_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    emit_json({"loss": float("nan"), "rows": [{"times": float("inf"), "step": 3}]})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"loss": None, "rows": [{"times": None, "step": 3}]}
 
 
 def test_a_real_process_gives_one_line_and_exit_2() -> None:

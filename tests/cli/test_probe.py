@@ -48,6 +48,8 @@ assert codes == [2, 2], codes
         (["--timeout", "2000h"], {}, "--timeout must be above 0 and at most a day"),
         (["--sizes", "1m"], {}, "--sizes must be a size"),
         (["--bandwidth", "fast"], {}, "--bandwidth must be a rate"),
+        (["--bandwidth", "0"], {}, "bandwidth must be between 1kbit and 10tbit per second"),
+        (["--bandwidth", "10"], {}, "bandwidth must be between 1kbit and 10tbit per second, got 10.0bit"),
         (["--backend", "mpi"], {}, "--backend"),
         (["--ouput", "a.toml"], {}, 'Did you mean "--output"'),
     ],

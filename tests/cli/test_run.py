@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from tests.processes import Command, eventually
 from tests.website.blocks import blocks
 
@@ -29,11 +32,36 @@ pytestmark = pytest.mark.dist
         (["--nprocs", "2", "train.py", "--nproc", "2"], 'no option "--nprocs". Did you mean "--nproc"?'),
         (["--nproc", "3", "--ranks-per-replica", "2", "train.py"], "--ranks-per-replica must divide --nproc 3"),
         (["--ranks-per-replica", "0", "train.py"], "--ranks-per-replica must divide --nproc 1"),
+        (["--wait-for", "0", "train.py"], "--wait-for must be >= 1, got 0"),
+        (["--max-restarts", "-1", "train.py"], "--max-restarts must be >= 0, got -1"),
+        (["--nproc", "2", "--min", "3", "train.py"], "begins with 2 and needs --min 3, so it would end at once"),
+        (["--nproc", "4", "--ranks-per-replica", "2", "--min", "3", "train.py"], "Give --wait-for 3 to wait for"),
+        (["--listen", "127.0.0.1:99999", "train.py"], "--listen: a port is a number up to 65535, got 99999"),
+        (["--listen", "127.0.0.1:\u00b2", "train.py"], "--listen must be ADDRESS[:PORT]"),
+        (["--join", "127.0.0.1:0", "train.py"], "--join: a port is a number up to 65535, got 0"),
+        (["--listen", "256.1.1.1", "train.py"], '--listen: no host "256.1.1.1" is known here'),
+        (["--join", "256.1.1.1:29500", "train.py"], '--join: no host "256.1.1.1" is known here'),
     ],
 )
 def test_what_cannot_be_done_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_an_address_without_a_job_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("laconic.cli.run._MEETING", timedelta(seconds=1))
+    monkeypatch.setattr("laconic.cli.run._ANSWER", timedelta(seconds=1))
+    with socket.socket() as nobody:  # bound, so that no other program listens there
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        assert main(["run", "--join", address, "train.py"]) == 2
+        assert f"run: no job was found at {address}" in capsys.readouterr().err
+    another = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address = f"127.0.0.1:{another.port}"
+    assert main(["run", "--join", address, "train.py"]) == 2
+    assert f"run: no job was found at {address}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_noise_and_target_have_columns_with_ranges(capsys: pytest.CaptureFixture
     assert line["diloco(period=64)"].count("not measured") == 2
     assert re.search(r"1\.\dx \(\d\.\d-\d\.\d\) \*", out)
     assert "their combination was not" in " ".join(out.split())
+    assert "takes losses for a model of this size instead, so it may name another strategy" in " ".join(out.split())
 
 
 def test_target_in_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +165,10 @@ def test_a_strategy_that_is_refused_says_so_beside_others_and_alone_it_is_an_err
         (("ddp", "--slow", "3"), "--slow must be RANK=FACTOR"),
         (("ddp", "--slow", "x=2"), "--slow must be RANK=FACTOR"),
         (("ddp", "--slow", "9=2"), "there is no rank 9"),
+        (("ddp", "--slow", "1=2", "--slow", "1=3"), "--slow is given twice for rank 1"),
+        (("ddp", "--output", "."), 'cannot write ".": it is a folder'),
+        (("ddp", "--trace", ""), "it is a folder. Give the name of a file"),
+        (("ddp", "--trace", "both.json", "--output", "./both.json"), "--trace and --output both name ./both.json"),
         (("ddp", "--noise", "200%"), "noise_ratio must be at least 0 and below 1"),
         (("ddp", "--preset", "seven"), "not both"),
         (("ddp", "--inside", "64gbit"), "--inside has no effect with one device per host"),

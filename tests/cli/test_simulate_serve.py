@@ -45,6 +45,8 @@ def test_the_table_and_disaggregated_workers(capsys: pytest.CaptureFixture[str])
         ("precision=fp16", 'precision cannot be "fp16"'),
         ("link=nvlink", 'link cannot be "nvlink"'),
         ("prefill_tp=2", "prefill_tp has no effect without prefill_workers"),
+        ("prefill_workers=2 transfer=0", "bandwidth must be between 1kbit and 10tbit per second"),
+        ("prefill_workers=2 transfer=-5gbit", "bandwidth must be between 1kbit and 10tbit per second"),
         ("tp=3", "tp=3 does not divide 64 heads; the nearest is tp=2"),
         ("tp=1 precision=bf16", "Use more GPUs or fewer bits"),
         ("tp=1 dp=4", "dp is for models with experts"),

@@ -91,6 +91,15 @@ def test_json_says_the_same(log: Path, capsys: pytest.CaptureFixture[str]) -> No
     }
 
 
+def test_a_loss_that_diverged_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as file:
+        file.write(Event("iteration", 0.0, 0, 0, 0.5, {"loss": float("nan")}))
+    assert main(["watch", str(path), "--once", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (told["step"], told["loss"]) == (0, None)
+
+
 def test_the_turns_of_a_comparison_are_told_apart(tmp_path: Path) -> None:
     state = WatchState()
     for turn in range(2):

@@ -281,7 +281,7 @@ def test_a_keeper_that_dies_is_reported() -> None:
             hosts.counters()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_survives_the_end_of_the_command(how: signal.Signals, tmp_path: Path) -> None:
     body = f"import os, time; open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
     with Command(["lab", "--hosts", "2", "--", sys.executable, "-c", body], tmp_path / "output") as lab:
@@ -290,7 +290,7 @@ def test_nothing_survives_the_end_of_the_command(how: signal.Signals, tmp_path: 
         pids = [int(path.read_text()) for path in ranks]
         pids += [int(child) for child in Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()]
         lab.send_signal(how)
-        assert lab.wait(30) == (130 if how == signal.SIGINT else -how)
+        assert lab.wait(30) == (-how if how == signal.SIGKILL else 128 + how)
         assert eventually(lambda: not any(map(is_running, pids)), 10)
 
 
@@ -315,6 +315,9 @@ def test_the_command_passes_output_and_the_worst_exit_code_on(capfd: pytest.Capt
         (["--hosts", "0", "--", "true"], "number of hosts must be between 1 and 65536, got 0"),
         (["--link", "2", "--", "true"], "--link must be HOST=RATE"),
         (["--link", "9=1mbit", "--", "true"], "there is no host 9"),
+        (["--link", "\u00b2=1mbit", "--", "true"], "--link must be HOST=RATE"),
+        (["--link", "1=1mbit", "--link", "1=2mbit", "--", "true"], "--link is given twice for host 1"),
+        (["--timeout", "0", "--", "true"], "--timeout must be longer than 0 s, got 0"),
         (["--ranks-per-host", "0", "--", "true"], "ranks per host must be >= 1"),
         (["--cluster", "no-such.toml", "--", "true"], "cannot read the cluster file"),
         (["--cluster", "a.toml", "--hosts", "3", "--", "true"], "--hosts has no effect together with --cluster"),

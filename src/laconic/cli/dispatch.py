@@ -5,6 +5,7 @@
     2    a LaconicError or a wrong option: one line on stderr, "laconic: error: ..."
     130  interrupted from the keyboard
     141  the reader of our output went away (`laconic list | head -1`)
+    143  ended by SIGTERM, in the same order as from the keyboard: what a run has measured is kept, and nothing is left
 
 To add a command, write two files and add a line to COMMANDS:
 
@@ -21,9 +22,14 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import os
+import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Protocol, cast
 
 from laconic.cli.terminal import emit, printable, silence_stdout
@@ -74,6 +80,12 @@ COMMANDS: tuple[Command, ...] = (
 )
 """Every command, in the order in which `laconic` shows them."""
 
+_OF_AN_OPTION = re.compile(r"Error parsing (--[\w-]+): ")
+_NO_NUMBER = re.compile(
+    r"(?:(?P<float>could not convert string to float)|invalid literal for int\(\) with base 10): '(.*?)'(?= |$)"
+)
+"""As Python says that a text is no number."""
+
 _EXAMPLES = (
     "laconic compare",
     "laconic list",
@@ -100,15 +112,44 @@ class CommandModule(Protocol):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; `arguments` are the words after `laconic`."""
     try:
-        return _run(sys.argv[1:] if arguments is None else arguments)
+        with _sigterm_interrupts():
+            return _run(sys.argv[1:] if arguments is None else arguments)
     except LaconicError as exc:
         print(f"laconic: error: {printable(one_line(exc, 2000))}", file=sys.stderr)
         return 2
+    except _EndedBySigterm:
+        return 143
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         silence_stdout()
         return 141
+
+
+class _EndedBySigterm(KeyboardInterrupt):
+    """SIGTERM, as `timeout` and schedulers send it; code that ends in order on Ctrl-C does so on this, too."""
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Raise on the first SIGTERM; a second one ends the process at once."""
+    here = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != here:  # a fork, which has nothing of ours to end in order
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        raise _EndedBySigterm("ended by SIGTERM")
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # another program that calls main() handles the signal itself
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -226,7 +267,17 @@ def _in_one_line(complaint: str, command: Command) -> str:
     told = [line for line in lines if line.strip("-")][1:]
     end = next((index for index, line in enumerate(told) if line.startswith("For full helptext")), len(told))
     sentence = " ".join(told[:end]).replace(f"Missing from laconic {command.name}:", "missing")
-    return one_line(sentence or "these arguments cannot be read.", 400)
+    return one_line(_about_a_number(sentence) or sentence or "these arguments cannot be read.", 400)
+
+
+def _about_a_number(sentence: str) -> str | None:
+    """What is wrong with an option that must be a number; None where tyro complains about another thing."""
+    option = _OF_AN_OPTION.match(sentence)
+    wrong = _NO_NUMBER.search(sentence)
+    if option is None or wrong is None:
+        return None
+    wanted = "a number" if wrong["float"] else "a whole number such as 4"
+    return f'{option[1]} must be {wanted}, got "{wrong[2]}".'
 
 
 def _unknown(module: OptionsModule, command: Command, word: str) -> UsageError:

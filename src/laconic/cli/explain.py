@@ -44,7 +44,7 @@ from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError, UsageError, one_line
 from laconic.settings import Method
 from laconic.strategy import AXES, Strategy
-from laconic.units import human_bytes, human_seconds
+from laconic.units import human_bytes, human_factor, human_seconds
 
 _LINKS_BPS = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10, "100 Gbit/s": 1e11}
 _MOST_WORKERS = 1_000_000
@@ -266,9 +266,9 @@ def _what_it_sends(explanation: _Explanation) -> Group:
     elif explanation.ratio == 1:
         verdict = f"the same number of bytes as the {explanation.uncompressed}"
     elif explanation.ratio > 1:
-        verdict = f"{about}{explanation.ratio:.3g} times fewer bytes than the {explanation.uncompressed}"
+        verdict = f"{about}{human_factor(explanation.ratio)} times fewer bytes than the {explanation.uncompressed}"
     else:
-        verdict = f"{about}{1 / explanation.ratio:.3g} times MORE bytes than the {explanation.uncompressed}"
+        verdict = f"{about}{human_factor(1 / explanation.ratio)} times MORE bytes than the {explanation.uncompressed}"
     strategy = explanation.strategy
     workers = "1 worker" if explanation.workers == 1 else f"{explanation.workers:,} workers"
     average = "" if strategy.synchronization.rounds_per_step() == 1 else ", on average"

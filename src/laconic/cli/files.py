@@ -8,9 +8,18 @@ from laconic.errors import LaconicError, UsageError, one_line
 
 
 def check_writable(path: str | None) -> None:
-    """Refuse a path in a folder that does not exist, before minutes of simulation."""
-    if path is not None and not Path(path).resolve().parent.is_dir():
-        raise UsageError(f"cannot write {one_line(path, 120)}: there is no folder {Path(path).parent}.")
+    """Refuse a path that cannot be that of a file, before minutes of simulation."""
+    if path is None:
+        return
+    shown = one_line(path, 120)
+    try:
+        no_folder, is_folder = not Path(path).resolve().parent.is_dir(), Path(path).is_dir()
+    except (OSError, ValueError, RuntimeError) as exc:
+        raise UsageError(f"cannot write {shown}: {one_line(exc, 120)}.") from exc
+    if no_folder:
+        raise UsageError(f"cannot write {shown}: there is no folder {Path(path).parent}.")
+    if is_folder:
+        raise UsageError(f'cannot write "{shown}": it is a folder. Give the name of a file.')
 
 
 def write_text(path: str, text: str) -> None:

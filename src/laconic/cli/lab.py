@@ -35,6 +35,8 @@ def run(arguments: Arguments) -> int:
         raise UsageError("lab: nothing to run. Put the command after --, as in: laconic lab -- python train.py")
     cluster = _cluster(arguments)
     timeout_s = parse_quantity(arguments.timeout, "time", "--timeout")
+    if timeout_s <= 0:
+        raise UsageError(f"lab: --timeout must be longer than 0 s, got {one_line(arguments.timeout, 40)}.")
     faults = lab_faults.read(arguments, cluster)
     capabilities = detect_capabilities()
     if faults:
@@ -132,8 +134,10 @@ def _cluster(arguments: Arguments) -> Cluster:
     exceptions: dict[int, Link] = {}
     for text in arguments.link:
         host, equals, rate = text.partition("=")
-        if not equals or not host.strip().isdigit():
-            raise UsageError(f'--link must be HOST=RATE such as 2=10mbit, got "{text}".')
+        if not equals or not host.strip().isdecimal():
+            raise UsageError(f'--link must be HOST=RATE such as 2=10mbit, got "{one_line(text, 60)}".')
+        if int(host) in exceptions:
+            raise UsageError(f"--link is given twice for host {int(host)}. Give it once.")
         exceptions[int(host)] = Link(
             bandwidth_bps=parse_bandwidth(rate, "--link"), delay_s=link.delay_s, loss_ratio=link.loss_ratio
         )

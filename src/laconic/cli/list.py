@@ -39,6 +39,7 @@ from laconic.cli.catalogue import Catalogue, MethodEntry, catalogue
 from laconic.cli.options.list import Arguments
 from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
 from laconic.errors import UnknownName, UsageError, did_you_mean, one_line
+from laconic.units import human_factor
 
 _NEAR = 0.02
 """A loss at most this share above the uncompressed one counts as equal; the list mentions a larger gap."""
@@ -197,7 +198,7 @@ def _properties(method: MethodEntry) -> list[str]:
 
 def _saving_and_cost(method: MethodEntry, ratio: float) -> str:
     """The savings and costs of a compressor, in a few words."""
-    times = f"{ratio:.3g} times fewer bytes" if ratio >= 1 else f"{1 / ratio:.3g} times MORE bytes"
+    times = f"{human_factor(ratio)} times fewer bytes" if ratio >= 1 else f"{human_factor(1 / ratio)} times MORE bytes"
     words = [
         "the same number of bytes" if ratio == 1 else times if method["exact"] else f"at worst {times}",
         "lossless" if method["lossless"] else "unbiased" if method["unbiased"] else "biased",

@@ -36,7 +36,7 @@ from laconic.planner.question import likely_steps
 from laconic.simulator.parallel.accelerator import ACCELERATORS, Accelerator
 from laconic.simulator.parallel.extrapolations import extrapolations
 from laconic.simulator.parallel.system import Job
-from laconic.units import human_bytes, human_duration, human_rate, human_seconds, parse_quantity
+from laconic.units import human_bytes, human_duration, human_factor, human_rate, human_seconds, parse_quantity
 from laconic.workload.transformer_presets import transformer
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ def verdict(found: ParallelAnswer) -> str:
     if own is None or own is best:
         return text
     times = own.seconds / best.seconds
-    return f"{text} The loss of plain DDP is reached {times:.2g} times as soon as without loss, by {_named(own)}."
+    sooner = f"{human_factor(times, 2)} times as soon as without loss"
+    return f"{text} The loss of plain DDP is reached {sooner}, by {_named(own)}."
 
 
 def why(found: ParallelAnswer) -> list[str]:

@@ -16,7 +16,7 @@ from laconic.planner import Answer, Choice
 from laconic.planner.answer import Progress as Tell
 from laconic.planner.crossovers import BandwidthRange
 from laconic.planner.words import choice_name, grounds, ranges_in_words, reasons, verdict
-from laconic.units import human_bytes, human_count, human_duration, human_seconds
+from laconic.units import human_bytes, human_count, human_duration, human_factor, human_seconds
 
 _SHOWN = 12
 """Rows of the table."""
@@ -91,7 +91,9 @@ def _row(choice: Choice) -> list[str]:
         printable(choice_name(choice)),
         human_seconds(choice.step_s),
         times,
-        "1x" if loss is None or same else f"{loss.ratio:.2g}x ({loss.ratio_low:.2g}-{loss.ratio_high:.2g})",
+        "1x"
+        if loss is None or same
+        else f"{human_factor(loss.ratio, 2)}x ({human_factor(loss.ratio_low, 2)}-{human_factor(loss.ratio_high, 2)})",
         "same" if loss is None or same else f"{loss.gap:+.1%}",
         human_bytes(choice.prediction.wire_bytes),
         human_bytes(choice.memory.strategy),

@@ -37,12 +37,16 @@ _HOW = (
 
 def run(arguments: Arguments) -> int:
     """Measure; rank 0 prints and writes."""
+    from laconic.cluster import Link, parse_bandwidth
     from laconic.cluster.probe import SIZES, check_hosts, cluster_of, probe
     from laconic.core.clock import WallClock
 
     timeout_s, limit_s = _seconds(arguments.timeout, "--timeout"), _seconds(arguments.limit, "--limit")
     sizes = sorted({int(parse_quantity(text, "size", "--sizes")) for text in arguments.sizes}) or list(SIZES)
-    stated_bps = parse_quantity(arguments.bandwidth, "rate", "--bandwidth") if arguments.bandwidth else None
+    stated_bps = None
+    if arguments.bandwidth is not None:
+        # A link refuses what no link can have, before anything is measured.
+        stated_bps = Link(bandwidth_bps=parse_bandwidth(arguments.bandwidth, "--bandwidth")).bandwidth_bps
     with _ranks(arguments.backend, timeout_s) as (transport, device):
         chief = transport.rank == 0
         try:

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from types import FrameType
 
 from laconic.cli.options.run import Arguments
 from laconic.cli.terminal import printable
-from laconic.errors import UsageError
+from laconic.errors import CommunicationError, UsageError, one_line
 from laconic.membership.limits import BEAT_S
 from laconic.units import parse_quantity
+
+_MEETING = timedelta(minutes=5)
+"""The hosts of a job need not start at the same time."""
+_ANSWER = timedelta(seconds=30)
+"""A store that has not said this long after it was reached which job it belongs to is that of another program."""
 
 
 def run(arguments: Arguments) -> int:
@@ -31,6 +38,16 @@ def run(arguments: Arguments) -> int:
         )
     if arguments.min < 1 or (arguments.max is not None and arguments.max < arguments.min):
         raise UsageError(f"run: --min must be >= 1 and --max >= --min, got {arguments.min} and {arguments.max}.")
+    if arguments.wait_for is not None and arguments.wait_for < 1:
+        raise UsageError(f"run: --wait-for must be >= 1, got {arguments.wait_for}.")
+    first = arguments.nproc // arguments.ranks_per_replica if arguments.wait_for is None else arguments.wait_for
+    if first < arguments.min and arguments.join is None:
+        raise UsageError(
+            f"run: training begins with {first} and needs --min {arguments.min}, so it would end at once. Give "
+            f"--wait-for {arguments.min} to wait for other hosts, or more --nproc."
+        )
+    if arguments.max_restarts < 0:
+        raise UsageError(f"run: --max-restarts must be >= 0, got {arguments.max_restarts}.")
     silent_s = parse_quantity(arguments.silent, "time", "--silent")
     if silent_s < 4 * BEAT_S:
         raise UsageError(
@@ -79,7 +96,15 @@ def _join(arguments: Arguments, command: list[str], environment: dict[str, str])
                 "has set it. Leave it out."
             )
     address = _address(arguments.join or "", "--join")
-    store = dist.TCPStore(*address, is_master=False, wait_for_workers=False)
+    _say(f"looking for the job's store at {arguments.join}")
+    try:
+        store = dist.TCPStore(*address, is_master=False, wait_for_workers=False, timeout=_MEETING)
+        store.wait([RANKS_PER_REPLICA, ON_ERROR], _ANSWER)
+    except RuntimeError as exc:
+        raise CommunicationError(
+            f"run: no job was found at {arguments.join}: {one_line(exc, 120)}. Start it first, with --listen on an "
+            "address that this host can reach; it prints the address to give here."
+        ) from exc
     count, of_job = arguments.ranks_per_replica, int(store.get(RANKS_PER_REPLICA))
     if count != of_job:
         raise UsageError(f"run: --ranks-per-replica is {count}, and this job has {of_job}. Give the same number.")
@@ -122,9 +147,20 @@ def _command(arguments: Arguments) -> list[str]:
 
 def _address(text: str, option: str, port: int | None = None) -> tuple[str, int]:
     host, colon, digits = text.rpartition(":") if ":" in text else (text, "", "")
-    if not host or (colon and not digits.isdigit()) or (not colon and port is None):
-        raise UsageError(f'run: {option} must be ADDRESS{":PORT" if port is None else "[:PORT]"}, got "{text}".')
-    return host, int(digits) if colon else port or 0
+    if not host or (colon and not digits.isdecimal()) or (not colon and port is None):
+        form = "ADDRESS:PORT" if port is None else "ADDRESS[:PORT]"
+        raise UsageError(f'run: {option} must be {form}, got "{one_line(text, 120)}".')
+    found = int(digits) if colon else port or 0
+    if not (0 if port is not None else 1) <= found <= 65535:
+        raise UsageError(f"run: {option}: a port is a number up to 65535, got {one_line(digits, 20)}.")
+    try:
+        # torch would try for five minutes to find a host that does not exist.
+        socket.getaddrinfo(host, found, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        raise UsageError(
+            f'run: {option}: no host "{one_line(host, 120)}" is known here: {one_line(exc, 120)}.'
+        ) from exc
+    return host, found
 
 
 def _say(text: str) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from laconic.cli.compare import read_strategies
 from laconic.cli.files import check_writable, write_text
@@ -109,6 +110,8 @@ def run(arguments: Arguments) -> int:
         raise UsageError("simulate: --trace shows one cluster with one number of workers; leave out the sweep.")
     for path in (arguments.trace, arguments.output):
         check_writable(path)
+    if arguments.trace is not None and arguments.output is not None and _same(arguments.trace, arguments.output):
+        raise UsageError(f"simulate: --trace and --output both name {one_line(arguments.output, 120)}. Give two files.")
     turns: list[Simulation] = []
     rows = simulated(sweep, keep=turns if arguments.trace is not None else None)
     if all(row.prediction is None for row in rows):
@@ -127,6 +130,10 @@ def run(arguments: Arguments) -> int:
     if arguments.output is not None:
         emit(f"\nOpen {printable(arguments.output)}\n")
     return 0
+
+
+def _same(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
 
 
 def _trace(turns: Sequence[Simulation]) -> dict[str, object]:
@@ -229,16 +236,17 @@ def _settings(places: Sequence[Place], workers: str | None) -> tuple[Setting, ..
 def _conditions(arguments: Arguments) -> Conditions:
     slow: dict[int, float] = {}
     for text in arguments.slow:
-        rank, equals, factor = text.partition("=")
+        number, _, value = text.partition("=")
         try:
-            slow[int(rank)] = float(factor)
-        except ValueError:
-            equals = ""
-        if not equals:
+            rank, factor = int(number), float(value)
+        except ValueError as exc:
             raise UsageError(
                 f'--slow must be RANK=FACTOR, a rank and the factor on its compute time, e.g. 3=2, got "'
                 f'{one_line(text, 60)}".'
-            )
+            ) from exc
+        if rank in slow:
+            raise UsageError(f"simulate: --slow is given twice for rank {rank}. Give it once.")
+        slow[rank] = factor
     return Conditions(
         slow=slow,
         noise_ratio=parse_quantity(arguments.noise, "share", "--noise"),

@@ -43,7 +43,8 @@ _MEANINGS = {
     "median (5-95%)": "of steps whose compute times vary as given",
     "steps needed": "for the loss bsp has, from losses of a tiny GPT at equal steps with 4 workers, with the range "
     "that noise and the curve's slope leave",
-    "to bsp's loss": f"time to the loss bsp has after {BSP_STEPS} steps",
+    "to bsp's loss": f"time to the loss bsp has after {BSP_STEPS} steps; the last line takes losses for a model of "
+    "this size instead, so it may name another strategy",
     _WHY: "where its time goes, along the critical path",
 }
 """The meaning of each column."""

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from laconic.errors import UsageError
+from laconic.report.strict_json import strict
 
 _PIPE_WIDTH = 120
 _WIDEST_ASSIGNMENT = 24
@@ -44,8 +45,8 @@ def _write_errors_explained() -> Generator[None, None, None]:
 
 
 def emit_json(value: object) -> None:
-    """Write `value` as indented JSON."""
-    emit(f"{json.dumps(value, indent=2)}\n")
+    """Write `value` as indented JSON; a number that is not finite is null."""
+    emit(f"{json.dumps(strict(value), indent=2, allow_nan=False)}\n")
 
 
 def emit_sections(*sections: RenderableType) -> None:

@@ -8,7 +8,8 @@ With --json, one object per line:
      "loss", "relative_error", "slowest_rank", "slowest_compute_s",
      "events": int, "unreadable_lines": int, "quiet_s": float}
 
-Times and bytes are those of one step on one rank. quiet_s is the age of the last event.
+Times and bytes are those of one step on one rank. quiet_s is the age of the last event. A number that is not finite
+(a loss that diverged) is null.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from laconic.cli.options.watch import Arguments
 from laconic.cli.terminal import emit, emit_sections, plain_table, printable, stdout_console
 from laconic.cli.watch_state import RankState, Summary, WatchState
 from laconic.errors import UsageError, one_line
+from laconic.report.strict_json import strict
 from laconic.units import human_bytes, human_seconds, parse_quantity
 
 _POLL_S = 0.5
@@ -141,7 +143,8 @@ def _print_once(log: GrowingLog, *, as_json: bool) -> None:
 
 def _as_json(log: GrowingLog) -> str:
     counts = {"events": log.state.num_events, "unreadable_lines": log.state.num_unreadable}
-    return json.dumps({**dataclasses.asdict(log.state.summary()), **counts, "quiet_s": round(log.quiet_s(), 1)})
+    found = {**dataclasses.asdict(log.state.summary()), **counts, "quiet_s": round(log.quiet_s(), 1)}
+    return json.dumps(strict(found), allow_nan=False)
 
 
 def _line(log: GrowingLog) -> str:

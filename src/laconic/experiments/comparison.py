@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -105,6 +106,8 @@ class Comparison:
                 raise UsageError(f"{self.kind}: {name} must be >= {least}, got {value}.")
         if self.seconds is not None and not 0 < self.seconds < float("inf"):
             raise UsageError(f"{self.kind}: seconds must be > 0, got {self.seconds}.")
+        if self.target_loss is not None and not math.isfinite(self.target_loss):
+            raise UsageError(f"{self.kind}: target_loss must be a finite number, got {self.target_loss}.")
         if not self.strategies:
             raise UsageError(f"{self.kind}: give at least one strategy.")
         if not self.networks:

@@ -296,7 +296,8 @@ class Decisions:
         members = [*names, *fresh]
         count = self._num_replicas(members)
         if count < self._min and not self._finished:
-            return self._give(f"{count} of at least {self._min} {self._noun} are there ({self._why})")
+            why = f" ({self._why})" if self._why else ""
+            return self._give(f"{count} of at least {self._min} {self._noun} are there{why}")
         self.view = View(
             number=0 if self.view is None else self.view.number + 1,
             members=tuple(members),

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Protocol
 
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from laconic.membership.view import View
 
 ON_ERROR, RANKS_PER_REPLICA = "on-error", "ranks-per-replica"
 """The keys under which the store has these settings of the launch, for agents of other hosts."""
+_OPENING = timedelta(seconds=30)
+"""The time in which this process must reach its own store: an address of another host is a typing error."""
+_ANSWER = timedelta(minutes=5)
 _POLL_S = 0.2
 _GRACE_S = 5.0
 """Time for workers to report why they stopped before they are killed."""
@@ -71,9 +75,13 @@ class Launcher:
         self._leaving = False
         host, port = launch.bind
         try:
-            self._store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+            self._store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_OPENING)
         except RuntimeError as exc:
-            raise LaconicError(f"the job's store cannot listen on {host}:{port}: {one_line(exc, 120)}.") from exc
+            raise LaconicError(
+                f"the job's store cannot be reached at {host}:{port}: {one_line(exc, 120)}. Listen on a free port "
+                "of an address of this host."
+            ) from exc
+        self._store.set_timeout(_ANSWER)
         self.address = (host, self._store.port)
         first = launch.first or launch.num_replicas
         rules = Decisions(

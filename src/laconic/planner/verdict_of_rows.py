@@ -10,6 +10,7 @@ from laconic.planner.question import USUAL_STEPS
 from laconic.planner.words import name_of
 from laconic.simulator.sweep import Row
 from laconic.strategy import Strategy
+from laconic.units import human_factor
 from laconic.workload import IMAGE_WORKLOADS, Workload
 
 _CLOSE = 1.02
@@ -55,24 +56,23 @@ def _of_setting(rows: Sequence[Row], workload: Workload) -> tuple[Strategy, str]
     plain = times.get(Strategy())
     sentence = f"Best by time to plain DDP's loss, where that is known: {name_of(best)}"
     if plain is not None and best != Strategy():
-        sentence += f", {plain / times[best]:.3g} times sooner than plain DDP"
+        sentence += f", {human_factor(plain / times[best])} times sooner than plain DDP"
         cost = costs[best]
         if cost is not None and cost.known != "same":
             low, high = (plain / steps[best] / ratio for ratio in (cost.ratio_high, cost.ratio_low))
-            sentence += f" ({low:.2g} to {high:.2g} by the range of its loss)"
+            sentence += f" ({human_factor(low, 2)} to {human_factor(high, 2)} by the range of its loss)"
             same = [strategy for strategy, known in costs.items() if known is not None and known.known == "same"]
             exact = min(same, key=lambda strategy: times[strategy])
             if exact != Strategy():
-                sentence += (
-                    f"; {name_of(exact)} computes the same as plain DDP and is {plain / times[exact]:.3g} times sooner"
-                )
+                exactly = human_factor(plain / times[exact])
+                sentence += f"; {name_of(exact)} computes the same as plain DDP and is {exactly} times sooner"
     if fastest != best and times[best] > _CLOSE * steps[fastest]:
         cost = costs[fastest]
         why = (
             "and its loss was not measured with such a model"
             if fastest not in times or cost is None
-            else f"and needs about {cost.ratio:.2g} times the steps"
+            else f"and needs about {human_factor(cost.ratio, 2)} times the steps"
         )
         times_as_fast = steps[best] / steps[fastest]
-        sentence += f"; {name_of(fastest)} has the fastest step, {times_as_fast:.2g} times as fast, {why}"
+        sentence += f"; {name_of(fastest)} has the fastest step, {human_factor(times_as_fast, 2)} times as fast, {why}"
     return best, f"{sentence}. laconic plan searches more strategies and settings."

@@ -10,7 +10,7 @@ from laconic.planner.candidates import DDP, FSDP, short_name
 from laconic.planner.choice import FORMULA_ERROR, PROBED_ERROR, Choice
 from laconic.planner.crossovers import BandwidthRange
 from laconic.strategy import Strategy
-from laconic.units import human_bytes, human_count, human_duration, human_rate, human_seconds
+from laconic.units import human_bytes, human_count, human_duration, human_factor, human_rate, human_seconds
 
 _WORTH_IT = 1.02
 """Below this nothing is gained."""
@@ -46,8 +46,8 @@ def verdict(answer: Answer) -> str:
     times, low, high = answer.sooner(best)
     return (
         f"Use {choice_name(best)}: it is predicted to have the loss of {plain} after "
-        f"{human_duration(best.seconds)} instead of {human_duration(baseline.seconds)}, {times:.3g} times sooner"
-        f"{f' ({low:.3g} to {high:.3g})' if low != high else ''}."
+        f"{human_duration(best.seconds)} instead of {human_duration(baseline.seconds)}, {human_factor(times)} times "
+        f"sooner{f' ({human_factor(low)} to {human_factor(high)})' if low != high else ''}."
     )
 
 
@@ -79,7 +79,7 @@ def _bytes(choice: Choice, baseline: Choice) -> str:
     sent, plain = choice.prediction.wire_bytes, baseline.prediction.wire_bytes
     if not sent:
         return ""
-    fewer = f", {plain / sent:.3g} times fewer" if choice is not baseline and plain / sent >= _FEWER else ""
+    fewer = f", {human_factor(plain / sent)} times fewer" if choice is not baseline and plain / sent >= _FEWER else ""
     return f"A worker sends {human_bytes(sent)} per step{fewer}."
 
 
@@ -94,7 +94,8 @@ def loss_in_words(choice: Choice) -> str:
         what = f"at equal steps the loss is as low, or up to {loss.gap_high:.1%} higher"
     else:
         what = f"at equal steps the loss ends {loss.gap:.1%} higher ({loss.gap_low:.1%} to {loss.gap_high:.1%})"
-    more = f"{loss.ratio:.3g} times the steps ({loss.ratio_low:.3g} to {loss.ratio_high:.3g}) make up for it"
+    ends = f"{human_factor(loss.ratio_low)} to {human_factor(loss.ratio_high)}"
+    more = f"{human_factor(loss.ratio)} times the steps ({ends}) make up for it"
     return f"Loss: {what}; {more}. Source: {loss.because}."
 
 

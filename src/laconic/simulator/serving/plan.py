@@ -22,6 +22,7 @@ from functools import partial
 from itertools import product
 from typing import cast
 
+from laconic.cluster import Link, parse_bandwidth
 from laconic.cluster.collective_costs import CollectiveCosts, system_names
 from laconic.errors import ConfigurationError, UsageError, did_you_mean, one_line
 from laconic.simulator.serving.deployment import WEIGHT_BYTES, Deployment, Precision
@@ -31,7 +32,6 @@ from laconic.simulator.serving.frameworks import FRAMEWORKS
 from laconic.simulator.serving.latency import Served, aggregated, disaggregated
 from laconic.simulator.serving.load import Load
 from laconic.simulator.serving.models import served_model
-from laconic.units import parse_quantity
 
 _DEFAULTS = {
     "model": "llama3-70b",
@@ -158,14 +158,15 @@ def _served(
     prefill_workers = _count(words, "prefill_workers")
     decode_workers = _count(words, "decode_workers") if words["decode_workers"] else 1
     prefill = worker(_count(words, "prefill_tp") if words["prefill_tp"] else tp, dp, ep)
-    rate_bps = parse_quantity(words["transfer"] or "400gbit", "rate", "--serve: transfer")
+    # A link refuses what no link can have.
+    link = Link(bandwidth_bps=parse_bandwidth(words["transfer"] or "400gbit", "--serve: transfer"))
     found = disaggregated(
         prefill,
         decode,
         load,
         prefill_workers=prefill_workers,
         decode_workers=decode_workers,
-        transfer_bytes_per_s=rate_bps / 8,
+        transfer_bytes_per_s=link.bytes_per_s,
     )
     return prefill_workers * prefill.deployment.gpus + decode_workers * decode.deployment.gpus, found
 
