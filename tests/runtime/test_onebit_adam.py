@@ -13,7 +13,7 @@ from torch import nn
 import laconic
 from laconic.core.in_process import InProcessCluster, InProcessTransport
 from laconic.errors import AttachError, CommunicationError, IllegalCombination
-from laconic.runtime.hooks.given_momentum import why_not_given
+from laconic.runtime.hooks.given_momentum import GivenMomentum, why_not_given
 from tests.runtime.replicas import assert_equal, data, mlp, snapshot
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore::laconic.errors.LaconicWarning")]
@@ -418,3 +418,34 @@ class TestRefused:
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam])
 def test_optimizers_that_can_be_given_their_momentum(kind: type[torch.optim.Optimizer]) -> None:
     assert why_not_given(kind(mlp().parameters(), lr=0.0)) is None
+
+
+class _OnGpu(torch.Tensor):
+    """A number that says it is on a GPU, and how often it was read."""
+
+    reads = 0
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda")
+
+    def __int__(self) -> int:
+        _OnGpu.reads += 1
+        return int(self.as_subclass(torch.Tensor))
+
+
+def test_a_count_on_a_gpu_is_read_once_and_again_when_a_state_has_been_loaded() -> None:
+    given = GivenMomentum.__new__(GivenMomentum)
+    given._steps = {}
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.AdamW([parameter])
+
+    def load(number: float) -> None:
+        optimizer.state[parameter]["step"] = torch.tensor(number).as_subclass(_OnGpu)
+
+    load(7.0)
+    assert [given._count(optimizer, parameter) for _ in range(3)] == [8, 9, 10]
+    assert _OnGpu.reads == 1
+    load(4.0)
+    assert [given._count(optimizer, parameter) for _ in range(2)] == [5, 6]
+    assert _OnGpu.reads == 2

@@ -36,8 +36,9 @@ class GivenMomentum:
         self._rule = job.strategy.synchronization
         self._given = False
         """Whether the current step adds a gradient to the momentum without an exchange."""
-        self._steps: dict[nn.Parameter, int] = {}
-        """Steps of each parameter, where the optimizer counts them on a GPU and reading them would synchronize."""
+        self._steps: dict[nn.Parameter, tuple[torch.Tensor, int]] = {}
+        """Steps of each parameter, where the optimizer counts them on a GPU and reading them would synchronize: the
+        optimizer's own count, which loading a state replaces, and its value."""
         if len({float(group["betas"][0]) for group in job.param_groups if "betas" in group}) > 1:
             raise AttachError(
                 f"synchronization.{self._rule.name} changes the optimizer's momentum, and its parameter groups "
@@ -110,10 +111,10 @@ class GivenMomentum:
         made = optimizer.state[parameter]["step"]
         if not isinstance(made, torch.Tensor) or made.device.type == "cpu":
             return int(made) + 1
-        if parameter not in self._steps:
-            self._steps[parameter] = int(made)
-        self._steps[parameter] += 1
-        return self._steps[parameter]
+        counted, value = self._steps.get(parameter, (None, 0))
+        value = value + 1 if counted is made else int(made) + 1
+        self._steps[parameter] = made, value
+        return value
 
     def after_step(self) -> None:
         """Called when all optimizers have made their step, before it is counted."""
