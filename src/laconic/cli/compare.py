@@ -12,6 +12,7 @@ from typing import Literal
 
 from laconic.cli.compare_plan import hold_with_plan
 from laconic.cli.contest_view import tables, watching
+from laconic.cli.files import read_strategies
 from laconic.cli.options.compare import Arguments
 from laconic.cli.terminal import emit, emit_json, emit_sections
 from laconic.cluster import Cluster, parse_bandwidth
@@ -98,21 +99,6 @@ def refuse_beside(given: object, option: str, defaults: object, *, but: tuple[st
         if other.name not in (option, *but) and getattr(given, other.name) != getattr(defaults, other.name):
             name = other.name.replace("_", "-")
             raise UsageError(f"--{name} has no effect together with --{option}; change the file.")
-
-
-def read_strategies(texts: tuple[str, ...], path: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    """Strategies from options and from a file."""
-    if path is None:
-        return texts or default
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise UsageError(f"cannot read the strategies in {path}: {reason}.") from exc
-    listed = tuple(text for line in lines if (text := line.partition("#")[0].strip()))
-    if not listed:
-        raise UsageError(f"{path} lists no strategy; write one per line.")
-    return (*texts, *listed)
 
 
 def read_networks(

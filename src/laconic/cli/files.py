@@ -1,4 +1,4 @@
-"""Files that a command writes where the user says."""
+"""Files that the user names: those that a command writes, and lists of strategies."""
 
 from __future__ import annotations
 
@@ -28,3 +28,18 @@ def write_text(path: str, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as exc:
         raise LaconicError(f"cannot write {path}: {exc.strerror}.") from exc
+
+
+def read_strategies(texts: tuple[str, ...], path: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Strategies from options and from a file."""
+    if path is None:
+        return texts or default
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        raise UsageError(f"cannot read the strategies in {path}: {reason}.") from exc
+    listed = tuple(text for line in lines if (text := line.partition("#")[0].strip()))
+    if not listed:
+        raise UsageError(f"{path} lists no strategy; write one per line.")
+    return (*texts, *listed)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laconic.cli.compare import hold, read_networks, read_strategies, refuse_beside
+from laconic.cli.compare import hold, read_networks, refuse_beside
+from laconic.cli.files import read_strategies
 from laconic.cli.options.replay import Arguments
 from laconic.errors import UsageError
 from laconic.experiments import config_file

@@ -31,8 +31,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from laconic.cli.compare import read_strategies
-from laconic.cli.files import check_writable, write_text
+from laconic.cli.files import check_writable, read_strategies, write_text
 from laconic.cli.options.simulate import Arguments
 from laconic.cli.simulate_parallel import PARALLEL_ONLY, print_parallel
 from laconic.cli.simulate_reference import print_reference
