@@ -91,12 +91,15 @@ def test_long_runs_are_what_their_page_says_and_all_of_it() -> None:
 
 def test_other_runs_are_what_their_page_says() -> None:
     page = " ".join((DOCS / "time_to_loss.md").read_text(encoding="utf-8").split())
-    demo, onebit, qsgd, int8, warm, short = OTHER_RUNS
+    demo, sparse, cyclic, onebit, qsgd, int8, warm, short = OTHER_RUNS
     (long,) = (cell for cell in CELLS if cell.steps == 1000)
     assert f"GPT-2 ({demo.num_parameters // 10**6} M parameters)" in page
-    for run in (demo, onebit):
+    for run, steps in ((sparse, "600 "), (cyclic, "600 "), (onebit, "")):
         gap = re.escape(f"{run.loss_gap:+.2%}")
-        assert re.search(rf"1gbit {re.escape(run.printed)} 0.0006 [0-9.]+ {gap} ", page)
+        assert re.search(rf"1gbit {re.escape(run.printed)} 0.0006 {steps}[0-9.]+ {gap} ", page)
+    for row in ("torch DDP 0.0006 20% 600 0 3.8742", f"{demo.printed} 0.0006 20% 600 0 3.9419"):
+        assert f"{row} " in page
+    assert demo.loss_gap == pytest.approx(3.9419 / 3.8742 - 1, abs=5e-5)
     assert f"10gbit auto: {qsgd.text} 0.0006 4.0517 {qsgd.loss_gap:+.1%} " in page
     assert f"10gbit auto: {int8.text} 0.0006 3.8752 {int8.loss_gap:+.2%} " in page
     assert f"40gbit {warm.printed} 0.0006 4.0278 {warm.loss_gap:+.2%} " in page

@@ -84,7 +84,7 @@ def test_losses_of_larger_models_count_for_them_only() -> None:
     demo = [DDP, row("demo / all_reduce / dct_topk(density=0.03125) + chain(second=int4)", 25, sent=20)]
     for size in (TINY, SMALL):
         assert "sends 50.0 times fewer bytes at the same loss" in advise(demo, gpt_parameters=size)[0]
-    assert "at the same loss" not in advise(demo, gpt_parameters=GPT2)[0], "it ended 3% higher"
+    assert "at the same loss" not in advise(demo, gpt_parameters=GPT2)[0], "it ended 1.7% higher"
 
 
 def test_who_sends_least_at_the_same_loss_is_named_beside_who_is_soonest() -> None:

@@ -196,10 +196,18 @@ OTHER_RUNS: tuple[Measured, ...] = (
     Measured(
         "demo / all_reduce / dct_topk(density=0.03125) + chain(second=int4)",
         600,
-        0.0302,
+        0.0175,
         printed="demo-int4",
         num_parameters=GPT2,
     ),
+    Measured(
+        "demo / all_reduce / dct_topk(density=0.0156) + chain(second=int4)",
+        600,
+        0.0134,
+        printed="demo / all_reduce / dct_topk(density=0.0156) + chain(int4)",
+        num_parameters=GPT2,
+    ),
+    Measured("demo / all_reduce / dct_cyclic", 600, 0.0703, printed="demo-cyclic", num_parameters=GPT2),
     Measured(
         "onebit_adam(first=int4) / all_reduce / onebit + error_feedback",
         600,
@@ -219,7 +227,7 @@ OTHER_RUNS: tuple[Measured, ...] = (
     Measured("onebit_adam / all_reduce / onebit + error_feedback", 300, 0.002),
 )
 """Also from docs/results/time_to_loss.md, for questions about models of a given size: GPT-2 on a GPU, one seed each
-(qsgd after 41 steps of DDP, int8 after 22); onebit-adam after 300 steps."""
+(qsgd after 41 steps of DDP, int8 after 22), demo with the longest warm-up; onebit-adam after 300 steps."""
 
 COMPRESSIONS: tuple[Measured, ...] = tuple(
     Measured(text, COMPRESSION_STEPS, gap, deviation=deviation)

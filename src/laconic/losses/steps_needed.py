@@ -9,7 +9,7 @@ Without compression the loss falls as a power of the number of steps, so a gap i
 p differs between these segments of the curve. The range covers up to three values of p: that of the segment that ends
 at the length of a run (or at the nearest end of a segment), that of the segment that begins there, and that of the
 segment after it, as far as they exist. The range also covers one standard deviation between seeds, and all lengths at
-which a method was measured. A gap of at most 2% that seeds do not tell apart from zero counts as none; a larger gap
+which a method was measured. A gap of at most 1% that seeds do not tell apart from zero counts as none; a larger gap
 counts even if seeds differ more, because a large spread is no sign of a small gap. A negative gap counts as zero, as no
 method here is known to learn more from a step than bsp does; the lower end of the range still shows it. If only the
 parts of a combination were measured, their product is taken, and the result says so.
@@ -44,7 +44,7 @@ from laconic.strategy import Strategy
 _CELLS = (*CELLS, *LATER_CELLS)
 BSP_STEPS = 1000
 """The target loss is that of bsp after this many steps."""
-_SMALL_GAP = 0.02
+_SMALL_GAP = 0.01
 """A larger gap does not count as the same loss, even if seeds differ more than that."""
 
 _ABOUT = 1.1
