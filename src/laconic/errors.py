@@ -140,6 +140,11 @@ def unknown_method(axis: str, name: str, known: Iterable[str]) -> UnknownName:
 def unknown_strategy(name: str, presets: Iterable[str], synchronizations: Iterable[str]) -> UnknownName:
     """A name by itself that is no strategy, and no method of any axis."""
     rules = list(synchronizations)
+    if name.strip().partition("(")[0] == "auto":
+        return UnknownName(
+            'strategy: "auto" measures the first steps of a training and then chooses, so only laconic.attach() takes it. '
+            "Ask `laconic plan` which strategy suits a model and its links, or name one that `laconic list` shows."
+        )
     return UnknownName(
         f'strategy: "{one_line(name, 40)}" is neither a preset nor a synchronization. '
         f"{_nearest(name, [*presets, *rules])}Known: {', '.join(rules)}, and the presets that `laconic list` shows."

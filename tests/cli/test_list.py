@@ -112,8 +112,8 @@ def test_what_is_not_there(words: tuple[str, ...], message: str, capsys: pytest.
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["--family", "compression"]], ids=str)
-@pytest.mark.parametrize("columns", ["60", "80", "120"])
+@pytest.mark.parametrize("words", [[], ["--family", "compression"], ["int8"]], ids=str)
+@pytest.mark.parametrize("columns", ["40", "60", "80", "120"])
 def test_text_fits_the_terminal(
     columns: str, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,8 @@ def test_the_example_in_messages_is_valid() -> None:
         ("bsp / all_reduce / error_feedback", SyntaxProblem, ["error_feedback wraps another method", "before the +"]),
         ("bsp / all_reduce / fp16 + bf16", SyntaxProblem, ["bf16 cannot follow a +", "Known wrappers: error_feedback"]),
         ("bsp + bsp", SyntaxProblem, ["bsp cannot follow a +", "Known wrappers: none"]),
+        ("auto", UnknownName, ["only laconic.attach() takes it", "laconic plan"]),
+        ("auto(max_loss_gap=1%)", UnknownName, ["only laconic.attach() takes it"]),
         ("ddq", UnknownName, ["neither a preset nor a synchronization", 'Did you mean "ddp"', "bsp"]),
         ("fp16", UnknownName, ["a method of compression", 'Write "bsp / all_reduce / fp16"', "ddp-fp16"]),
         ("bps / all_reduce", UnknownName, ['synchronization: there is no method "bps"', 'Did you mean "bsp"?']),

@@ -37,7 +37,7 @@ from rich.text import Text
 
 from laconic.cli.catalogue import Catalogue, MethodEntry, catalogue
 from laconic.cli.options.list import Arguments
-from laconic.cli.terminal import emit_json, emit_sections, plain_table, summary_with_settings
+from laconic.cli.terminal import emit_json, emit_sections, names_and_texts, plain_table, summary_with_settings
 from laconic.errors import UnknownName, UsageError, did_you_mean, one_line
 from laconic.units import human_factor
 
@@ -108,7 +108,7 @@ def _overview(axis: str, found: Catalogue) -> list[Group]:
     methods = found["axes"][axis]
     question = Text.assemble((axis, "bold"), f": {found['questions'][axis].splitlines()[0]}")
     if not any("ratio" in method for method in methods):
-        table = plain_table()
+        table = names_and_texts()
         for method in methods:
             table.add_row(_name(method), Text(method["good_for"] or method["summary"]))
         return [Group(question, table)]
@@ -153,14 +153,14 @@ def _loss(method: MethodEntry) -> str:
 
 
 def _presets_overview(found: Catalogue) -> Group:
-    table = plain_table()
+    table = names_and_texts()
     for preset in found["presets"]:
         table.add_row(Text(f"  {preset['name']}", style="cyan", no_wrap=True), Text(preset["what"]))
     return Group(Text.assemble(("presets", "bold"), ": strategies with a name of their own"), table)
 
 
 def _axis_as_text(axis: str, found: Catalogue) -> Group:
-    table = plain_table()
+    table = names_and_texts()
     for method in found["axes"][axis]:
         summary = Text(method["summary"])
         if method["good_for"]:
@@ -211,7 +211,7 @@ def _saving_and_cost(method: MethodEntry, ratio: float) -> str:
 
 
 def _presets_as_text(found: Catalogue) -> Group:
-    table = plain_table()
+    table = names_and_texts()
     for preset in found["presets"]:
         about = Text.assemble(f"{preset['strategy']}\n", (f"{preset['what']}\nLoss: {preset['loss']}", "dim"))
         table.add_row(Text(f"  {preset['name']}", style="cyan", no_wrap=True), about)

@@ -16,8 +16,11 @@ _PIPE_WIDTH = 120
 _WIDEST_ASSIGNMENT = 24
 """The longest "name=value" that has its text next to it; the text of a longer one goes below it."""
 
+_LEAST_TEXT = 30
+"""Columns next to an assignment below which its text goes below it."""
+
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
     from rich.text import Text
 
@@ -83,6 +86,14 @@ def plain_table(*headers: str, numbers: Iterable[str] = ()) -> Table:
     return table
 
 
+def names_and_texts() -> Table:
+    """A table of two columns; where there is little room, it is taken from the texts and never from the names."""
+    table = plain_table()
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
 def natural_width(table: Table) -> int:
     """The width at which nothing in the table is cut off or wrapped."""
     from rich.console import Console
@@ -94,24 +105,30 @@ def natural_width(table: Table) -> int:
 def summary_with_settings(summary: Text, settings: Mapping[str, str]) -> RenderableType:
     """A method's summary, and beneath it each "name=value" with what there is to say about it."""
     from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
 
-    if not settings:
-        return summary
-    if max(map(len, settings)) > _WIDEST_ASSIGNMENT:
-        lines = [
-            (Text(f"  {assignment}", style="bold"), Padding(Text(about, style="dim"), (0, 0, 0, 4)))
-            for assignment, about in settings.items()
-        ]
-        return Group(summary, *(line for pair in lines for line in pair))
-    table = plain_table()
-    # The column, not only its text: where there is little room, rich must take it from the other one.
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for assignment, about in settings.items():
-        table.add_row(Text(f"  {assignment}", style="bold"), Text(about, style="dim"))
-    return Group(summary, table)
+    return Group(summary, _Settings(settings)) if settings else summary
+
+
+class _Settings:
+    """Each assignment beside what there is to say about it, or above it where the terminal has no room for both."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = settings
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.padding import Padding
+        from rich.text import Text
+
+        widest = max(map(len, self._settings))
+        if widest > _WIDEST_ASSIGNMENT or options.max_width - widest < _LEAST_TEXT:
+            for assignment, about in self._settings.items():
+                yield Text(f"  {assignment}", style="bold")
+                yield Padding(Text(about, style="dim"), (0, 0, 0, 4))
+            return
+        table = names_and_texts()
+        for assignment, about in self._settings.items():
+            table.add_row(Text(f"  {assignment}", style="bold"), Text(about, style="dim"))
+        yield table
 
 
 def printable(text: str) -> str:
