@@ -142,7 +142,7 @@ def unknown_strategy(name: str, presets: Iterable[str], synchronizations: Iterab
     rules = list(synchronizations)
     if name.strip().partition("(")[0] == "auto":
         return UnknownName(
-            'strategy: "auto" measures the first steps of a training and then chooses, so only laconic.attach() takes it. '
+            'strategy: "auto" measures the first steps of a training and then chooses; only laconic.attach() takes it. '
             "Ask `laconic plan` which strategy suits a model and its links, or name one that `laconic list` shows."
         )
     return UnknownName(
