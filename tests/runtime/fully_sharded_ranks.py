@@ -107,16 +107,31 @@ def _shapes_of_parts(mesh: Any) -> dict[str, bool]:
         fully_shard(model.body, mesh=mesh)
         return fully_shard(model, mesh=mesh)
 
+    def compiled_whole(model: Own) -> nn.Module:
+        fully_shard(model.body, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return torch.compile(model, backend="eager")
+
     found: dict[str, bool] = {}
-    for name, shard in {"own parameters": whole, "lists of modules": lists, "compiled": compiled}.items():
+    shapes = {
+        "own parameters": whole,
+        "lists of modules": lists,
+        "compiled": compiled,
+        "compiled as a whole": compiled_whole,
+    }
+    for name, shard in shapes.items():
         states = []
         for strategy in (None, PLAIN, "bsp / sharded / bf16 / fusion"):
             torch.manual_seed(2)
             model = shard(Own())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             with nullcontext() if strategy is None else _attach(model, optimizer, strategy, mesh) as session:
+                guessed = 0 if session is None else session.predicted_bytes_per_step()
                 train(model, optimizer, _own_loss, range(6))
                 if session is not None:
+                    found[f"{name}: bytes of the first step of {strategy}"] = (
+                        guessed == session.predicted_bytes_per_step()
+                    )
                     counted = session.traffic.sent_bytes("payload")
                     found[f"{name}: bytes of {strategy}"] = counted == 6 * session.predicted_bytes_per_step()
             states.append(pieces_of(model))

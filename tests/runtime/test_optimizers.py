@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.optim import Optimizer
 
 import laconic
@@ -211,3 +212,31 @@ def test_a_step_that_raises_leaves_the_next_one_right() -> None:
         assert session.step == 1
         optimizer.step()
         assert session.step == 2
+
+
+@pytest.mark.parametrize(
+    "strategy", ["bsp / all_reduce / none", "bsp / all_reduce / none / dear", "local_sgd(period=2)", "demo"]
+)
+def test_state_that_a_checkpoint_makes_for_an_optimizer_is_no_step(strategy: str) -> None:
+    original = model()
+
+    def one_rank(transport: InProcessTransport) -> list[dict[str, torch.Tensor]]:
+        found = []
+        for asked in (False, True):
+            replica = copy.deepcopy(original)
+            optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
+            with laconic.attach(replica, optimizer, strategy, transport=transport) as session:
+                if asked:
+                    # get_state_dict() and set_state_dict() begin with it.
+                    _init_optim_state(optimizer)
+                    assert session.step == 0
+                for step in range(STEPS):
+                    loss(replica, step, transport.rank).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                assert session.step == STEPS
+            found.append(snapshot(replica))
+        return found
+
+    for without, after in laconic.InProcessCluster(2, timeout_s=10).run(one_rank):
+        assert_equal(without, after)

@@ -16,7 +16,7 @@ from torch import nn
 
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError
-from laconic.runtime.shards import OUTERMOST, fsdp_modules, local, plain_name
+from laconic.runtime.shards import fsdp_modules, local, part_name, plain_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def fsdp_parts(model: nn.Module) -> list[FsdpPart]:
     found: dict[int, FsdpPart] = {}
     for path, module in fsdp_modules(model):
         state, groups = module._get_fsdp_state(), _groups(module)
-        name = plain_name(path).removesuffix("._orig_mod") or OUTERMOST
+        name = part_name(path)
         if len(groups) > 1:
             raise AttachError(
                 f'"{name}" has parameters on several meshes, and FSDP hands over only those on one. Shard all of them '

@@ -213,6 +213,11 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def part_name(path: str) -> str:
+    """The name of a part that fully_shard() was called with, from the path of its module."""
+    return plain_name(f"{path}.").removesuffix(".") or OUTERMOST
+
+
 def reshard(model: nn.Module) -> None:
     """Reshard FSDP's parameters: after an evaluation those of the outermost module are still unsharded."""
     for _, module in fsdp_modules(model):
@@ -229,8 +234,8 @@ def fsdp_modules(model: nn.Module) -> list[tuple[str, Any]]:
 def _fsdp_groups(model: nn.Module) -> dict[int, str]:
     """Id of a parameter -> the innermost part that fully_shard() was called with: a part's gradients come at once."""
     found: dict[int, str] = {}
-    for name, module in fsdp_modules(model):  # outer modules first, so that inner ones win
-        found |= {id(parameter): name or OUTERMOST for parameter in module.parameters()}
+    for path, module in fsdp_modules(model):  # outer modules first, so that inner ones win
+        found |= {id(parameter): part_name(path) for parameter in module.parameters()}
     return found
 
 

@@ -2,7 +2,7 @@
 
 A step of the job is complete when every optimizer has made exactly one step. Where gradients are not exchanged, a step
 that a GradScaler skips because of an overflow counts as well: other ranks do not know of the overflow, and rounds are
-due by the number of steps.
+due by the number of steps. The step by which torch.distributed.checkpoint gives an optimizer its state does not count.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class OptimizerSteps:
         self._stepped: list[Optimizer] = []
         self._began_s = job.clock.now()
         self._skipping: _SkippedStep | None = None
+        self._only_makes_state = False
         self._calls: dict[int, _Call] = {}
         self._handles: list[Any] = []
         self._told: list[Optimizer] = []
@@ -69,6 +70,9 @@ class OptimizerSteps:
             call.depth += 1
             return
         self._calls[id(optimizer)] = _Call(caller)
+        self._only_makes_state = _only_makes_state(optimizer, caller)
+        if self._only_makes_state:
+            return
         job.engine.check()
         check_parameters(optimizer, self._known)
         if optimizer in self._stepped:
@@ -110,6 +114,8 @@ class OptimizerSteps:
             call.depth -= 1
             return
         self._calls.pop(id(optimizer), None)
+        if self._only_makes_state:
+            return
         if self._skipping is not None:
             self._skipping.undo()
             self._skipping = None
@@ -196,6 +202,22 @@ class _SkippedStep:
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(before)
         vars(self._optimizer).update(self._plain)
+
+
+def _only_makes_state(optimizer: Optimizer, caller: FrameType) -> bool:
+    """Whether get_state_dict() or set_state_dict() of torch.distributed.checkpoint has called this step().
+
+    For an optimizer without state, they make a step with gradients and learning rates of zero, which changes nothing.
+    """
+    # PyTorch has no public sign of it, and a training step may have such values too.
+    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
+    if code is None or optimizer.state:
+        return False
+    frame: FrameType | None = caller
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def skips_step(optimizer: Optimizer) -> bool:
