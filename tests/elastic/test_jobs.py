@@ -168,3 +168,10 @@ def test_what_no_rank_has_used_stays_without_gradient(strategy: str, how: str, t
     assert not outcome.log.differing
     assert max(outcome.log.digests) == 24
     assert len(outcome.log.views) > 1
+
+
+def test_a_rank_that_joins_begins_at_the_epoch_of_the_others(tmp_path: Path) -> None:
+    outcome = run_job("bsp", tmp_path, target="tests.elastic.workers:a_loop_over_epochs")
+    assert not outcome.error, "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.out")))
+    assert not outcome.log.differing
+    assert any(view and workers for view, (workers, _, _) in outcome.log.joined.items())

@@ -257,3 +257,32 @@ def branches_are_left_out(strategy: str, folder: str, dies: bool = True) -> None
             if session.step >= 24:
                 break
     assert digest(never.parameters()) == before, "weight decay must not touch what nobody used"
+
+
+def a_loop_over_epochs(strategy: str, folder: str) -> None:
+    """The learning rate changes after every epoch; a worker dies in the third and is replaced."""
+    model, _ = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    loader = DataLoader(Samples(), batch_size=BATCH * 2, shuffle=True)  # 5 steps
+    elastic = laconic.Elastic(min_ranks=1, max_ranks=8, carry=[scheduler])
+    log = laconic.EventLog(Path(folder) / f"{os.environ['LACONIC_WORKER']}.jsonl")
+    with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log) as session:
+        ends_at = 10**6
+        for epoch in range(session.epoch, 10**6):
+            for inputs, targets in session.batches(loader, epochs=epoch + 1, seed=SEED):
+                torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if epoch == 2 and session.rank == 2 and session.views[-1].view.number == 0:
+                    os.kill(os.getpid(), 9)
+                time.sleep(0.02)
+            scheduler.step()
+            assert scheduler.last_epoch == session.epoch == epoch + 1
+            said = f"{digest(model.parameters())} {scheduler.get_last_lr()}"
+            data = {"digest": said, "wall_s": time.time(), "view": session.views[-1].view.number}
+            log.write(laconic.Event("digest", time.monotonic(), session.rank, session.step, 0.0, {**data}))
+            if any(change.view.number and change.view.fresh for change in session.views):
+                ends_at = min(ends_at, epoch + 2)
+            if epoch >= ends_at:
+                break

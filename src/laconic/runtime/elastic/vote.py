@@ -87,7 +87,8 @@ class Vote:
             if rates != said[0][-1]:
                 raise CommunicationError(
                     f"workers {name} and {self._members[0]} have different learning rates, so replicas would drift "
-                    "apart. Give the scheduler to attach: elastic=Elastic(carry=[scheduler])."
+                    "apart. Give the scheduler to attach: elastic=Elastic(carry=[scheduler]). A loop that calls "
+                    "scheduler.step() after each epoch begins at the epoch of the others: range(session.epoch, epochs)."
                 )
             if data and mine.data and data != mine.data:
                 raise CommunicationError(
