@@ -259,6 +259,37 @@ def branches_are_left_out(strategy: str, folder: str, dies: bool = True) -> None
     assert digest(never.parameters()) == before, "weight decay must not touch what nobody used"
 
 
+def loads_its_checkpoint(strategy: str, folder: str, what: str) -> None:
+    """The script loads a checkpoint when it starts, also where it replaces a worker that has died; see `what`."""
+    model, optimizer = make_model()
+    loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
+    elastic = laconic.Elastic(min_ranks=1, max_ranks=8)
+    log = laconic.EventLog(Path(folder) / f"{os.environ['LACONIC_WORKER']}.jsonl")
+    with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log) as session:
+        parts = {"model": model, "optimizer": optimizer, "session": session}
+        path = Path(folder) / f"checkpoint{session.rank}.pt"
+        if path.exists() and (what in parts or session.step == 0):
+            saved = torch.load(path)
+            for name in [what] if what in parts else parts:
+                parts[name].load_state_dict(saved[name])
+        for inputs, targets in session.batches(loader, epochs=10**6, seed=SEED):
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if session.step == 4:
+                torch.save({name: part.state_dict() for name, part in parts.items()}, path)
+            data = {"digest": digest(model.parameters()), "wall_s": time.time(), "view": session.views[-1].view.number}
+            log.write(laconic.Event("digest", time.monotonic(), session.rank, session.step, 0.0, {**data}))
+            if session.step == 6 and session.rank == 1 and session.views[-1].view.number == 0:
+                os.kill(os.getpid(), 9)
+            time.sleep(0.02)
+            joined = [change.step for change in session.views if change.view.number and change.view.fresh]
+            if joined and session.step >= 6 + joined[-1]:
+                break
+        assert session._recovery is not None
+        parts["model"].load_state_dict(model.state_dict())  # all ranks may load, when they have worked together
+
+
 def a_loop_over_epochs(strategy: str, folder: str) -> None:
     """The learning rate changes after every epoch; a worker dies in the third and is replaced."""
     model, _ = make_model()

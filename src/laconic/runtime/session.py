@@ -391,6 +391,8 @@ class Session:
 
     def _load(self, saved: Mapping[str, Any] | None, *, unfit: str = "") -> None:
         """Load the state if every rank can load what it has read; unfit: why this rank cannot."""
+        if self._recovery is not None:
+            self._recovery.loads.refuse()
         first = self._taking_over(saved)
         try:
             self._load_into_strategy(saved, unfit)
