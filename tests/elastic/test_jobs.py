@@ -10,6 +10,8 @@ from benchmarks.elastic.job import Outcome, run_job
 from benchmarks.elastic.log import events_of
 from benchmarks.elastic.replay import Replayed, replay
 
+from laconic.membership import launcher
+
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 FUSION, RING = FAMILIES["fusion"], FAMILIES["sequential"]
 
@@ -194,3 +196,13 @@ def test_a_rank_that_joins_begins_at_the_epoch_of_the_others(tmp_path: Path) -> 
     assert not outcome.error, "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.out")))
     assert not outcome.log.differing
     assert any(view and workers for view, (workers, _, _) in outcome.log.joined.items())
+
+
+def test_a_script_may_go_on_after_training_but_not_attach_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_GRACE_S", 0.3)
+    outcome = run_job("bsp", tmp_path, target="tests.elastic.workers:twice_and_an_evaluation")
+    assert len([*tmp_path.glob("evaluated.*")]) == 4
+    assert "ended with exit code 1" in outcome.error
+    assert "has been in an elastic session already" in "".join(path.read_text() for path in tmp_path.glob("*.out"))

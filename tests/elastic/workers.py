@@ -317,3 +317,14 @@ def a_loop_over_epochs(strategy: str, folder: str) -> None:
                 ends_at = min(ends_at, epoch + 2)
             if epoch >= ends_at:
                 break
+
+
+def twice_and_an_evaluation(strategy: str, folder: str) -> None:
+    """The script does more after training; then it attaches once more."""
+    train(strategy, folder, last_step=8)
+    time.sleep(1.5)
+    (Path(folder) / f"evaluated.{os.environ['LACONIC_WORKER']}").touch()
+    while len([*Path(folder).glob("evaluated.*")]) < 4:
+        time.sleep(0.1)  # the error of the first one ends all
+    model, optimizer = make_model()
+    laconic.attach(model, optimizer, strategy, elastic=laconic.Elastic(), timeout_s=60)
