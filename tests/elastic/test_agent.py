@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
@@ -19,7 +22,7 @@ from laconic.errors import LaconicError
 from laconic.membership.agent import spawn_command
 from laconic.membership.decisions import Decisions
 from laconic.membership.keeper import Keeper
-from laconic.membership.launcher import Launch, Launcher
+from laconic.membership.launcher import _GRACE_S, Launch, Launcher, run_workers
 from laconic.membership.limits import BEAT_S, SILENT_S, STOPPED_S
 from laconic.membership.member import WORKER_VARIABLE
 from laconic.membership.view import KEEPER, Beat, Ready, to_text
@@ -63,6 +66,27 @@ def test_processes_are_told_to_end_and_not_replaced() -> None:
     launcher.agent.start = start  # pyrefly: ignore[bad-assignment]
     launcher.run()
     assert sorted(said) == ["worker 0.0 was ended by SIGTERM", "worker 0.1 was ended by SIGTERM"]
+
+
+@pytest.mark.parametrize(("left", "waits"), [({"0.0"}, True), (set(), False)])
+def test_the_end_of_training_ends_only_processes_that_have_not_trained_to_the_end(left: set[str], waits: bool) -> None:
+    """The others may still evaluate or save the model."""
+    job = SimpleNamespace(
+        why_ended=lambda: None,
+        is_ending=lambda: True,
+        is_over=lambda: True,
+        has_left=left.__contains__,
+    )
+    agent: Any = SimpleNamespace(workers={"0.0": None, "0.1": None}, ended=queue.Queue())
+    done = threading.Thread(
+        target=lambda: run_workers(agent, Launch(spawn=spawn_command([]), num_workers=2), cast(Any, job))
+    )
+    done.start()
+    done.join(_GRACE_S + 1.5)
+    assert done.is_alive() == waits
+    agent.workers.clear()
+    done.join(5)
+    assert not done.is_alive()
 
 
 _SHOW = (

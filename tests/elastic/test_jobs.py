@@ -10,6 +10,8 @@ from benchmarks.elastic.job import Outcome, run_job
 from benchmarks.elastic.log import events_of
 from benchmarks.elastic.replay import Replayed, replay
 
+from laconic.membership import launcher
+
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 FUSION, RING = FAMILIES["fusion"], FAMILIES["sequential"]
 
@@ -168,3 +170,39 @@ def test_what_no_rank_has_used_stays_without_gradient(strategy: str, how: str, t
     assert not outcome.log.differing
     assert max(outcome.log.digests) == 24
     assert len(outcome.log.views) > 1
+
+
+@pytest.mark.parametrize(
+    "what", ["model", *(pytest.param(one, marks=pytest.mark.slow) for one in ("optimizer", "session"))]
+)
+def test_a_rank_that_joins_must_not_load_a_checkpoint(what: str, tmp_path: Path) -> None:
+    target = "tests.elastic.workers:loads_its_checkpoint"
+    outcome = run_job("bsp", tmp_path, target=target, arguments={"what": what})
+    assert "has joined other ranks after step" in outcome.error
+    assert "if session.step == 0" in outcome.error
+
+
+@pytest.mark.slow
+def test_a_script_that_loads_only_where_training_begins_goes_on(tmp_path: Path) -> None:
+    target = "tests.elastic.workers:loads_its_checkpoint"
+    outcome = run_job("bsp", tmp_path, target=target, arguments={"what": "where training begins"})
+    assert not outcome.error, "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.out")))
+    assert not outcome.log.differing
+    assert any(view and workers for view, (workers, _, _) in outcome.log.joined.items())
+
+
+def test_a_rank_that_joins_begins_at_the_epoch_of_the_others(tmp_path: Path) -> None:
+    outcome = run_job("bsp", tmp_path, target="tests.elastic.workers:a_loop_over_epochs")
+    assert not outcome.error, "\n".join(path.read_text()[-1500:] for path in sorted(tmp_path.glob("*.out")))
+    assert not outcome.log.differing
+    assert any(view and workers for view, (workers, _, _) in outcome.log.joined.items())
+
+
+def test_a_script_may_go_on_after_training_but_not_attach_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_GRACE_S", 0.3)
+    outcome = run_job("bsp", tmp_path, target="tests.elastic.workers:twice_and_an_evaluation")
+    assert len([*tmp_path.glob("evaluated.*")]) == 4
+    assert "ended with exit code 1" in outcome.error
+    assert "has been in an elastic session already" in "".join(path.read_text() for path in tmp_path.glob("*.out"))

@@ -100,6 +100,7 @@ def loops() -> dict[str, str]:
     with laconic.attach(model, optimizer, "bsp", elastic=laconic.Elastic(), timeout_s=30) as session:
         loader = DataLoader(data, **usual, num_workers=1, persistent_workers=True)
         counts = [sum(len(one) for (one,) in session.batches(loader, epochs=epoch + 1)) for epoch in range(2)]
+        assert session.epoch == 2
         batches = session.batches(loader, epochs=3)
         for _ in batches:
             break

@@ -36,11 +36,11 @@ class _WhenSet:
         return self._event.is_set()
 
 
-def _job(transport: InProcessTransport, rates: tuple[float, ...] = (0.1,)) -> Job:
+def _job(transport: InProcessTransport, rates: tuple[float, ...] = (0.1,), step: int = 3) -> Job:
     job = SimpleNamespace(
         engine=Engine(transport, Stopwatch(WallClock(), DiscardEvents(), transport.rank)),
-        step=3,
-        strategy=SimpleNamespace(exchanges_gradients=lambda: True),
+        step=step,
+        strategy=SimpleNamespace(exchanges_gradients=lambda: True, synchronization=SimpleNamespace(deadline_s=None)),
         param_groups=[{"lr": rate} for rate in rates],
     )
     return cast(Job, job)
@@ -68,17 +68,18 @@ def test_every_rank_hears_the_ballots_and_flags_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("odd", "rate", "message"),
+    ("odd", "rate", "step", "message"),
     [
-        (Ballot(6, False, 0, 7), 0.1, "worker 0.2 in 6"),
-        (Ballot(5, False, 0, 7), 0.2, "have different learning rates"),
-        (Ballot(5, False, 0, 8), 0.1, "divides other samples"),
+        (Ballot(6, False, 0, 7), 0.1, 3, "worker 0.2 in 6"),
+        (Ballot(5, False, 0, 7), 0.2, 3, "have different learning rates"),
+        (Ballot(5, False, 0, 8), 0.1, 3, "divides other samples"),
+        (Ballot(5, False, 0, 7), 0.1, 8, "worker 0.2 is in step 8, and worker 0.0 in step 3"),
     ],
 )
-def test_ranks_that_disagree_are_named(odd: Ballot, rate: float, message: str) -> None:
+def test_ranks_that_disagree_are_named(odd: Ballot, rate: float, step: int, message: str) -> None:
     def rank(transport: InProcessTransport) -> str:
         is_odd = transport.rank == 2
-        job = _job(transport, (rate if is_odd else 0.1,))
+        job = _job(transport, (rate if is_odd else 0.1,), step if is_odd else 3)
         try:
             with pytest.raises(CommunicationError) as raised:
                 _vote(job, transport, odd if is_odd else Ballot(5, False, 0, 7)).result()

@@ -257,3 +257,74 @@ def branches_are_left_out(strategy: str, folder: str, dies: bool = True) -> None
             if session.step >= 24:
                 break
     assert digest(never.parameters()) == before, "weight decay must not touch what nobody used"
+
+
+def loads_its_checkpoint(strategy: str, folder: str, what: str) -> None:
+    """The script loads a checkpoint when it starts, also where it replaces a worker that has died; see `what`."""
+    model, optimizer = make_model()
+    loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True)
+    elastic = laconic.Elastic(min_ranks=1, max_ranks=8)
+    log = laconic.EventLog(Path(folder) / f"{os.environ['LACONIC_WORKER']}.jsonl")
+    with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log) as session:
+        parts = {"model": model, "optimizer": optimizer, "session": session}
+        path = Path(folder) / f"checkpoint{session.rank}.pt"
+        if path.exists() and (what in parts or session.step == 0):
+            saved = torch.load(path)
+            for name in [what] if what in parts else parts:
+                parts[name].load_state_dict(saved[name])
+        for inputs, targets in session.batches(loader, epochs=10**6, seed=SEED):
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if session.step == 4:
+                torch.save({name: part.state_dict() for name, part in parts.items()}, path)
+            data = {"digest": digest(model.parameters()), "wall_s": time.time(), "view": session.views[-1].view.number}
+            log.write(laconic.Event("digest", time.monotonic(), session.rank, session.step, 0.0, {**data}))
+            if session.step == 6 and session.rank == 1 and session.views[-1].view.number == 0:
+                os.kill(os.getpid(), 9)
+            time.sleep(0.02)
+            joined = [change.step for change in session.views if change.view.number and change.view.fresh]
+            if joined and session.step >= 6 + joined[-1]:
+                break
+        assert session._recovery is not None
+        parts["model"].load_state_dict(model.state_dict())  # all ranks may load, when they have worked together
+
+
+def a_loop_over_epochs(strategy: str, folder: str) -> None:
+    """The learning rate changes after every epoch; a worker dies in the third and is replaced."""
+    model, _ = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    loader = DataLoader(Samples(), batch_size=BATCH * 2, shuffle=True)  # 5 steps
+    elastic = laconic.Elastic(min_ranks=1, max_ranks=8, carry=[scheduler])
+    log = laconic.EventLog(Path(folder) / f"{os.environ['LACONIC_WORKER']}.jsonl")
+    with laconic.attach(model, optimizer, strategy, elastic=elastic, timeout_s=60, events=log) as session:
+        ends_at = 10**6
+        for epoch in range(session.epoch, 10**6):
+            for inputs, targets in session.batches(loader, epochs=epoch + 1, seed=SEED):
+                torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if epoch == 2 and session.rank == 2 and session.views[-1].view.number == 0:
+                    os.kill(os.getpid(), 9)
+                time.sleep(0.02)
+            scheduler.step()
+            assert scheduler.last_epoch == session.epoch == epoch + 1
+            said = f"{digest(model.parameters())} {scheduler.get_last_lr()}"
+            data = {"digest": said, "wall_s": time.time(), "view": session.views[-1].view.number}
+            log.write(laconic.Event("digest", time.monotonic(), session.rank, session.step, 0.0, {**data}))
+            if any(change.view.number and change.view.fresh for change in session.views):
+                ends_at = min(ends_at, epoch + 2)
+            if epoch >= ends_at:
+                break
+
+
+def twice_and_an_evaluation(strategy: str, folder: str) -> None:
+    """The script does more after training; then it attaches once more."""
+    train(strategy, folder, last_step=8)
+    time.sleep(1.5)
+    (Path(folder) / f"evaluated.{os.environ['LACONIC_WORKER']}").touch()
+    while len([*Path(folder).glob("evaluated.*")]) < 4:
+        time.sleep(0.1)  # the error of the first one ends all
+    model, optimizer = make_model()
+    laconic.attach(model, optimizer, strategy, elastic=laconic.Elastic(), timeout_s=60)

@@ -14,7 +14,7 @@ from torch import nn
 import laconic
 from laconic.core.event import Event
 from laconic.core.in_process import InProcessTransport
-from laconic.errors import LaconicWarning, PeerLost
+from laconic.errors import AttachError, LaconicWarning, PeerLost
 from laconic.runtime.hooks.gradients import GradientHooks
 from tests.runtime.replicas import data, sgd
 
@@ -196,3 +196,16 @@ def test_a_problem_while_cleaning_up_is_a_note_on_the_first_error(monkeypatch: p
     monkeypatch.setattr(GradientHooks, "detach", broken)
     for notes in laconic.InProcessCluster(2, timeout_s=5).run(one_rank):
         assert notes == ["laconic: while detaching, RuntimeError: a hook that does not come off"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"LACONIC_REPLICA": "0.0", "RANK": "0", "WORLD_SIZE": "2"}])
+def test_under_laconic_run_a_session_must_be_elastic(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"LACONIC_STORE": "127.0.0.1:1", "LACONIC_WORKER": "0.0", **environment}.items():
+        monkeypatch.setenv(name, value)
+    replica = model()
+    optimizer = sgd(replica)
+    with pytest.raises(AttachError, match=r"elastic=laconic\.Elastic\(\)"):
+        laconic.attach(replica, optimizer, "bsp")
+    assert not traces(replica, optimizer)

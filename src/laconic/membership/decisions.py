@@ -91,6 +91,10 @@ class Decisions:
         """Whether some worker has completed training."""
         return self._finished
 
+    def has_left(self, worker: str) -> bool:
+        """Whether this worker has left in an orderly way."""
+        return worker in self._left
+
     def missing(self) -> list[str]:
         """Members of the current view that have not asked for the next one."""
         return [name for name in self._alive if name not in self._asks]

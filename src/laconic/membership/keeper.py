@@ -76,6 +76,10 @@ class Keeper:
         """The last view that was made."""
         return self._decisions.view
 
+    def has_left(self, worker: str) -> bool:
+        """Whether this worker has left in an orderly way."""
+        return self._decisions.has_left(worker)
+
     def was_silent(self, worker: str) -> bool:
         """Whether this worker was counted as dead because its host said nothing."""
         return worker in self._silent

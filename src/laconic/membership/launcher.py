@@ -120,6 +120,9 @@ class Launcher:
     def is_over(self) -> bool:
         return self._over
 
+    def has_left(self, worker: str) -> bool:
+        return self._keeper.has_left(worker)
+
     def is_cut_off(self) -> bool:
         return False
 
@@ -177,6 +180,10 @@ class JobState(Protocol):
         """Whether all workers have completed training."""
         ...
 
+    def has_left(self, worker: str) -> bool:
+        """Whether this worker has completed training, or left in an orderly way; its script may still run."""
+        ...
+
     def is_cut_off(self) -> bool:
         """Whether the host that holds the job's store is gone: then no worker can be replaced."""
         ...
@@ -213,6 +220,9 @@ class StateInStore:
     def is_over(self) -> bool:
         return False
 
+    def has_left(self, worker: str) -> bool:
+        return False
+
     def is_cut_off(self) -> bool:
         self.why_ended()  # asks the store
         return self._store_is_gone
@@ -226,14 +236,20 @@ def run_workers(agent: Agent, launch: Launch, job: JobState) -> None:
     num_restarts = 0
     failed: Worker | None = None
     given_up_s: float | None = None
+    over_s: float | None = None
     noun = "worker" if launch.ranks_per_replica == 1 else "replica"
     lost: list[tuple[float, Worker]] = []
     """A worker of each replica that is to be replaced, and when."""
     while agent.workers or not agent.ended.empty() or lost:
-        if job.is_over() or job.why_ended() is not None:
+        if job.why_ended() is not None:
             given_up_s = given_up_s or time.monotonic()
         if given_up_s is not None and time.monotonic() - given_up_s > _GRACE_S:
             break  # they have had the time to say it themselves
+        if job.is_over():
+            over_s = over_s or time.monotonic()
+            # Scripts may evaluate and save the model after training. Processes that are frozen or still start do not.
+            if time.monotonic() - over_s > _GRACE_S and not any(job.has_left(name) for name in [*agent.workers]):
+                break
         if given_up_s is not None or job.is_ending():
             lost.clear()
         for due in [(when_s, one) for when_s, one in lost if when_s <= time.monotonic()]:

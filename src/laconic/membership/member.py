@@ -85,6 +85,12 @@ class Member:
 
     def ready(self, *, min_ranks: int, max_ranks: int) -> View:
         """Announce that this worker is ready; returns when it is a member."""
+        store = self._questions.store
+        if in_time(lambda: store.check([self._admission]), timeout_s=_CONNECT_S, thread_name="laconic-view"):
+            raise AttachError(
+                "this process has been in an elastic session already, and the job ends with that session. Train in one "
+                "session, or start each part of the training with a laconic run of its own."
+            )
         self._say(
             Ready(
                 worker=self.name,
@@ -110,9 +116,14 @@ class Member:
         """How often this worker has been admitted."""
         return self._turn
 
+    @property
+    def _admission(self) -> str:
+        """The key under which the store has the view that admits this worker next."""
+        return f"admitted/{self.name}/{self._turn}"
+
     def _admitted(self) -> View:
         # No timeout: a worker is admitted when the others have finished their current unit, however long that takes.
-        view = self._view(f"admitted/{self.name}/{self._turn}", _FOREVER_S, None)
+        view = self._view(self._admission, _FOREVER_S, None)
         self._turn += 1
         return view
 

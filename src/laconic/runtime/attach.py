@@ -22,7 +22,7 @@ from laconic.core.paced import PacedLink, PacedTransport, link_from_environment
 from laconic.core.torch_distributed import TorchTransport
 from laconic.core.transport import Transport
 from laconic.errors import AttachError, UnsupportedGradient, warn_user
-from laconic.membership.member import is_started_by_laconic
+from laconic.membership.member import is_started_by_laconic, ranks_per_replica
 from laconic.membership.view import ViewBroken
 from laconic.runtime.bounded_loss.group import DatagramGroup
 from laconic.runtime.change import AtWork, Chooser, Workplace, refuse_fixed
@@ -285,6 +285,11 @@ def _planned(strategy: Strategy, total_steps: int | None) -> Strategy:
 
 def _torch_transport(group: dist.ProcessGroup | None, link: PacedLink | None, timeout_s: float) -> Transport:
     """The transport over torch.distributed, paced if LACONIC_PACE is set; the lab sets it on some machines."""
+    if is_started_by_laconic() and (ranks_per_replica() > 1 or not dist.is_initialized()):
+        raise AttachError(
+            "this script was started by laconic run, whose processes meet in an elastic session only: write "
+            "laconic.attach(..., elastic=laconic.Elastic()). Start a script for a fixed set of ranks with torchrun."
+        )
     torch_transport = TorchTransport(group, timeout_s=timeout_s)
     return torch_transport if link is None else PacedTransport(torch_transport, link, timeout_s=timeout_s)
 

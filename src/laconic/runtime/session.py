@@ -162,8 +162,8 @@ class Session:
         batch="local". Losses are means over the batch: gradients are weighted by the number of samples of each rank. If
         a rank dies, its contribution to that step is missing. A rank that joins starts at the position of the others.
 
-        epochs: counted from the beginning of training; in a loop over epochs, epochs=epoch + 1. seed: determines the
-        order of samples with shuffle=True.
+        epochs: counted from the beginning of training; for a loop over epochs, see `epoch`. seed: determines the order
+        of samples with shuffle=True.
         """
         if self._division is None:
             raise AttachError(
@@ -179,6 +179,24 @@ class Session:
         if self._job.recovery is None:
             agree_on(self._job, "session.batches()", batches.about())
         return batches
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that session.batches() is in, on all ranks: 0 where training begins.
+
+            for epoch in range(session.epoch, 10):
+                for inputs, targets in session.batches(loader, epochs=epoch + 1):
+                    ...
+                scheduler.step()
+
+        A rank that joins in epoch 5 would otherwise repeat what the loop does after each of the epochs before.
+        """
+        if self._division is None:
+            raise AttachError(
+                "session.epoch is that of session.batches(), which needs laconic.attach(..., "
+                "elastic=laconic.Elastic(...)). Count epochs in the loop."
+            )
+        return self._division.progress.position[0]
 
     @property
     def step(self) -> int:
@@ -373,6 +391,8 @@ class Session:
 
     def _load(self, saved: Mapping[str, Any] | None, *, unfit: str = "") -> None:
         """Load the state if every rank can load what it has read; unfit: why this rank cannot."""
+        if self._recovery is not None:
+            self._recovery.loads.refuse()
         first = self._taking_over(saved)
         try:
             self._load_into_strategy(saved, unfit)

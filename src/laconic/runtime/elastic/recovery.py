@@ -30,6 +30,7 @@ from laconic.runtime.elastic.connections import Connections
 from laconic.runtime.elastic.division import Reader, Speeds
 from laconic.runtime.elastic.handover import HandOver
 from laconic.runtime.elastic.open_exchanges import OpenExchanges
+from laconic.runtime.elastic.refused_loads import RefusedLoads
 from laconic.runtime.elastic.replica import ReplicaRanks
 from laconic.runtime.elastic.settings import Carried, Elastic
 from laconic.runtime.elastic.sigterm import Sigterm
@@ -89,6 +90,7 @@ class ElasticRecovery:
         self._prepared = False
         self._boundary = StepBoundary(self._change_view)
         self._leaving = Sigterm()
+        self.loads = RefusedLoads()
         self._open = OpenExchanges(self.share)
         self._job: Job | None = None
         self._hooks: TrainingHooks | None = None
@@ -152,6 +154,8 @@ class ElasticRecovery:
                 self._move_job()
         self._leaving.listen()
         self._boundary.watch(job.model)
+        if self.unit:
+            self.loads.begin(job)
         self._note_view(0.0, redone=False)
 
     def _share_state(self, units: int) -> None:
@@ -256,6 +260,7 @@ class ElasticRecovery:
         job.events.write(Event("unit", job.clock.now(), self.transport.rank, job.step, 0.0, {**data}))
         self.unit += 1
         self.weights = None
+        self.loads.end()
 
     def _arrived(self, tasks: Sequence[Task]) -> None:
         """Return when the results are in memory, also on a GPU, and module buffers are rank 0's."""
@@ -519,6 +524,7 @@ class ElasticRecovery:
     def _stop_watching(self) -> None:
         self._leaving.stop_listening()
         self._boundary.close()
+        self.loads.end()
 
     @property
     def is_closed(self) -> bool:

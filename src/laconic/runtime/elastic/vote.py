@@ -64,7 +64,7 @@ class Vote:
         self._mine = mine
         self._num_flags = len(flags)
         self._what = what
-        numbers = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, mine.data, _rates(job)])
+        numbers = torch.tensor([mine.unit, int(mine.wants_change), mine.speed, mine.data, _step(job), _rates(job)])
         own = torch.cat([numbers, torch.from_numpy(_words(flags))])
         self._rows = rows = torch.empty((transport.world_size, len(own)), dtype=torch.int64)
 
@@ -81,13 +81,19 @@ class Vote:
         mine, rows = self._mine, self._rows
         first_flags = rows.shape[1] - -(-self._num_flags // 64)
         said = rows[:, :first_flags].tolist()
-        for name, (unit, _, _, data, rates) in zip(self._members, said, strict=True):
+        for name, (unit, _, _, data, step, rates) in zip(self._members, said, strict=True):
             if unit != mine.unit:
                 raise CommunicationError(f"{self._what}: this rank is in unit {mine.unit}, worker {name} in {unit}.")
+            if step != said[0][-2]:
+                raise CommunicationError(
+                    f"worker {name} is in step {step}, and worker {self._members[0]} in step {said[0][-2]}: they have "
+                    "not loaded the same checkpoint. Load states that were saved together, on every rank or on none."
+                )
             if rates != said[0][-1]:
                 raise CommunicationError(
                     f"workers {name} and {self._members[0]} have different learning rates, so replicas would drift "
-                    "apart. Give the scheduler to attach: elastic=Elastic(carry=[scheduler])."
+                    "apart. Give the scheduler to attach: elastic=Elastic(carry=[scheduler]). A loop that calls "
+                    "scheduler.step() after each epoch begins at the epoch of the others: range(session.epoch, epochs)."
                 )
             if data and mine.data and data != mine.data:
                 raise CommunicationError(
@@ -96,7 +102,7 @@ class Vote:
                 )
         ballots = {
             name: Ballot(unit, bool(wants), speed, data)
-            for name, (unit, wants, speed, data, _) in zip(self._members, said, strict=True)
+            for name, (unit, wants, speed, data, *_) in zip(self._members, said, strict=True)
         }
         return Result(ballots, _flags(np.bitwise_or.reduce(rows[:, first_flags:].numpy(), axis=0), self._num_flags))
 
@@ -121,6 +127,11 @@ def _words(flags: Sequence[bool]) -> npt.NDArray[np.int64]:
 def _flags(words: npt.NDArray[np.int64], count: int) -> tuple[bool, ...]:
     bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=count)
     return tuple(bits.astype(np.bool_).tolist())
+
+
+def _step(job: Job) -> int:
+    """The step, where ranks make the same number of steps: one that has loaded another checkpoint is in another."""
+    return 0 if job.strategy.synchronization.deadline_s is not None else job.step
 
 
 def _rates(job: Job) -> int:
