@@ -78,6 +78,13 @@ def test_a_step_that_every_survivor_has_prepared_counts(tmp_path: Path) -> None:
     assert replayed.skipped == 0  # the two that died had sent all they had
 
 
+def test_all_ranks_divide_samples_among_the_same_ones_if_a_connection_breaks_when_a_rank_joins(tmp_path: Path) -> None:
+    outcome = run_job(FUSION, tmp_path, target="tests.elastic.workers:one_misses_a_connection")
+    _check(FUSION, outcome, tmp_path)
+    joined = max(number for number, (workers, _, _) in outcome.log.joined.items() if number)
+    assert outcome.log.views[joined + 1] == outcome.log.views[joined]  # the view after it has the same members
+
+
 _SLOW = [pytest.param(loop, marks=pytest.mark.slow) for loop in ("own", "measures")]
 
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 import laconic
 from laconic.membership.transport import ViewTransport
-from laconic.membership.view import ViewBroken
+from laconic.membership.view import View, ViewBroken
+from laconic.runtime.elastic.connections import Connections
 from laconic.runtime.elastic.recovery import ElasticRecovery
 from laconic.runtime.elastic.vote import Vote
 from laconic.runtime.engine import Task
@@ -70,6 +71,29 @@ def two_die_in_the_vote(strategy: str, folder: str) -> None:
 
     ElasticRecovery._heard = fatal
     train(strategy, folder, last_step=30)
+
+
+def one_misses_a_connection(strategy: str, folder: str) -> None:
+    """A worker dies and is replaced; a connection of another one breaks when the others already work with the new one."""
+    connect, missed = Connections.connect, list[int]()
+
+    def breaks(connections: Connections, view: View) -> None:
+        connect(connections, view)
+        if view.number and view.fresh and view.members.index(os.environ["LACONIC_WORKER"]) == 1 and not missed:
+            missed.append(view.number)
+            time.sleep(0.5)  # the others take their next batch
+            raise ViewBroken("a connection broke")
+
+    Connections.connect = breaks
+    step_made = ElasticRecovery.step_made
+
+    def fatal(recovery: ElasticRecovery) -> None:
+        if recovery.unit == 5 and recovery.view.number == 0 and recovery.transport.rank == 3:
+            os.kill(os.getpid(), 9)
+        step_made(recovery)
+
+    ElasticRecovery.step_made = fatal
+    train(strategy, folder, sleep_s=0.05, last_step=120)
 
 
 def joiners_die_with_half_the_state(strategy: str, folder: str) -> None:

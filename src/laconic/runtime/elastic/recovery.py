@@ -446,6 +446,9 @@ class ElasticRecovery:
             view = self.member.next_view(self._ask(done=done, boundary=True, why=why))
             done |= view.units > self.unit
             self._prepared = False
+            self._speeds.view_changed()
+            if view.boundary:  # before connecting: if that fails here, others may have divided the next samples so
+                self.split = self._speeds.split(view.replicas)
             try:
                 # Only now: a rank that still waits for the last vote has received everything.
                 self._close_transport()
@@ -453,9 +456,6 @@ class ElasticRecovery:
                 self._connections.connect(view)
                 self._move_job()
                 self._start_anew()
-                self._speeds.view_changed()
-                if view.boundary:
-                    self.split = self._speeds.split(view.replicas)
                 self._share_state(self.unit + done)
             except ViewBroken as broken:
                 problem = broken
