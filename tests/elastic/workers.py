@@ -74,7 +74,7 @@ def two_die_in_the_vote(strategy: str, folder: str) -> None:
 
 
 def one_misses_a_connection(strategy: str, folder: str) -> None:
-    """A worker dies and is replaced; a connection of another one breaks when the others already work with the new one."""
+    """A worker dies; when its replacement joins, a connection breaks on a rank after the others have gone on."""
     connect, missed = Connections.connect, list[int]()
 
     def breaks(connections: Connections, view: View) -> None:
