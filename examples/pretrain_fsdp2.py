@@ -88,8 +88,6 @@ def main() -> None:
     parallelize(model, mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (options.steps + 1))
-    if options.resume:
-        get_state_dict(model, optimizer)  # makes the optimizer's state with a step of its own, so before attaching
 
     with laconic.attach(  # <--
         model, optimizer, options.strategy, process_group=mesh["replicate"], total_steps=options.steps

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 from itertools import chain
+from typing import cast
 
 import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
 import laconic
 from laconic.core.plan import Bucket
 from laconic.core.stateful import BucketState
 from laconic.core.tensor import TensorSpec
 from laconic.errors import AttachError
-from laconic.runtime.elastic.batches import order_of
+from laconic.runtime.elastic.batches import Batches, FixedDivision, order_of
 from laconic.runtime.elastic.division import Reader, Speeds, Split, sizes
 from laconic.runtime.elastic.handover import HandOver
+from laconic.runtime.elastic.settings import Elastic
 from laconic.runtime.elastic.support import refuse_unsupported
 from laconic.runtime.elastic.undo import Undo
 from laconic.runtime.elastic.vote import _flags, _words, of_text, to_text
+from laconic.runtime.job import Job
 from laconic.strategy import Strategy
 
 
@@ -101,6 +105,15 @@ def test_all_ranks_divide_alike_also_after_one_has_missed_a_vote_or_joined() -> 
     survivors = ("0.1", "0.2", "0.3")
     assert ahead.split(survivors) == behind.split(survivors) == joined.split(survivors)
     assert ahead.split(survivors) == Split(survivors, (1000, 3000, 2000))
+
+
+def test_more_ranks_than_samples_of_a_step_are_an_error_and_not_the_end_of_training() -> None:
+    division = FixedDivision(Elastic(), rank=0, world_size=2)
+    loader = DataLoader(TensorDataset(torch.zeros(32)), batch_size=8)
+    batches = Batches(cast(Job, None), division, loader, epochs=3, seed=0)
+    division.world_size = 9  # as if others had joined
+    with pytest.raises(AttachError, match=r"8 samples is too small for 9 ranks.*max_ranks"):
+        next(iter(batches))
 
 
 def test_what_is_undone_is_as_it_was_bit_for_bit() -> None:

@@ -99,17 +99,22 @@ class Batches:
         self._number = zlib.crc32(repr(self.about()).encode()) + 1
         if division.elastic.batch == "local":
             return
+        self._refuse_more_than(division.elastic.max_ranks or len(division.split.members))
         alike = division.reader.count
-        most = alike * (division.elastic.max_ranks or len(division.split.members))
-        if self._batch_size < most:
-            raise AttachError(
-                f"the global batch of {self._batch_size} samples is too small for {most} ranks: some would have none. "
-                'Give the DataLoader a larger batch_size, or use Elastic(batch="local").'
-            )
         if self._batch_size % alike:
             raise AttachError(
                 f"the global batch of {self._batch_size} samples is no multiple of {alike}: the {alike} ranks over "
                 "which FSDP averages gradients need equal parts. Give the DataLoader another batch_size."
+            )
+
+    def _refuse_more_than(self, replicas: int) -> None:
+        """Raise if the samples of a step are fewer than the ranks of so many replicas."""
+        most = self._division.reader.count * replicas
+        if self._division.elastic.batch == "global" and self._batch_size < most:
+            raise AttachError(
+                f"the global batch of {self._batch_size} samples is too small for {most} ranks: some would have none. "
+                "Give the DataLoader a larger batch_size, allow fewer with Elastic(max_ranks=...), or use "
+                'Elastic(batch="local").'
             )
 
     def about(self) -> dict[str, str]:
@@ -137,6 +142,7 @@ class Batches:
         progress.asked = max(progress.asked, self._epochs)
         while progress.position[0] < self._epochs:
             split, loads = division.split, progress.loads
+            self._refuse_more_than(len(split.members))  # others may have joined
             epoch, begin = progress.position
             parts = self._parts(epoch, begin, split)
             if not parts:
